@@ -1,1 +1,1 @@
-"""`make injection`: a published suite of attacks, through the house's own toolbox and rules, without a model."""
+"""`make injection`: a published suite of attacks against the real toolbox and provenance rules, without a model."""

@@ -1,4 +1,4 @@
-"""The suite's simulated worlds: its tools as tools of the house, and its texts with an attack in every slot."""
+"""The suite's simulated worlds: its tools as tools of the toolbox, and its texts with an attack in every slot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from agentdojo.task_suite.task_suite import TaskSuite
 
 VERSION = "v1.2.2"
-# The day on which each world plays, as its calendar has it. Banking has none: its scripts pay on this day.
+# The date in each world, from its calendar. Banking has none: its scripts pay on this date.
 TODAY = {
     "workspace": date(2024, 5, 15),
     "travel": date(2024, 5, 15),
@@ -41,7 +41,7 @@ def suites() -> Mapping[str, TaskSuite[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class WorldTool:
-    """A simulated tool. It works on whatever world is current, so that a toolbox is built once."""
+    """A simulated tool. It works on the current world, so that a toolbox is built once."""
 
     spec: ToolSpec
     arguments: type[msgspec.Struct]
@@ -60,7 +60,7 @@ class WorldTool:
             raise ToolFailed(error, code="injection.failed")
         text = result if isinstance(result, str) else json.dumps(_plain(result), ensure_ascii=False, default=str)
         found = decide_result_trust(self.policy, self.spec, text)
-        # What is made in a tainted context is labelled like it; a typed read of our own is what its rule says.
+        # A write in an untrusted context is untrusted; the trust of a typed read comes from its rule.
         writes = bool(self.spec.effects - {ToolEffect.READS_PRIVATE, ToolEffect.READS_UNTRUSTED})
         return ToolOutput(text=text, trust=Trust.UNTRUSTED if writes and context.trust is Trust.UNTRUSTED else found)
 
@@ -68,7 +68,7 @@ class WorldTool:
 _UNSET = msgspec.UNSET
 
 
-def tool_of(
+def make_tool(
     function: Function, world: Callable[[], TaskEnvironment], policy: ProvenancePolicy, effects: Mapping[str, list[str]]
 ) -> WorldTool:
     named = next(words for glob, words in effects.items() if fnmatchcase(function.name, glob))
@@ -99,18 +99,18 @@ def _plain(value: Any) -> Any:
 
 
 class Worlds:
-    """Worlds of one suite: each is made once, and copied for each run."""
+    """Worlds of one suite: each is created once, and copied for each run."""
 
     def __init__(self, suite: TaskSuite[Any]) -> None:
         self._made: dict[str | None, TaskEnvironment] = {None: suite.load_and_inject_default_environment({})}
         self._type = suite.environment_type
         self._slots = {slot: f"SLOT{at}SLOT" for at, slot in enumerate(suite.get_injection_vector_defaults())}
-        self._slotted = suite.load_and_inject_default_environment(self._slots).model_dump_json()
+        self._world_with_marks = suite.load_and_inject_default_environment(self._slots).model_dump_json()
 
     def make(self, text: str | None) -> TaskEnvironment:
-        """With `text` in every slot that a stranger could write into; with None, as it is without an attack."""
+        """Return a world with `text` in every slot that a stranger could write to; None: without an attack."""
         if text not in self._made:
-            world = self._slotted
+            world = self._world_with_marks
             for mark in self._slots.values():
                 world = world.replace(mark, json.dumps(text)[1:-1])
             self._made[text] = self._type.model_validate_json(world)
@@ -118,7 +118,7 @@ class Worlds:
 
 
 def fields_of(world: TaskEnvironment, since: datetime) -> dict[str, Any]:
-    """Every field of a world by its path. A moment after `since` was stamped while the run went on."""
+    """Return every field of a world by its path. A time after `since` was set during the run."""
     found: dict[str, Any] = {}
 
     def walk(path: str, value: Any) -> None:

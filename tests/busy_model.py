@@ -1,4 +1,4 @@
-"""A model for houses in which everything happens: it does what it is asked for in the mail itself."""
+"""A scripted model for tests with mixed activity: each message says what the model does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_
 
 
 def script(prompt: ModelPrompt) -> ScriptedReply:
-    """What the model does is asked for in the mail itself."""
+    """Does what the text of the message asks for."""
     match prompt.records[-1].body:
         case ToolResult():
             return text_reply("that is done", cost_microusd=300)

@@ -1,4 +1,4 @@
-"""What every test may ask for."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ pytest_plugins = [
     "retinue.testing.fault_kit.pytest_plugin",
 ]
 
-# A machine that has much to do is no fault of what is tested.
-# The same 50 examples each time, so that a run says the same twice; `make test-slow` draws 200 others.
+# The contracts are modules that test files import: show the values of their asserts too.
+pytest.register_assert_rewrite("contracts")
+
+# A busy machine must not fail a test.
+# The same 50 examples in each run, so that results repeat. `make test-slow` uses 200 random examples.
 _draws = "RETINUE_SEEDS" in os.environ
 settings.register_profile(
     "patient",
@@ -40,17 +43,17 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-# A shell that runs the tests in the background has Ctrl-C ignored, and every process that a test starts inherits that.
+# A shell that runs the tests in the background ignores Ctrl-C, and every process that a test starts inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Whoever runs the tests may have keys, and no test is to spend them.
+# The environment may have provider keys, and no test may use them.
 for _name in [name for name in os.environ if name.endswith("_API_KEY")]:
     del os.environ[_name]
 
 
 def pytest_collection_finish() -> None:
-    """Tests, modules and their plugins stay until the end: the garbage collector need not look at them again."""
+    """Exclude tests, modules and plugins from garbage collection: they live until the end of the run."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
@@ -58,13 +61,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Async tests run on asyncio, as the house does."""
+    """Async tests run on asyncio, as the server does."""
     return "asyncio"
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One real PostgreSQL for the session, started when a test first asks. Take `postgres_url` instead."""
+    """One real PostgreSQL for the session, started on first use. Tests use `postgres_url` instead."""
     try:
         with run_postgres_server() as server:
             yield server
@@ -76,7 +79,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
-    """The name of a database with all tables and nothing in them: a copy is made faster than they are."""
+    """The name of a template database with all tables and no rows: copying it is faster than creating the tables."""
     with postgres_server.create_database() as url:
         prepare_postgres(sa.make_url(url))
         yield str(sa.make_url(url).database)
@@ -84,25 +87,25 @@ def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer, postgres_template: str) -> Iterator[str]:
-    """The url of a fresh PostgreSQL database, as a server leaves it when it opens for the first time."""
+    """The URL of a PostgreSQL database with all tables and no rows, as after the first start of a server."""
     with postgres_server.create_database(postgres_template) as url:
         yield url
 
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """The url of a fresh, empty PostgreSQL database, for what opening makes of it."""
+    """The URL of an empty PostgreSQL database without tables."""
     with postgres_server.create_database() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def memory_root() -> Iterator[Path | None]:
-    """A directory in memory, gone at the end of the session; None where there is not enough memory."""
+    """A directory in memory, deleted at the end of the session; None if there is not enough memory."""
     if (memory := find_memory_disk()) is None:
         yield None
         return
-    for left in memory.glob("retinue-test-pid*-*"):  # by a session that was killed: it would keep the memory
+    for left in memory.glob("retinue-test-pid*-*"):  # left by a killed session, it would keep the memory
         if not Path("/proc", left.name.split("-")[2].removeprefix("pid")).exists():
             shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=f"retinue-test-pid{os.getpid()}-", dir=memory) as root:
@@ -111,10 +114,10 @@ def memory_root() -> Iterator[Path | None]:
 
 @pytest.fixture
 def memory_path(memory_root: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A test's own directory in memory. SQLite waits for the disk with every commit, and some tests make thousands.
+    """A temporary directory in memory. SQLite syncs each commit to the disk, and some tests make thousands.
 
-    `conftest.py` of a package with many such tests gives it to all of them as `tmp_path`. Not for what is mounted into
-    a sandbox, which has a /dev of its own. With RETINUE_TEST_SYNC=1 it is on the disk, and kept as `tmp_path` is.
+    `conftest.py` of a package with many such tests returns it as `tmp_path`. Do not mount it into a sandbox, which has
+    its own /dev. With RETINUE_TEST_SYNC=1 it is on the disk and kept like `tmp_path`.
     """
     if memory_root is None:
         yield tmp_path_factory.mktemp("test")

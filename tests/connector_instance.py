@@ -1,4 +1,4 @@
-"""A house with someone at its doors, and ways to speak to it from outside."""
+"""An instance with a fake connector, and helpers that send messages through it."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from retinue.testing.scripted_model import text_reply
 
 
 @dataclass(slots=True)
-class Street:
-    """A household with a keeper. `settings` may be changed while the house is open."""
+class ChatInstance:
+    """A local instance with two agents and a fake connector. `settings` may be changed while the server runs."""
 
-    household: LocalInstance
+    instance: LocalInstance
     settings: AccessSettings = field(default_factory=AccessSettings)
     default: str | None = "ada"
-    keeper: PolicyAccessControl | None = None
+    policy_access_control: PolicyAccessControl | None = None
     presses: list[ButtonPress] = field(default_factory=list[ButtonPress])
 
     @classmethod
-    def at(cls, root: Path, **settings: Any) -> Street:
-        household = LocalInstance(
+    def at(cls, root: Path, **settings: Any) -> ChatInstance:
+        instance = LocalInstance(
             root, agents=(Agent(name="ada", model="scripted"), Agent(name="bob", model="scripted"))
         )
-        household.connectors["quiet"] = FakeConnector(household.clock)
-        household.model.rule = lambda _prompt: text_reply("ok")
-        street = cls(household, AccessSettings(**settings))
-        household.create_access_control = street.stand
-        household.handle_press = street.press
-        return street
+        instance.connectors["quiet"] = FakeConnector(instance.clock)
+        instance.model.rule = lambda _prompt: text_reply("ok")
+        chat = cls(instance, AccessSettings(**settings))
+        instance.create_access_control = chat.build_access_control
+        instance.handle_press = chat.press
+        return chat
 
-    def stand(self, store: Store, inbox: EnvelopeIntake) -> AccessControl:
-        clock, ids = self.household.clock, self.household.ids
-        self.keeper = PolicyAccessControl(
+    def build_access_control(self, store: Store, inbox: EnvelopeIntake) -> AccessControl:
+        clock, ids = self.instance.clock, self.instance.ids
+        self.policy_access_control = PolicyAccessControl(
             store,
             clock,
             ids,
@@ -59,7 +59,7 @@ class Street:
             post=inbox,
             get_default_agent=lambda: self.default,
         )
-        return self.keeper
+        return self.policy_access_control
 
     async def press(self, press: ButtonPress) -> None:
         self.presses.append(press)
@@ -68,14 +68,14 @@ class Street:
         self.settings = replace(self.settings, **settings)
 
     @property
-    def place(self) -> FakeConnector:
-        connector = self.household.connectors["quiet"]
+    def quiet_connector(self) -> FakeConnector:
+        connector = self.instance.connectors["quiet"]
         assert isinstance(connector, FakeConnector)
         return connector
 
 
-def said(text: str, *, by: str = "7", id_: str = "1", room: str = "", **kw: Any) -> InboundMessage:
-    """In person, unless a room is named."""
+def inbound_message(text: str, *, by: str = "7", id_: str = "1", room: str = "", **kw: Any) -> InboundMessage:
+    """A direct message, unless a channel is given."""
     name = kw.pop("name", "Maria")
     speaker = kw.pop("speaker", PlatformUser(id=by, name=name))
     return InboundMessage(
@@ -83,7 +83,7 @@ def said(text: str, *, by: str = "7", id_: str = "1", room: str = "", **kw: Any)
     )
 
 
-def offered(name: str, *chunks: bytes | Exception, size_bytes: int | None = None) -> RemoteFile:
+def remote_file(name: str, *chunks: bytes | Exception, size_bytes: int | None = None) -> RemoteFile:
     async def fetch() -> AsyncIterator[bytes]:
         for chunk in chunks:
             if isinstance(chunk, Exception):
@@ -93,41 +93,50 @@ def offered(name: str, *chunks: bytes | Exception, size_bytes: int | None = None
     return RemoteFile(name=name, media_type="text/plain", size_bytes=size_bytes, fetch=fetch)
 
 
-async def kept(house: LocalServer, receipt: Receipt | None) -> Envelope:
+async def read_accepted_envelope(server: LocalServer, receipt: Receipt | None) -> Envelope:
     assert receipt is not None
-    return await house.get_envelope(receipt.envelope)
+    return await server.get_envelope(receipt.envelope)
 
 
-async def heard(house: LocalServer) -> list[Envelope]:
-    """What came in by the connector, oldest first."""
-    rows = await house.execute_sql("SELECT id FROM envelopes WHERE source = 'connector:quiet' ORDER BY seq")
-    return [await house.get_envelope(row.id) for row in rows]
+async def list_inbound_envelopes(server: LocalServer) -> list[Envelope]:
+    """The envelopes that arrived through the connector, oldest first."""
+    rows = await server.execute_sql("SELECT id FROM envelopes WHERE source = 'connector:quiet' ORDER BY seq")
+    return [await server.get_envelope(row.id) for row in rows]
 
 
-async def rows(house: LocalServer) -> int:
-    """How much the store holds that a stranger could make grow."""
-    names = ("envelopes", "pairings", "overheard", "set_aside", "connector_words", "sessions", "parts", "news")
-    counts = [await house.execute_sql(f"SELECT count(*) AS n FROM {name}") for name in names]
+async def rows(server: LocalServer) -> int:
+    """Count the stored rows that an unknown sender could add."""
+    names = (
+        "envelopes",
+        "pairings",
+        "ambient_messages",
+        "poison_messages",
+        "connector_state",
+        "sessions",
+        "delivery_parts",
+        "events",
+    )
+    counts = [await server.execute_sql(f"SELECT count(*) AS n FROM {name}") for name in names]
     return sum(count[0].n for count in counts)
 
 
-async def link(house: LocalServer, person: str, *, id_: str = "7", service: str = "quiet") -> None:
+async def link(server: LocalServer, person: str, *, id_: str = "7", service: str = "quiet") -> None:
     identity = Identity(service=service, id=id_, person=person, made_by="person:owner")
-    await house.store.write(partial(identities.link, identity=identity, at_ms=1), point="test")
+    await server.store.write(partial(identities.link, identity=identity, at_ms=1), point="test")
 
 
-async def bind(house: LocalServer, *agents: str, **match: Any) -> None:
+async def add_binding(server: LocalServer, *agents: str, **match: Any) -> None:
     binding = Binding(
-        id=house.instance.ids.new(),
+        id=server.instance.ids.new(),
         agent=agents[0],
         extra_agents=agents[1:],
         match=BindingMatch(connector="quiet", **match),
     )
-    await house.store.write(partial(bindings.replace, binding=binding, at_ms=1), point="test")
+    await server.store.write(partial(bindings.replace, binding=binding, at_ms=1), point="test")
 
 
-async def letter(house: LocalServer, id_: str | None) -> Envelope:
+async def read_envelope(server: LocalServer, id_: str | None) -> Envelope:
     assert id_ is not None
-    found = await house.store.read(partial(envelopes.get, id_=id_))
+    found = await server.store.read(partial(envelopes.get, id_=id_))
     assert found is not None
     return found

@@ -1,6 +1,6 @@
-"""A pytest plugin: a failed test says its seed, its servers' log, `why`, what the browser showed, and how to repeat it.
+"""A pytest plugin that adds to a failed test: its seed, the server log, `why`, the browser page, and how to repeat it.
 
-Everything is also written to `build/failures`. A test that passes pays for the registration of what it opens only.
+Everything is also written to `build/failures`. A test that passes costs only the registration of what it opens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from retinue.testing.failure_context import (
 FOLDER = Path("build", "failures")
 NAME_CHARS_MAX = 120
 SUBJECTS_MAX = 8
-TEXTS_MAX = 2  # with one title
+TEXTS_MAX = 2  # for one title
 SEED, SCREENSHOT, REPEAT = "seed", "screenshot", "repeat"
 ORDER = (ERROR_TITLE, SERVER_LOG_TITLE, WHY_TITLE, PAGE_TITLE, SCREENSHOT, SEED, REPEAT)
 
@@ -55,7 +55,7 @@ class FailureReport:
         """Captured log records are written, and redacted, as the server does it."""
         if plugin := session.config.pluginmanager.get_plugin("logging-plugin"):
             plugin.report_handler.setFormatter(LogFormatter())
-        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # stand-ins for other servers: not our log
+        logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # fake servers of other systems: not our log
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -81,14 +81,14 @@ class FailureReport:
         path.parent.mkdir(parents=True, exist_ok=True)
         ours = [
             *_texts(descriptions),
-            *_logged_here([text for title, text in report.sections if _is_log(title)], descriptions),
+            *_log_of_this_process([text for title, text in report.sections if _is_log(title)], descriptions),
             *_seeds(item, wanted=bool(subjects)),
             *((SCREENSHOT, str(each)) for each in self._screenshots(stem, descriptions)),
             (REPEAT, f"{repeat_command(item, self._root)}\nThis report is also in {FOLDER / path.name}"),
         ]
         theirs = [section for section in report.sections if not _is_log(section[0])]
         report.sections[:] = theirs + sorted(ours, key=lambda section: ORDER.index(section[0]))
-        path.write_text(_written(item, report))
+        path.write_text(_format_report(item, report))
 
     def _screenshots(self, stem: str, descriptions: Sequence[FailureDescription]) -> Iterator[Path]:
         pictures = [each.screenshot for each in descriptions if each.screenshot]
@@ -99,7 +99,7 @@ class FailureReport:
 
 
 def _texts(descriptions: Sequence[FailureDescription]) -> Iterator[Section]:
-    """Of each title a few texts, of what was opened last."""
+    """A few texts for each title, of the parts that were opened last."""
     told: Counter[str] = Counter()
     for title, text in (pair for each in descriptions for pair in each.texts.items()):
         told[title] += 1
@@ -111,8 +111,8 @@ def _is_log(title: str) -> bool:
     return title.startswith("Captured log")
 
 
-def _logged_here(captured: Sequence[str], descriptions: Sequence[FailureDescription]) -> Iterator[Section]:
-    """The log of this process, where a server may run: pytest has captured it."""
+def _log_of_this_process(captured: Sequence[str], descriptions: Sequence[FailureDescription]) -> Iterator[Section]:
+    """The log of this process, where a server may run: captured by pytest."""
     if captured:
         yield SERVER_LOG_TITLE, f"Logged in this process:\n{last_lines(chr(10).join(captured))}"
     elif any(WHY_TITLE in each.texts and SERVER_LOG_TITLE not in each.texts for each in descriptions):
@@ -120,7 +120,7 @@ def _logged_here(captured: Sequence[str], descriptions: Sequence[FailureDescript
 
 
 def _seeds(item: pytest.Item, *, wanted: bool) -> Iterator[Section]:
-    """Everything that decided what was random in a test."""
+    """All seeds of the random values in a test."""
     parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
     found = [
         *failure_context.list_seeds(),
@@ -146,7 +146,7 @@ def _environment() -> dict[str, str]:
 
 
 def _options(item: pytest.Item) -> list[str]:
-    """The options of this run that hold a seed, and the seed that hypothesis drew."""
+    """The options of this run that hold a seed, and the seed that hypothesis used."""
     arguments = [str(each) for each in item.config.invocation_params.args]
     given = [f"{name}={value}" for name, value in pairwise([*arguments, ""]) if _is_seed(name) and "=" not in name]
     given += [each for each in arguments if _is_seed(each) and "=" in each]
@@ -159,13 +159,13 @@ def _is_seed(argument: str) -> bool:
 
 
 def file_stem(nodeid: str) -> str:
-    """A file name that says which test it is of, and no two tests share."""
+    """A file name for the report of a test, different for each test."""
     stem = re.sub(r"[^\w.-]+", "-", nodeid).strip("-")
     if len(stem) <= NAME_CHARS_MAX:
         return stem
     return f"{stem[:NAME_CHARS_MAX]}-{hashlib.sha256(nodeid.encode()).hexdigest()[:8]}"
 
 
-def _written(item: pytest.Item, report: pytest.TestReport) -> str:
+def _format_report(item: pytest.Item, report: pytest.TestReport) -> str:
     parts = [f"{item.nodeid}, failed in {report.when}", report.longreprtext]
     return "\n\n".join([*parts, *(f"--- {title} ---\n{text}" for title, text in report.sections), ""])

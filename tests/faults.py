@@ -1,4 +1,4 @@
-"""What a test may do to a house: fail its store, crash it at a named point, let its time pass."""
+"""Faults for tests: fail commits of the store, crash the server at a named point, advance its clock."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 WAIT_S = WAIT_LIMIT_S
 
 
-class StoreFails:
-    """Fails commits at one point, a few times."""
+class StoreFailure:
+    """Fails a number of commits at one point."""
 
     def __init__(self, point: str, *, times: int, after: int = 0, code: str = "store.disk_full") -> None:
-        """`after` so many that go through."""
+        """Let the first `after` commits succeed."""
         self._point = point
         self._left = times
         self._after = after
@@ -34,8 +34,8 @@ class StoreFails:
             raise StoreError("the store will not have it", code=self._code)
 
 
-class Unheard:
-    """A database that commits, once, and loses the line before it says so."""
+class LostCommitResponse:
+    """A database that commits once and then loses the connection before the response."""
 
     def __init__(self, store: Store, point: str) -> None:
         self._write = store.write
@@ -52,24 +52,24 @@ class Unheard:
         return result
 
 
-class Crash(BaseException):
-    """The house stops here, as `kill -9` would have it."""
+class SimulatedCrash(BaseException):
+    """The server stops here, as with `kill -9`."""
 
 
 class CrashAt:
-    """Crashes a house where a point is reached for the nth time. Commit points are reached in the store's own thread.
+    """Crashes a server when a point is reached for the nth time. Commit points are reached in the thread of the store.
 
-    Points before `guard` was called count only where an exception alone can stop whoever reached them.
+    At points reached before `guard` was called, only the raised exception stops the caller.
     """
 
     def __init__(self, point: str, *, nth: int = 1) -> None:
         self._point = point
         self._left = nth
-        self._house: LocalServer | None = None
+        self._server: LocalServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def guard(self, house: LocalServer) -> None:
-        self._house, self._loop = house, asyncio.get_running_loop()
+    def watch(self, server: LocalServer) -> None:
+        self._server, self._loop = server, asyncio.get_running_loop()
 
     @property
     def happened(self) -> bool:
@@ -77,40 +77,42 @@ class CrashAt:
 
     def reach(self, point: str) -> None:
         in_store = point.endswith("-commit")
-        if point != self._point or self.happened or (in_store and self._house is None):
+        if point != self._point or self.happened or (in_store and self._server is None):
             return
         self._left -= 1
         if self._left:
             return
         if not in_store:
-            if self._house is not None:
-                self._house.crash()
-            raise Crash(point)
-        assert self._house is not None and self._loop is not None
-        # Queued before the answer to this commit is, so that nobody hears of it.
-        self._loop.call_soon_threadsafe(self._house.crash)
+            if self._server is not None:
+                self._server.crash()
+            raise SimulatedCrash(point)
+        assert self._server is not None and self._loop is not None
+        # Queued before the response to this commit, so that no caller receives the response.
+        self._loop.call_soon_threadsafe(self._server.crash)
         if point.endswith("before-commit"):
             raise StoreError("the lights went off", code="store.closed")
 
 
-async def until(met: Callable[[], bool], what: str) -> None:
+async def poll_until(met: Callable[[], bool], what: str) -> None:
     await wait_until(met, what, poll_s=0.002)
 
 
 @asynccontextmanager
-async def time_passing(where: LocalServer | LocalInstance) -> AsyncGenerator[None]:
-    """Let the hand-turned clock run, a second at a time. Given a house, it waits for the store: on a slow machine no
-    more of its time passes than on a fast one."""
-    household = where.instance if isinstance(where, LocalServer) else where
+async def advancing_clock(where: LocalServer | LocalInstance) -> AsyncGenerator[None]:
+    """Advance the fake clock, one second at a time.
+
+    Given a server, wait for its store, so that a slow machine has the same time as a fast one.
+    """
+    instance = where.instance if isinstance(where, LocalServer) else where
 
     async def run() -> None:
         while True:
-            await household.clock.advance(1.0)
+            await instance.clock.advance(1.0)
             if isinstance(where, LocalServer):
-                with suppress(StoreError):  # of a house that has crashed
+                with suppress(StoreError):  # the server has crashed
                     await where.store.scan(lambda conn: None)
                     await where.store.write(lambda conn: None, point="time-passing")
-            await asyncio.sleep(0.005)  # sleep: others than the store have work, too
+            await asyncio.sleep(0.005)  # sleep: parts other than the store have work, too
 
     task = asyncio.create_task(run())
     try:

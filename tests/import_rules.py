@@ -1,8 +1,7 @@
 """Checks the imports of `src/retinue` and its use of the system's clock and randomness, without importing it.
 
-Three rules. A package imports only packages of the rows below its own. Parts of one package (its modules and
-sub-packages) do not import each other in a circle. Times, ids and random numbers are passed in, and only a few modules
-ask the system for them.
+There are three rules. A package imports only packages of the rows below its own. Modules and subpackages of one package
+do not import each other in a circle. Times, ids and random numbers are passed in: only a few modules ask the system.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ ROWS: tuple[frozenset[str], ...] = tuple(
 )
 ROW_OF = {package: number for number, row in enumerate(ROWS) for package in row}
 
-# Imports within a row that are allowed all the same.
+# Allowed imports within a row.
 EXCEPTIONS = frozenset({("dry_run", "testing")})  # for its event loop with virtual time
 
 # The command line speaks to the API alone, so that it starts fast; `python -m retinue` is another way to call it.
-APART = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
+ISOLATED_PACKAGES = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
 STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "text", "cli", "__main__"})
 # What the types are made of (docs/decisions/0011-what-travels-is-a-struct.md), and the calendar behind cron expressions
 # (docs/decisions/0015-a-schedule-goes-on-where-its-mail-ends.md). Nothing else.
 _STRUCT = frozenset({"msgspec.Struct", "msgspec.field"})
-BESIDE_IT = {
+ALLOWED_THIRD_PARTY = {
     "domain": _STRUCT | {"msgspec.structs", "cronsim.CronSim", "cronsim.CronSimError"},
     "policy": _STRUCT,
     "text": _STRUCT,
 }
 
-# Circles that are known and still to be broken: parts of a package that import each other, lazy imports included.
-KNOWN_CIRCLES = {
+# Known circles that are still to be broken: parts of a package that import each other, including lazy imports.
+KNOWN_IMPORT_CYCLES = {
     "api": {frozenset({"connection_limits", "websocket_limits"})},
     "cli": {frozenset({"client", "process_control", "tcp"})},
-    # Handlers read the catalog that holds them.
+    # Handlers read the catalog that contains them.
     "operations": {
         frozenset(
             (
@@ -91,8 +90,8 @@ KNOWN_CIRCLES = {
     "testing": {frozenset({"simulated_external_agent", "simulated_server"})},
 }
 
-# Only these may ask the system what time it is, or for a random number.
-MAY_ASK_THE_SYSTEM = ("retinue.app.clock_and_ids", "retinue.testing", "retinue.cli")
+# Only these may ask the system for the time or for a random number.
+MODULES_WITH_SYSTEM_ACCESS = ("retinue.app.clock_and_ids", "retinue.testing", "retinue.cli")
 SYSTEM_CALLS = frozenset(
     {
         "datetime.date.today",
@@ -108,12 +107,12 @@ SYSTEM_CALLS = frozenset(
 )
 SYSTEM_MODULES = frozenset({"random", "secrets"})
 # A seeded generator may be passed around; one without a seed asks the system for it.
-SEEDED = "random.Random"
+SEEDED_GENERATOR = "random.Random"
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One source file: its dotted name and what is in it."""
+    """One source file: its dotted name and its syntax tree."""
 
     name: str
     tree: ast.Module
@@ -137,15 +136,15 @@ def read_modules(source: Path) -> Iterator[Module]:
 def wrong_imports(module: Module) -> list[str]:
     """The imports of a module, at its top or inside its functions, that the rows do not allow."""
     complaints: list[str] = []
-    if module.part and module.part not in ROW_OF and module.part not in APART:
+    if module.part and module.part not in ROW_OF and module.part not in ISOLATED_PACKAGES:
         complaints.append(f"{module.name}: `{module.part}` has no row; give it one in tests/import_rules.py")
     for line, imported in _imports(module):
-        if because := _refusal(module.part, imported):
+        if because := _explain_violation(module.part, imported):
             complaints.append(f"{module.name}:{line} imports {imported}: {because}")
     return complaints
 
 
-def circles(modules: Iterable[Module]) -> dict[str, set[frozenset[str]]]:
+def import_cycles(modules: Iterable[Module]) -> dict[str, set[frozenset[str]]]:
     """The parts of each package that import each other in a circle: `{"store": {frozenset({"core", "runs"})}}`."""
     graphs: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for module in modules:
@@ -156,12 +155,12 @@ def circles(modules: Iterable[Module]) -> dict[str, set[frozenset[str]]]:
             other = imported.split(".")
             if other[:2] == words[:2] and len(other) > 2 and other[2] != words[2]:
                 graphs[module.part][words[2]].add(other[2])
-    found = {package: set(_circles(graph)) for package, graph in graphs.items()}
+    found = {package: set(_strongly_connected_parts(graph)) for package, graph in graphs.items()}
     return {package: several for package, several in found.items() if several}
 
 
-def _circles(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
-    """The strongly connected parts of a graph that have more than one member."""
+def _strongly_connected_parts(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
+    """The strongly connected components of a graph with more than one member."""
     reached = {start: _reachable(graph, start) for start in graph}
     seen: set[str] = set()
     for start in graph:
@@ -188,20 +187,20 @@ def imported_names(module: Module) -> Iterator[str]:
 
 
 def system_calls(module: Module) -> list[str]:
-    """Where a module asks the system for the time or for randomness, although it is not one of those that may."""
-    if any(module.name == name or module.name.startswith(f"{name}.") for name in MAY_ASK_THE_SYSTEM):
+    """Where a module asks the system for the time or for randomness without being allowed to."""
+    if any(module.name == name or module.name.startswith(f"{name}.") for name in MODULES_WITH_SYSTEM_ACCESS):
         return []
-    meaning = _names(module)
+    meaning = _resolve_imported_names(module)
     complaints: list[str] = []
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and not node.args and _dotted(node.func, meaning) == SEEDED:
-            complaints.append(f"{module.name}:{node.lineno} makes {SEEDED} without a seed")
-        if isinstance(node, ast.Name | ast.Attribute) and _asks_the_system(name := _dotted(node, meaning)):
+        if isinstance(node, ast.Call) and not node.args and _dotted(node.func, meaning) == SEEDED_GENERATOR:
+            complaints.append(f"{module.name}:{node.lineno} makes {SEEDED_GENERATOR} without a seed")
+        if isinstance(node, ast.Name | ast.Attribute) and _uses_the_system(name := _dotted(node, meaning)):
             complaints.append(f"{module.name}:{node.lineno} uses {name}: use what was passed in")
     return complaints
 
 
-def _refusal(part: str, imported: str) -> str | None:
+def _explain_violation(part: str, imported: str) -> str | None:
     top = imported.partition(".")[0]
     if top != ROOT:
         if part in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
@@ -212,8 +211,8 @@ def _refusal(part: str, imported: str) -> str | None:
         return None
     if not part:
         return "the root imports nothing"
-    if part in APART or other in APART:
-        return None if other in APART.get(part, ()) else "the command line imports only itself"
+    if part in ISOLATED_PACKAGES or other in ISOLATED_PACKAGES:
+        return None if other in ISOLATED_PACKAGES.get(part, ()) else "the command line imports only itself"
     if other not in ROW_OF or part not in ROW_OF:
         return "no row for it"
     if ROW_OF[part] < ROW_OF[other] or (part, other) in EXCEPTIONS:
@@ -228,7 +227,7 @@ def _part(name: str) -> str:
 
 def _imports(module: Module) -> Iterator[tuple[int, str]]:
     for line, origin, names in _import_statements(module):
-        allowed = BESIDE_IT.get(module.part, frozenset[str]())
+        allowed = ALLOWED_THIRD_PARTY.get(module.part, frozenset[str]())
         if names and {f"{origin}.{name}" for name in names} <= allowed:
             continue
         if names and origin == ROOT:  # `from retinue import store` names a package; `__version__` is the root's own
@@ -262,8 +261,8 @@ def _origin(module: Module, node: ast.ImportFrom) -> str:
     return ".".join([*base, *filter(None, [node.module])])
 
 
-def _names(module: Module) -> dict[str, str]:
-    """What each imported name of a module means: `dt` is `datetime` after `import datetime as dt`."""
+def _resolve_imported_names(module: Module) -> dict[str, str]:
+    """The full name of each imported name in a module: `dt` is `datetime` after `import datetime as dt`."""
     meaning: dict[str, str] = {}
     for node in ast.walk(module.tree):
         match node:
@@ -290,6 +289,6 @@ def _dotted(node: ast.expr, meaning: dict[str, str]) -> str:
             return ""
 
 
-def _asks_the_system(name: str) -> bool:
+def _uses_the_system(name: str) -> bool:
     top, dot, _ = name.partition(".")
-    return name in SYSTEM_CALLS or (top in SYSTEM_MODULES and bool(dot) and name != SEEDED)
+    return name in SYSTEM_CALLS or (top in SYSTEM_MODULES and bool(dot) and name != SEEDED_GENERATOR)

@@ -1,8 +1,7 @@
 """A pytest plugin: with `--retry-real`, a test that depends on a program written by others gets a second attempt.
 
-Such a program has faults that we cannot mend. `BROWSER` and `RETRIED` name the tests that may be retried; no other
-ever is.
-A test that passed only when retried is listed at the end of the run and in `build/unsteady.json`: it is never hidden.
+Such a program has bugs that we cannot fix. `BROWSER` and `RETRIED` name the tests that may be retried; no other test
+is retried. A test that passed only when retried is listed at the end of the run and in `build/unsteady.json`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from typing import Literal, cast
 import pytest
 from _pytest.runner import runtestprotocol
 
-# Every test that takes this fixture, which is a Chromium.
+# Every test that uses this fixture, which is a Chromium.
 BROWSER = "browser"
-# The beginning of a test's id, and the program that takes part in it.
+# The start of a test id, and the program that the test uses.
+_FAULTS = "tests/connectors/test_fault_kit.py::test_a_connector_loses_and_duplicates_nothing_in_any_fault_case"
+_CONNECTIONS = "tests/connectors/test_fault_kit.py::test_a_connector_reports_each_new_connection"
 RETRIED = {
     "tests/tools/test_browser.py::": "Chromium",
     "tests/connectors/test_irc_server.py::": "ngIRCd",
@@ -29,10 +30,10 @@ RETRIED = {
     "tests/connectors/test_email_parser.py::": "Exim and Dovecot",
     "tests/connectors/test_email_sending.py::": "Exim and Dovecot",
     "tests/connectors/test_telegram_peer.py::": "telegram-test-api",
-    "tests/connectors/test_fault_kit.py::test_nothing_is_lost_or_doubled[irc-": "ngIRCd",
-    "tests/connectors/test_fault_kit.py::test_nothing_is_lost_or_doubled[email-": "Exim and Dovecot",
-    "tests/connectors/test_fault_kit.py::test_a_line_that_stands_is_told_of_each_time[irc": "ngIRCd",
-    "tests/connectors/test_fault_kit.py::test_a_line_that_stands_is_told_of_each_time[email": "Exim and Dovecot",
+    f"{_FAULTS}[irc-": "ngIRCd",
+    f"{_FAULTS}[email-": "Exim and Dovecot",
+    f"{_CONNECTIONS}[irc": "ngIRCd",
+    f"{_CONNECTIONS}[email": "Exim and Dovecot",
 }
 OUTCOME = "retried"
 REPORT = Path("build", "unsteady.json")
@@ -56,17 +57,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def may_be_retried(item: pytest.Item) -> bool:
-    """Whether the test takes a browser, or `RETRIED` names it."""
+    """Whether the test uses a browser, or `RETRIED` names it."""
     return BROWSER in getattr(item, "fixturenames", ()) or item.nodeid.startswith(tuple(RETRIED))
 
 
 def close_everything(session: pytest.Session) -> None:
-    """Tear down the fixtures of every scope: the browser or server they keep may be what is at fault."""
-    pytest.CallInfo.from_call(lambda: session._setupstate.teardown_exact(None), "teardown")  # an error there is no news
+    """Tear down the fixtures of every scope: the browser or server that they keep may be the cause."""
+    pytest.CallInfo.from_call(lambda: session._setupstate.teardown_exact(None), "teardown")  # it has failed already
 
 
 class RetryPlugin:
-    """Runs a test again, with all of its fixtures made anew, if it failed and may be retried."""
+    """Runs a test again, with all of its fixtures created again, if it failed and may be retried."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Literal[True] | None:
@@ -85,7 +86,7 @@ class RetryPlugin:
             close_everything(item.session)
             item.user_properties[:] = properties
             item.stash[_is_second_attempt] = True
-            # Through the hook, so that other plugins see a test like any other: the time limit begins again.
+            # Through the hook, so that other plugins see a test like any other: the time limit starts again.
             return item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -114,21 +115,21 @@ class RetryReport:
 
     def pytest_sessionfinish(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        unsteady = self._unsteady()
-        tests = [{"test": test, "first_failure": report.longreprtext} for test, report in unsteady.items()]
+        retried = self._list_retried()
+        tests = [{"test": test, "first_failure": report.longreprtext} for test, report in retried.items()]
         self._path.write_text(json.dumps({"count": len(tests), "tests": tests}, indent=2) + "\n", encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        unsteady = self._unsteady()
-        if not unsteady:
+        retried = self._list_retried()
+        if not retried:
             return
-        tests = "1 test" if len(unsteady) == 1 else f"{len(unsteady)} tests"
+        tests = "1 test" if len(retried) == 1 else f"{len(retried)} tests"
         terminalreporter.section(f"unsteady: {tests} passed only when retried", yellow=True)
-        for test, report in unsteady.items():
+        for test, report in retried.items():
             terminalreporter.write_line(f"{test}: {first_line(report)}")
         terminalreporter.write_line(f"tracebacks: {REPORT}")
 
-    def _unsteady(self) -> dict[str, pytest.TestReport]:
+    def _list_retried(self) -> dict[str, pytest.TestReport]:
         return {test: report for test, report in self._failures.items() if test not in self._failed_again}
 
 

@@ -14,7 +14,7 @@ SPEC_FILE = Path(__file__).with_name("spec_lines.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One of the systems whose behaviour is kept; its lines are `letter`1 to `letter`N."""
+    """One of the systems whose behavior is kept; its lines are `letter`1 to `letter`N."""
 
     letter: str
     name: str
@@ -23,9 +23,9 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecLines:
-    """Every line, who owns it, what it consists of, and what of it cannot hold or does not hold yet.
+    """Every line with its owner, its clauses, and what cannot hold or does not hold yet.
 
-    Each line has exactly one owner. A line with clauses counts when each of them is shown.
+    Each line has exactly one owner. A line with clauses counts when a test shows each of them.
     """
 
     systems: tuple[System, ...]
@@ -40,10 +40,10 @@ class SpecLines:
         return tuple(dict.fromkeys(self.owner_of.values()))
 
     def marks_of(self, line: str) -> tuple[str, ...]:
-        """The marks that show a line: one for each of its clauses, or the line itself."""
+        """The marks that show a line: one for each clause, or the line itself."""
         return tuple(f"{line}.{clause}" for clause in self.clauses.get(line, ())) or (line,)
 
-    def refuse(self, mark: str) -> str | None:
+    def explain_refusal(self, mark: str) -> str | None:
         """Why a test cannot have this mark, or None if it can."""
         line, _, clause = mark.partition(".")
         if line not in self.owner_of:
@@ -57,7 +57,7 @@ class SpecLines:
 
 
 def read_spec_lines(path: Path = SPEC_FILE) -> SpecLines:
-    """Read the file; a line without an owner, with two, or beyond the last line of its system is an error."""
+    """Read the file; a line without an owner, with two owners, or beyond the last line of its system is an error."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     systems = tuple(
         System(letter=letter, name=system["name"], lines=tuple(f"{letter}{n}" for n in range(1, system["lines"] + 1)))
@@ -65,20 +65,20 @@ def read_spec_lines(path: Path = SPEC_FILE) -> SpecLines:
     )
     owner_of: dict[str, str] = {}
     for owner, ranges in table["owners"].items():
-        for line in spread(ranges):
+        for line in expand_ranges(ranges):
             if other := owner_of.get(line):
                 raise ValueError(f"{line} has two owners: {other} and {owner}")
             owner_of[line] = owner
     existing = {line for system in systems for line in system.lines}
     if strays := existing.symmetric_difference(owner_of):
-        raise ValueError(f"without an owner, or without a system: {gather(strays)}")
+        raise ValueError(f"without an owner, or without a system: {collapse_ranges(strays)}")
     if strays := set(table["ruled_out"]) - existing:
-        raise ValueError(f"ruled out, but in no system: {gather(strays)}")
+        raise ValueError(f"ruled out, but in no system: {collapse_ranges(strays)}")
     if strays := set(table["clauses"]) - existing:
-        raise ValueError(f"with clauses, but in no system: {gather(strays)}")
+        raise ValueError(f"with clauses, but in no system: {collapse_ranges(strays)}")
     clauses: dict[str, dict[str, str]] = table["clauses"]
     if few := [line for line, words in clauses.items() if len(words) < 2]:
-        raise ValueError(f"with fewer than two clauses: {gather(few)}")
+        raise ValueError(f"with fewer than two clauses: {collapse_ranges(few)}")
     partly: dict[str, str] = table["partly"]
     known = existing | {f"{line}.{clause}" for line, words in clauses.items() for clause in words}
     if strays := set(partly) - known:
@@ -86,8 +86,8 @@ def read_spec_lines(path: Path = SPEC_FILE) -> SpecLines:
     return SpecLines(systems=systems, owner_of=owner_of, ruled_out=table["ruled_out"], clauses=clauses, partly=partly)
 
 
-def spread(ranges: str) -> Iterator[str]:
-    """`H1-H3 D5` as H1, H2, H3, D5."""
+def expand_ranges(ranges: str) -> Iterator[str]:
+    """Expand `H1-H3 D5` to H1, H2, H3, D5."""
     for word in ranges.split():
         match = re.fullmatch(r"([A-Z])(\d+)(?:-\1(\d+))?", word)
         if match is None:
@@ -96,8 +96,8 @@ def spread(ranges: str) -> Iterator[str]:
         yield from (f"{letter}{n}" for n in range(int(first), int(last or first) + 1))
 
 
-def gather(lines: Iterable[str]) -> str:
-    """The reverse of `spread`: H1, H2, H3, D5 as `D5 H1-H3`."""
+def collapse_ranges(lines: Iterable[str]) -> str:
+    """Collapse H1, H2, H3, D5 to `D5 H1-H3`, the reverse of `expand_ranges`."""
     words: list[str] = []
     numbered = sorted({(line[0], int(line[1:])) for line in lines})
     for _, group in groupby(enumerate(numbered), key=lambda pair: (pair[1][0], pair[1][1] - pair[0])):

@@ -1,6 +1,6 @@
-"""A pytest plugin: `@pytest.mark.spec("H12", "C113.model")` says which checklist lines or clauses a test shows.
+"""A pytest plugin: `@pytest.mark.spec("H12", "C113.model")` names the checklist lines or clauses that a test shows.
 
-Every run keeps how the marked tests ended, and on which content, for `make spec`.
+Every run stores the results of the marked tests, and the content they ran on, for `make spec`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spec_lines import read_spec_lines
 from spec_results import RESULTS, MarkedTest, Outcome, Results, keep_results, read_content
 
 MARKED = "spec marks"
-Marked = dict[str, dict[str, Any]]  # the arguments of a MarkedTest, in the simple types that processes exchange
+Marked = dict[str, dict[str, Any]]  # the arguments of a MarkedTest, in simple types that can be sent between processes
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,13 +22,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class SpecMarks:
-    """Refuses marks that name no line or clause, and notes the others on the test's report."""
+    """Refuses marks that name no line or clause, and adds the others to the test's report."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._spec = read_spec_lines()
         self._config = config
 
-    @pytest.hookimpl(tryfirst=True)  # before -m and -k drop any, so that a wrong mark is never overlooked
+    @pytest.hookimpl(tryfirst=True)  # before -m and -k deselect any, so that a wrong mark is always found
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         complaints: list[str] = []
         collected: Marked = {}
@@ -36,7 +36,7 @@ class SpecMarks:
             found = list(item.iter_markers("spec"))
             complaints += [f"{item.nodeid}: spec() names no line" for mark in found if not mark.args]
             marks = [mark for each in found for mark in each.args]
-            complaints += [f"{item.nodeid}: {why}" for mark in marks if (why := self._spec.refuse(mark))]
+            complaints += [f"{item.nodeid}: {why}" for mark in marks if (why := self._spec.explain_refusal(mark))]
             if marks:
                 collected[item.nodeid] = {"marks": marks, "slow": item.get_closest_marker("slow") is not None}
                 item.user_properties.append((MARKED, collected[item.nodeid]))
@@ -49,7 +49,7 @@ class SpecMarks:
 
 
 class SpecResults:
-    """Keeps how the marked tests of a run ended, whichever process ran them."""
+    """Stores the results of the marked tests of a run, from all processes."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._root = config.rootpath
@@ -62,7 +62,7 @@ class SpecResults:
         self._problem = ""
 
     def note_collection(self, collected: Marked) -> None:
-        """Note every marked test there is, those that -m or -k leave out included."""
+        """Record every marked test, including those that -m or -k deselect."""
         self._marked.update(collected)
         self._collected = True
 
@@ -86,7 +86,7 @@ class SpecResults:
             self._outcomes.setdefault(report.nodeid, Outcome.PASSED)
 
     def pytest_sessionfinish(self) -> None:
-        """Keep what ran, also of an interrupted run; a problem here is reported, and fails no test."""
+        """Store the results, also of an interrupted run; a problem here is reported and fails no test."""
         tests = {
             name: MarkedTest(
                 marks=tuple(marked["marks"]), slow=marked["slow"], outcome=self._outcomes.get(name, Outcome.NOT_RUN)
@@ -110,7 +110,7 @@ class SpecResults:
 
 
 def takes_every_file(config: pytest.Config) -> bool:
-    """Whether every test file is collected: no path is given, and none is left out."""
+    """Whether every test file is collected: no path was given, and none is ignored."""
     narrowing = ("ignore", "ignore_glob", "lf")
     return config.args_source is not pytest.Config.ArgsSource.ARGS and not any(
         config.getoption(option, None) for option in narrowing

@@ -12,14 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 
 RESULTS = Path("build") / "test-results.json"
-TESTED = ("src", "tests", "web/src", "examples", "scripts", "pyproject.toml")
-# How results are counted and in which order tests run: neither changes what a test does.
-UNTESTED = frozenset({"tests/spec_lines.toml", "tests/durations.toml"})
-NOT_SOURCE = frozenset({"__pycache__", "node_modules", "_web"})
+TESTED_PATHS = ("src", "tests", "web/src", "examples", "scripts", "pyproject.toml")
+# These decide how results are counted and in which order tests run, not what a test does.
+IGNORED_PATHS = frozenset({"tests/spec_lines.toml", "tests/durations.toml"})
+IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules", "_web"})
 
 
 class Outcome(StrEnum):
-    """How a test ended. A failed set-up or teardown fails the test."""
+    """The outcome of a test. A failed setup or teardown fails the test."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedTest:
-    """One test that names checklist lines, and how it ended."""
+    """A test that names checklist lines, and its outcome."""
 
     marks: tuple[str, ...]
     slow: bool = False
@@ -38,19 +38,19 @@ class MarkedTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The tested files with their hashes, and the revision they are based on, for the reader."""
+    """The tested files with their hashes, and the revision they are based on (for readers)."""
 
     files: Mapping[str, str]
     revision: str = "unknown"
 
     def changed_since(self, other: Content) -> tuple[str, ...]:
-        """The paths that were added, changed or deleted between the two."""
+        """The paths that were added, changed or deleted between two contents."""
         return tuple(sorted({path for path, _ in self.files.items() ^ other.files.items()}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """How marked tests ended on one content. Several runs add up."""
+    """The outcomes of marked tests on one content. Several runs are merged."""
 
     content: Content
     tests: Mapping[str, MarkedTest] = field(default_factory=dict)
@@ -58,13 +58,13 @@ class Results:
 
     @property
     def are_partial(self) -> bool:
-        """Whether a marked test that is not slow may not have run."""
+        """Whether a marked test that is not slow may be missing."""
         return not self.all_collected or any(
             test.outcome is Outcome.NOT_RUN and not test.slow for test in self.tests.values()
         )
 
     def add(self, newer: Results) -> Results:
-        """These results and newer ones of the same content: a test that ran again has its newer outcome."""
+        """These results merged with newer ones of the same content: a newer outcome replaces an older one."""
         ran = {name: test for name, test in newer.tests.items() if test.outcome is not Outcome.NOT_RUN}
         return Results(
             content=newer.content,
@@ -74,7 +74,7 @@ class Results:
 
 
 def read_results(path: Path) -> Results | None:
-    """Read the file; returns None if there is none, or if it is not one of ours."""
+    """Read the file; returns None if it does not exist or has another format."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         tests = {
@@ -87,7 +87,7 @@ def read_results(path: Path) -> Results | None:
 
 
 def keep_results(path: Path, newer: Results) -> None:
-    """Add newer results to the file, or start it anew if they are of another content."""
+    """Merge newer results into the file, or replace it if they are of another content."""
     older = read_results(path)
     results = older.add(newer) if older and older.content.files == newer.content.files else newer
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,21 +97,23 @@ def keep_results(path: Path, newer: Results) -> None:
 
 
 def read_content(root: Path) -> Content:
-    """The tested files as they are in the working tree, uncommitted changes included."""
+    """The tested files as in the working tree, including uncommitted changes."""
     if _git(root, "rev-parse", "--show-toplevel").strip() != os.fspath(root.resolve()):
-        return Content(files=_hashed(root, _walk(root)))
-    staged = (entry.split("\t", 1) for entry in _entries(_git(root, "ls-files", "--stage", "-z", "--", *TESTED)))
+        return Content(files=_hash_files(root, _walk(root)))
+    staged = (
+        entry.split("\t", 1) for entry in _split_entries(_git(root, "ls-files", "--stage", "-z", "--", *TESTED_PATHS))
+    )
     files = {path: facts.split()[1] for facts, path in staged}
-    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", *TESTED)
-    changed = [entry[3:] for entry in _entries(status)]
-    files = {path: blob for path, blob in files.items() if path not in changed} | _hashed(root, changed)
-    files = {path: blob for path, blob in files.items() if path not in UNTESTED}
+    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", *TESTED_PATHS)
+    changed = [entry[3:] for entry in _split_entries(status)]
+    files = {path: blob for path, blob in files.items() if path not in changed} | _hash_files(root, changed)
+    files = {path: blob for path, blob in files.items() if path not in IGNORED_PATHS}
     revision = _git(root, "rev-parse", "--short", "HEAD").strip() or "no commit"
     return Content(files=files, revision=revision + (" with uncommitted changes" if changed else ""))
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git prints; nothing if there is no git, or if it refuses."""
+    """The output of a git command; empty if git is missing or fails."""
     command = ["git", "--no-optional-locks", *arguments]
     try:
         return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
@@ -119,24 +121,24 @@ def _git(root: Path, *arguments: str) -> str:
         return ""
 
 
-def _entries(listed: str) -> list[str]:
+def _split_entries(listed: str) -> list[str]:
     return listed.split("\0")[:-1]
 
 
 def _walk(root: Path) -> Iterator[str]:
-    for top in TESTED:
+    for top in TESTED_PATHS:
         if (root / top).is_file():
             yield top
         for folder, folders, names in os.walk(root / top):
-            folders[:] = [name for name in folders if name not in NOT_SOURCE]
+            folders[:] = [name for name in folders if name not in IGNORED_FOLDERS]
             yield from ((Path(folder) / name).relative_to(root).as_posix() for name in names)
 
 
-def _hashed(root: Path, paths: Iterable[str]) -> dict[str, str]:
-    """The hash of each file that exists, as git makes it: a commit of the same content changes nothing."""
+def _hash_files(root: Path, paths: Iterable[str]) -> dict[str, str]:
+    """The git hash of each file that exists, so that a commit of the same content changes nothing."""
     found: dict[str, str] = {}
     for path in paths:
-        if path not in UNTESTED and (root / path).is_file():
+        if path not in IGNORED_PATHS and (root / path).is_file():
             content = (root / path).read_bytes()
             found[path] = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     return found

@@ -1,5 +1,6 @@
 """A pytest plugin for `make steady`: `--order-seed` runs the tests in a random order that can be repeated, and
-`--outcomes` records what came out of each."""
+`--outcomes` records the outcome of each.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RandomOrder:
-    """Orders by a hash of the seed and the id, so that every worker, and every selection of tests, agrees on it."""
+    """Orders by a hash of the seed and the id, so that every worker and every selection of tests has the same order."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # The tests of a file stay together: they share what is expensive to set up.
-        items.sort(key=lambda item: (self._place(item.nodeid.partition("::")[0]), self._place(item.nodeid)))
+        # The tests of a file stay together: they share expensive fixtures.
+        items.sort(key=lambda item: (self._order_key(item.nodeid.partition("::")[0]), self._order_key(item.nodeid)))
 
-    def _place(self, name: str) -> bytes:
+    def _order_key(self, name: str) -> bytes:
         return sha256(f"{self._seed} {name}".encode()).digest()
 
     def pytest_report_header(self) -> str:
@@ -44,7 +45,7 @@ class RandomOrder:
 
 
 class Outcomes:
-    """Writes each outcome as soon as it is known, and the exit status last: without it, the run was cut short."""
+    """Writes each outcome as soon as it is known, and the exit status last: without it, the run was interrupted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Stores to test with: three kinds behind one set of calls, and a way to look at each from outside."""
+"""Stores for tests: three databases behind one set of calls, and a connection to look at each from outside."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SQLITE, INLINE, POSTGRES = "sqlite", "inline", "postgres"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a store is kept; it outlives the stores that are opened on it."""
+class StoreLocation:
+    """The location of a store, which outlives each store that is opened there."""
 
     kind: str
     url: str
@@ -50,7 +50,7 @@ class Place:
 
     @contextmanager
     def outside(self) -> Generator[sa.Connection]:
-        """A connection of its own, as another program would have it. Each statement sees what is committed."""
+        """A separate connection, as another program has it. Each statement sees what is committed."""
         if self.kind != POSTGRES:
             with closing(sqlite.connect(self.url, writable=False)) as conn:
                 yield conn
@@ -63,35 +63,39 @@ class Place:
             engine.dispose()
 
     def wait_in_body(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-        """Have a body wait, where others can go on meanwhile: in its thread, or on its own greenlet."""
+        """Make a body wait while others continue: in its thread, or in its greenlet."""
         if self.kind == POSTGRES:
             await_only(event.wait())
         elif self.kind == SQLITE:
             asyncio.run_coroutine_threadsafe(event.wait(), loop).result(timeout=WAIT_LIMIT_S)
 
 
-def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def create_store_location(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
     if kind == POSTGRES:
-        return Place(kind, request.getfixturevalue("postgres_url"))
-    return Place(kind, str(tmp_path / "house.db"))
+        return StoreLocation(kind, request.getfixturevalue("postgres_url"))
+    return StoreLocation(kind, str(tmp_path / "retinue.db"))
 
 
 def count(day: int, source: str) -> TransactionBody[None]:
-    """A small write: one row that exists at most once for each day and source."""
+    """A small write: one row, at most once for each day and source."""
 
     def body(conn: sa.Connection) -> None:
-        conn.execute(t.tally.insert(), {"day": day, "source": source, "accepted": 1, "purged": 0})
+        conn.execute(t.accepted_counts.insert(), {"day": day, "source": source, "accepted": 1, "purged": 0})
 
     return body
 
 
-def counted(conn: sa.Connection) -> list[tuple[int, str]]:
-    rows = conn.execute(sa.select(t.tally.c.day, t.tally.c.source).order_by(t.tally.c.day, t.tally.c.source))
+def list_tallies(conn: sa.Connection) -> list[tuple[int, str]]:
+    rows = conn.execute(
+        sa.select(t.accepted_counts.c.day, t.accepted_counts.c.source).order_by(
+            t.accepted_counts.c.day, t.accepted_counts.c.source
+        )
+    )
     return [(row.day, row.source) for row in rows]
 
 
-def settle_in(*names: str, **changes: Any) -> TransactionBody[None]:
-    """Agents of these names, and the people maria and owner."""
+def add_agents_and_people(*names: str, **changes: Any) -> TransactionBody[None]:
+    """Add agents of these names, and the people maria and owner."""
 
     def body(conn: sa.Connection) -> None:
         for name in names or ("ada",):
@@ -103,14 +107,16 @@ def settle_in(*names: str, **changes: Any) -> TransactionBody[None]:
     return body
 
 
-async def turn_the_clock_until_settled(house: LocalServer, *ids: str, step_s: float = 300.0) -> list[SettledOutcome]:
-    """Let time pass until these envelopes have ended. A step at a time: commits take real time, the clock does not."""
+async def advance_until_settled(server: LocalServer, *ids: str, step_s: float = 300.0) -> list[SettledOutcome]:
+    """Advance the clock until these envelopes are done, one step at a time: commits take real time, but no time of the
+    clock.
+    """
 
     async def ended() -> list[SettledOutcome] | None:
-        found = await house.store.scan(lambda conn: [envelopes.get_outcome(conn, id_) for id_ in ids])
+        found = await server.store.scan(lambda conn: [envelopes.get_outcome(conn, id_) for id_ in ids])
         if None not in found:
             return [settled for settled in found if settled is not None]
-        await house.instance.clock.advance(step_s)
+        await server.instance.clock.advance(step_s)
         return None
 
     return await wait_until(ended, f"{len(ids)} envelopes have ended") or []

@@ -1,4 +1,4 @@
-"""What a failed test says: each kind is failed here on purpose, in a pytest of its own with the real helpers."""
+"""The report of a failed test: tests of each kind fail on purpose in a separate pytest with the real helpers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ import asyncio
 import logging
 
 import pytest
-from flows.tools_instance import hands_house
+from flows.tools_instance import open_scripted_server
 from hypothesis import given, settings, strategies
 
 from retinue.testing.failure_context import register_subject
@@ -46,29 +46,29 @@ from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import ScriptedReply, text_reply
 
 async def test_dead(tmp_path):
-    async with hands_house(tmp_path / "home") as house:
+    async with open_scripted_server(tmp_path / "home") as server:
         url = "https://me:{PASSWORD}@example.org/"
         logging.getLogger("retinue.tests").warning("login refused", extra={{"api_key": "{API_KEY}", "url": url}})
-        await house.turn("What is on today?", ScriptedReply(fails="the model is away"))
-        assert not await house.mail("person:owner")
+        await server.turn("What is on today?", ScriptedReply(fails="the model is away"))
+        assert not await server.mail("person:owner")
 
 async def test_waits(tmp_path):
-    household = LocalInstance(tmp_path)
-    async with household.run() as house:
-        household.model.will_reply("done", text_reply("never", after_s=3600))
-        first = await house.send("This one is answered.")
-        await house.wait_for_outcome(first.envelope)
+    instance = LocalInstance(tmp_path)
+    async with instance.run() as server:
+        instance.model.will_reply("done", text_reply("never", after_s=3600))
+        first = await server.send("This one is answered.")
+        await server.wait_for_outcome(first.envelope)
         del first
-        receipt = await house.send("This one is in question.")
-        await house.wait_for(lambda _: len(household.model.prompts) == 2, what="the model to be asked")
+        receipt = await server.send("This one is in question.")
+        await server.wait_for(lambda _: len(instance.model.prompts) == 2, what="the model to be asked")
         assert receipt.duplicate
 
 async def test_closed(tmp_path):
-    household = LocalInstance(tmp_path)
-    async with household.run() as house:
-        household.model.will_reply("done")
-        await house.wait_for_outcome((await house.send("hello")).envelope)
-    assert not household.model.prompts
+    instance = LocalInstance(tmp_path)
+    async with instance.run() as server:
+        instance.model.will_reply("done")
+        await server.wait_for_outcome((await server.send("hello")).envelope)
+    assert not instance.model.prompts
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [4])
@@ -88,7 +88,7 @@ def test_passes(tmp_path):
     assert tmp_path
 """
 PROCESSES = """
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 
 from retinue.testing.crash import open_trial
 from retinue.testing.crash_client import SenderProfile
@@ -97,15 +97,15 @@ from retinue.testing.planted_bugs import Bug, planted_bug
 from retinue.testing.simulation import run_seed
 
 def test_hangs(tmp_path):
-    house = HouseProcess(tmp_path / "home")
-    house.open()
+    server = ServerProcess(tmp_path / "home")
+    server.open()
     try:
-        sent = house.call("envelope.send", to="agent:guide", text="slow 40")["envelope"]
-        house.wait_for_session()
-        house.pause()
+        sent = server.call("envelope.send", to="agent:guide", text="slow 40")["envelope"]
+        server.wait_for_session()
+        server.pause()
         assert not sent
     finally:
-        house.kill()
+        server.kill()
 
 async def test_crash(tmp_path):
     habit = SenderProfile(recipient="agent:ada", action_weights={ScriptAction.TOOL: 1}, pause_s=0.0)
@@ -145,7 +145,7 @@ class FailedRun:
         self.output = done.stdout
 
     def sections(self, test: str) -> dict[str, str]:
-        """The sections of the first report of a test, by their titles."""
+        """The sections of the first report of a test, by title."""
         _, *parts = re.split(r"^_{3,} (.+?) _{3,}$", self.output, flags=re.MULTILINE)
         reports = dict(zip(parts[-2::-2], parts[::-2], strict=True))
         _, *found = re.split(r"^-{3,} (.+?) -{3,}$", reports[test].partition("\n====")[0], flags=re.MULTILINE)
@@ -157,7 +157,7 @@ class FailedRun:
 
 @pytest.fixture(scope="module")
 def flows(tmp_path_factory: pytest.TempPathFactory) -> FailedRun:
-    """In a worker, as `make test` runs them: what it says travels to the one who prints."""
+    """In a worker, as `make test` runs them, so that the report is sent to the main process."""
     return FailedRun(tmp_path_factory.mktemp("flows"), FLOWS, "-n", "1")
 
 
@@ -179,17 +179,17 @@ def test_a_secret_in_the_log_is_redacted(flows: FailedRun) -> None:
         assert API_KEY not in line and PASSWORD not in line
 
 
-def test_the_envelope_in_question_is_the_one_in_the_variables_of_the_test(flows: FailedRun) -> None:
+def test_the_report_marks_the_envelope_named_in_the_variables_of_the_test(flows: FailedRun) -> None:
     why = flows.sections("test_waits")["why"]
     assert why.count("[") == why.count("[named in the failure] message") == 1
     assert why.endswith("Turn 1: scripted was called and has not replied yet."), "as it was before the server closed"
 
 
-def test_a_server_that_was_closed_before_the_failure_is_described_too(flows: FailedRun) -> None:
+def test_a_server_closed_before_the_failure_is_described_too(flows: FailedRun) -> None:
     assert "[last run] run" in flows.sections("test_closed")["why"]
 
 
-def test_the_command_repeats_the_test_with_its_seeds(flows: FailedRun) -> None:
+def test_the_report_has_a_command_that_repeats_the_test_with_its_seeds(flows: FailedRun) -> None:
     seeded, drawn = flows.sections("test_seeded[4]"), flows.sections("test_drawn")
     assert "seed = 4 (parameter)" in seeded["seed"]
     command = f"PYTHONHASHSEED=3 {sys.executable} -m pytest 'test_it.py::test_seeded[4]' -m slow\n"
@@ -198,20 +198,20 @@ def test_the_command_repeats_the_test_with_its_seeds(flows: FailedRun) -> None:
     assert option in drawn["seed"]
 
 
-def test_what_cannot_be_described_says_so(flows: FailedRun) -> None:
+def test_a_description_that_fails_is_replaced_by_its_error(flows: FailedRun) -> None:
     shown = flows.sections("test_badly_described")
     assert shown["description"] == "This part could not be described: ZeroDivisionError: division by zero"
     assert "repeat" in shown
 
 
-def test_a_copy_is_kept_of_each_report_and_of_no_test_that_passed(flows: FailedRun) -> None:
+def test_each_report_is_also_written_to_a_file(flows: FailedRun) -> None:
     for title, text in flows.sections("test_dead").items():
         assert f"--- {title} ---\n{text}" in flows.copy("test_dead")
-    assert "assert not await house.mail" in flows.copy("test_dead")
+    assert "assert not await server.mail" in flows.copy("test_dead")
     assert not list((flows.folder / "build" / "failures").glob("*test_passes*"))
 
 
-def test_the_last_line_is_that_of_pytest(flows: FailedRun) -> None:
+def test_the_summary_of_pytest_stays_the_last_line(flows: FailedRun) -> None:
     assert re.fullmatch(r"=+ 6 failed, 1 passed in .* =+", flows.output.splitlines()[-1])
 
 
@@ -228,7 +228,7 @@ def test_a_failed_crash_test_shows_its_seed_and_the_log_of_the_killed_server(pro
     assert "[not settled] message" in shown["why"]
 
 
-def test_a_failed_storm_shows_its_seed_and_the_envelopes_in_its_memory(processes: FailedRun) -> None:
+def test_a_failed_simulation_shows_its_seed_and_its_envelopes(processes: FailedRun) -> None:
     shown = processes.sections("test_storm")
     assert shown["seed"].startswith("5 (simulation: python -m retinue.testing.simulation 5 --runs 60 --trace)")
     assert "Accepted" in shown["why"]
@@ -245,7 +245,7 @@ def test_a_failed_browser_test_shows_the_page_and_has_a_screenshot(tmp_path: Pat
     assert "#code" not in browser.output
 
 
-def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
+def test_a_store_that_does_not_answer_is_abandoned_after_a_time_limit() -> None:
     never = threading.Event()
     try:
         assert run_within(0.01, lambda: str(never.wait())) == "The store could not be read within 0.01 s."
@@ -253,7 +253,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
         never.set()
 
 
-def test_only_the_end_of_a_log_is_shown_however_long_it_is(tmp_path: Path) -> None:
+def test_only_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {number} {'x' * 500}\n" for number in range(1000)))
     assert log.stat().st_size > LOG_BYTES_MAX
@@ -263,7 +263,7 @@ def test_only_the_end_of_a_log_is_shown_however_long_it_is(tmp_path: Path) -> No
     assert last_lines("one\ntwo") == "one\ntwo"
 
 
-def test_a_description_that_was_kept_is_not_made_again() -> None:
+def test_a_stored_description_is_not_made_again() -> None:
     asked: list[BaseException | None] = []
 
     def describe(error: BaseException | None) -> FailureDescription:
@@ -275,7 +275,7 @@ def test_a_description_that_was_kept_is_not_made_again() -> None:
     assert subject.get_description(None).texts == {"why": "described 1 times"}
 
 
-def test_two_tests_with_long_names_share_no_file() -> None:
+def test_tests_with_long_names_get_different_report_files() -> None:
     long = "tests/test_it.py::test_" + "x" * 300
     assert file_stem(long + "1") != file_stem(long + "2")
     assert file_stem("tests/test_it.py::test_it[a/b c]") == "tests-test_it.py-test_it-a-b-c"

@@ -1,4 +1,4 @@
-"""The import rules hold in `src/retinue`, and the checks behind them catch what they should."""
+"""The import rules hold in `src/retinue`, and the checks find what they should."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from import_rules import KNOWN_CIRCLES, Module, circles, read_modules, system_calls, wrong_imports
+from import_rules import KNOWN_IMPORT_CYCLES, Module, import_cycles, read_modules, system_calls, wrong_imports
 
 import retinue
 
@@ -23,22 +23,22 @@ class Findings(NamedTuple):
     names: set[str]
     wrong_imports: list[str]
     system_calls: list[str]
-    circles: dict[str, set[frozenset[str]]]
+    import_cycles: dict[str, set[frozenset[str]]]
 
 
 @cache
 def check_all_modules() -> Findings:
-    """The findings in all modules. The trees are dropped: they take 300 MB."""
+    """The findings in all modules. The syntax trees are freed: they take 300 MB."""
     modules = list(read_modules(SOURCE))
     return Findings(
         {each.name for each in modules},
         [complaint for each in modules for complaint in wrong_imports(each)],
         [complaint for each in modules for complaint in system_calls(each)],
-        circles(modules),
+        import_cycles(modules),
     )
 
 
-def test_every_import_goes_down() -> None:
+def test_every_import_goes_down_to_a_lower_layer() -> None:
     complaints = check_all_modules().wrong_imports
 
     assert not complaints, "\n".join(complaints)
@@ -50,11 +50,11 @@ def test_no_time_id_or_random_number_is_taken_from_the_system() -> None:
     assert not complaints, "\n".join(complaints)
 
 
-def test_parts_of_a_package_import_each_other_in_no_circle_but_the_known_ones() -> None:
-    assert check_all_modules().circles == KNOWN_CIRCLES
+def test_packages_have_no_import_cycles_except_the_known_ones() -> None:
+    assert check_all_modules().import_cycles == KNOWN_IMPORT_CYCLES
 
 
-def test_every_module_is_read() -> None:
+def test_every_module_is_checked() -> None:
     assert {"retinue", "retinue.testing.postgres"} <= check_all_modules().names
 
 
@@ -90,7 +90,7 @@ def test_every_module_is_read() -> None:
         ("retinue", "from retinue.domain import run", "the root imports nothing"),
     ],
 )
-def test_an_import_against_the_rules_is_caught(name: str, source: str, because: str) -> None:
+def test_an_import_against_the_rules_is_detected(name: str, source: str, because: str) -> None:
     [complaint] = wrong_imports(module(name, source))
 
     assert because in complaint
@@ -115,7 +115,7 @@ def test_an_import_by_the_rules_is_allowed(name: str, source: str) -> None:
     assert wrong_imports(module(name, source)) == []
 
 
-def test_a_relative_import_is_followed_from_a_package_and_from_a_module() -> None:
+def test_a_relative_import_is_resolved_in_a_package_and_in_a_module() -> None:
     package = Module("retinue.store", ast.parse("from .. import engine\nfrom . import sqlite"), is_package=True)
 
     assert wrong_imports(package) == ["retinue.store:1 imports retinue.engine: imports go down"]
@@ -139,7 +139,7 @@ def test_a_relative_import_is_followed_from_a_package_and_from_a_module() -> Non
         "import os\nos.urandom(8)",
     ],
 )
-def test_a_time_an_id_or_a_random_number_from_the_system_is_caught(source: str) -> None:
+def test_a_time_id_or_random_number_from_the_system_is_detected(source: str) -> None:
     assert len(system_calls(module("retinue.engine.lanes", source))) == 1
     assert system_calls(module("retinue.app.clock_and_ids", source)) == []
 
@@ -155,11 +155,11 @@ def test_a_time_an_id_or_a_random_number_from_the_system_is_caught(source: str) 
         "class Slot:\n    time: int\ndef late(slot): return slot.time",
     ],
 )
-def test_what_was_passed_in_may_be_used(source: str) -> None:
+def test_a_passed_in_clock_or_generator_is_allowed(source: str) -> None:
     assert system_calls(module("retinue.engine.lanes", source)) == []
 
 
-def test_a_circle_through_an_import_inside_a_function_is_found() -> None:
+def test_an_import_cycle_through_a_function_is_detected() -> None:
     modules = [
         module("retinue.store.runs.runs", "from retinue.store.core import tables"),
         module("retinue.store.core.tables", "def late():\n    from retinue.store.runs.runs import claim"),
@@ -168,5 +168,5 @@ def test_a_circle_through_an_import_inside_a_function_is_found() -> None:
         ),
     ]
 
-    assert circles(modules) == {"store": {frozenset({"runs", "core"})}}
-    assert circles([modules[0], modules[2]]) == {}
+    assert import_cycles(modules) == {"store": {frozenset({"runs", "core"})}}
+    assert import_cycles([modules[0], modules[2]]) == {}

@@ -10,7 +10,7 @@ import pytest
 
 NO_NEXT_STEP = {
     "RetinueError",  # the base class
-    "StaleEpoch",  # internal: another worker owns the run, and no person meets it
+    "StaleEpoch",  # internal: another worker owns the run, and no person sees it
 }
 
 
@@ -19,7 +19,7 @@ def files() -> dict[str, ast.Module]:
     return dict(name_rules.source_files())
 
 
-def test_no_two_public_classes_have_one_name(files: dict[str, ast.Module]) -> None:
+def test_no_two_public_classes_share_a_name(files: dict[str, ast.Module]) -> None:
     assert name_rules.repeated_classes(files) == []
 
 
@@ -40,17 +40,17 @@ def test_every_error_code_has_one_class_and_underscores(files: dict[str, ast.Mod
     assert [code for code in by_code if not name_rules.CODE.fullmatch(code)] == []
 
 
-def test_call_sites_pass_facts_and_no_code(files: dict[str, ast.Module]) -> None:
+def test_error_codes_are_not_given_at_call_sites(files: dict[str, ast.Module]) -> None:
     assert name_rules.codes_at_call_sites(files) == []
 
 
-def test_every_error_says_what_to_do_next(files: dict[str, ast.Module]) -> None:
+def test_every_error_has_a_next_step(files: dict[str, ast.Module]) -> None:
     classes = name_rules.error_classes(files)
     missing = [f"{each.file}:{each.name}" for each in classes if each.has_next_step is False]
     assert [each for each in missing if each.partition(":")[2] not in NO_NEXT_STEP] == []
 
 
-def test_the_rules_notice_each_fault() -> None:
+def test_the_name_rules_detect_each_fault() -> None:
     code = 'class A(Exception):\n    code = "a.no-good"\n    def __init__(self):\n        super().__init__("x")\n'
     planted = {
         "store/a.py": ast.parse(code),

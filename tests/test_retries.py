@@ -1,4 +1,4 @@
-"""Which tests get a second attempt, and what is said about those that needed it."""
+"""Which tests get a second attempt, and how those that needed it are reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retry_plugin import BROWSER, REPORT, RETRIED
 ROOT = Path(__file__).parent.parent
 RunTests = Callable[..., pytest.RunResult]
 
-# Fails on its first attempt, however often its module is imported.
+# Fails on its first attempt only, however often its module is imported.
 FLAKY = """
 import pathlib, pytest
 
@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def run_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTests:
-    """Run a file of tests under the plugin, as if it stood where one of ours does."""
+    """Run a file of tests under the plugin, as if it had this path in `tests/`."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nmarkers = spec")
 
@@ -44,7 +44,7 @@ def run_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
     return run
 
 
-def unsteady_in(folder: Path) -> list[str]:
+def list_retried_tests(folder: Path) -> list[str]:
     report = json.loads((folder / REPORT).read_text())
     assert report["count"] == len(report["tests"])
     return [each["test"].partition("::")[2] for each in report["tests"]]
@@ -72,26 +72,26 @@ def test_steady(): pass
         ]
     )
     assert "2 passed, 1 retried in" in [line for line in outcome.outlines if line.strip()][-1]
-    assert unsteady_in(pytester.path) == ["test_flaky"]
+    assert list_retried_tests(pytester.path) == ["test_flaky"]
     assert "the server hung up" in (pytester.path / REPORT).read_text()
 
 
-def test_a_test_that_fails_twice_has_failed(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_test_that_fails_twice_fails(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests("def test_broken(): assert attempt('broken') > 2")
 
     outcome.assert_outcomes(failed=1)
     assert "unsteady:" not in outcome.stdout.str()
-    assert unsteady_in(pytester.path) == []
+    assert list_retried_tests(pytester.path) == []
 
 
-def test_no_other_test_is_retried(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_test_that_is_not_listed_is_not_retried(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests("def test_flaky(): assert attempt('flaky') == 2", at="tests/engine/test_engine.py")
 
     outcome.assert_outcomes(failed=1)
-    assert unsteady_in(pytester.path) == []
+    assert list_retried_tests(pytester.path) == []
 
 
-def test_a_test_that_takes_a_browser_is_retried(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_test_with_the_browser_fixture_is_retried(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     source = f"""
 @pytest.fixture
 def {BROWSER}(): yield
@@ -101,10 +101,10 @@ def test_text(): assert attempt("text") == 2
     outcome = run_tests(source, at="tests/web/test_page.py")
 
     outcome.assert_outcomes(passed=1, failed=1)
-    assert unsteady_in(pytester.path) == ["test_page"]
+    assert list_retried_tests(pytester.path) == ["test_page"]
 
 
-def test_nothing_is_retried_unless_asked_for(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_nothing_is_retried_without_the_option(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     run_tests("")
     (pytester.path / "tests/connectors/test_irc_tls.py").write_text(
         FLAKY + "def test_flaky(): assert attempt('flaky') == 2"
@@ -114,7 +114,7 @@ def test_nothing_is_retried_unless_asked_for(pytester: pytest.Pytester, run_test
     outcome.assert_outcomes(failed=1)
 
 
-def test_the_second_attempt_has_a_new_server_even_if_the_first_could_not_start(
+def test_the_second_attempt_gets_new_fixtures_even_if_the_first_could_not_start(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
     outcome = run_tests(
@@ -131,7 +131,7 @@ def test_after(late): assert attempt("server") == 3
     )
 
     outcome.assert_outcomes(passed=3)
-    assert unsteady_in(pytester.path) == ["test_server", "test_late"]
+    assert list_retried_tests(pytester.path) == ["test_server", "test_late"]
 
 
 def test_the_second_attempt_has_a_time_limit_too(pytester: pytest.Pytester, run_tests: RunTests) -> None:
@@ -147,7 +147,7 @@ def test_hangs(): threading.Event().wait()
     outcome.stdout.fnmatch_lines(["*1 failed, 1 retried in*"])
 
 
-def test_a_retried_test_shows_its_checklist_lines_and_its_findings_once(
+def test_a_retried_test_reports_its_checklist_lines_and_findings_once(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
     outcome = run_tests(
@@ -158,7 +158,7 @@ from retinue.testing.fault_kit.matrix import CellResult, MatrixCell
 def test_flaky(fault_matrix):
     first = attempt("flaky") == 1
     result = CellResult.BROKEN if first else CellResult.HOLDS
-    fault_matrix.append(MatrixCell("irc", "calm", result, "lost: an envelope" if first else ""))
+    fault_matrix.append(MatrixCell("irc", "no-fault", result, "lost: an envelope" if first else ""))
     assert not first
 """,
         *("-p", "retinue.testing.fault_kit.pytest_plugin"),
@@ -168,11 +168,11 @@ def test_flaky(fault_matrix):
     results = json.loads((pytester.path / "build" / "test-results.json").read_text())
     [test] = results["tests"].values()
     assert (test["marks"], test["outcome"]) == (["H1"], "passed")
-    outcome.stdout.fnmatch_lines(["calm*holds*"])
+    outcome.stdout.fnmatch_lines(["no-fault*holds*"])
     assert "BROKEN" not in outcome.stdout.str()
 
 
-def test_every_file_that_may_be_retried_is_there() -> None:
+def test_every_test_that_may_be_retried_exists() -> None:
     for test in RETRIED:
         file, _, name = test.partition("::")
         assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(), test

@@ -1,4 +1,4 @@
-"""The checklist itself, the plugin that keeps the results of marked tests, and the report that reads them."""
+"""The checklist, the plugin that stores the results of marked tests, and the report about them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from spec_lines import SPEC_FILE, SpecLines, gather, read_spec_lines, spread
-from spec_report import REFRESH, Standing, count, main, report
+from spec_lines import SPEC_FILE, SpecLines, collapse_ranges, expand_ranges, read_spec_lines
+from spec_report import REFRESH, LineStatus, format_report, main, score_lines
 from spec_results import RESULTS, Content, MarkedTest, Outcome, Results, read_content, read_results
 
 from retinue.domain.structs import replace
@@ -21,8 +21,8 @@ CONTENT = Content(files={"src/a.py": "1"}, revision="abc1234")
 
 @pytest.fixture
 def run_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTests:
-    """Run a test file of one's own under the plugin, apart from this run."""
-    monkeypatch.setenv("PYTHONPATH", str(SPEC_FILE.parent))  # for runs in processes of their own
+    """Run a separate test file under the plugin, apart from this run."""
+    monkeypatch.setenv("PYTHONPATH", str(SPEC_FILE.parent))  # for runs in their own processes
     pytester.makeini("[pytest]\nmarkers =\n    spec\n    slow")
     (pytester.path / "tests").mkdir()
 
@@ -36,21 +36,21 @@ def run_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
     return run
 
 
-def kept(folder: Path) -> Results:
+def read_stored_results(folder: Path) -> Results:
     results = read_results(folder / RESULTS)
     assert results is not None
     return results
 
 
-def outcomes(folder: Path) -> dict[str, Outcome]:
-    return {name.partition("::test_")[2]: test.outcome for name, test in kept(folder).tests.items()}
+def read_outcomes(folder: Path) -> dict[str, Outcome]:
+    return {name.partition("::test_")[2]: test.outcome for name, test in read_stored_results(folder).tests.items()}
 
 
-def results_of(*tests: MarkedTest, all_collected: bool = True) -> Results:
+def create_results(*tests: MarkedTest, all_collected: bool = True) -> Results:
     return Results(content=CONTENT, tests={str(n): test for n, test in enumerate(tests)}, all_collected=all_collected)
 
 
-def marked(*marks: str, outcome: Outcome = PASSED, slow: bool = False) -> MarkedTest:
+def marked_test(*marks: str, outcome: Outcome = PASSED, slow: bool = False) -> MarkedTest:
     return MarkedTest(marks=marks, outcome=outcome, slow=slow)
 
 
@@ -72,7 +72,7 @@ def test_every_line_of_the_four_systems_has_one_owner() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('front = "', 'front = "H1 ', "H1 has two owners: core and front"),
+        ('web = "', 'web = "H1 ', "H1 has two owners: core and web"),
         ("H1-H7", "H1-H6", "without an owner, or without a system: H7"),
         ("[clauses.A30]", "[clauses.A91]", "with clauses, but in no system: A91"),
         ("[clauses.A30]", '[clauses.A31]\nmodel = "x"\n[clauses.A30]', "with fewer than two clauses: A31"),
@@ -87,14 +87,14 @@ def test_a_checklist_that_contradicts_itself_is_refused(tmp_path: Path, old: str
         read_spec_lines(changed)
 
 
-def test_ranges_are_spread_and_gathered_again() -> None:
-    assert list(spread("H9-H11 D3")) == ["H9", "H10", "H11", "D3"]
-    assert gather(["H11", "H9", "D3", "H10", "H13"]) == "D3 H9-H11 H13"
+def test_ranges_are_expanded_and_collapsed() -> None:
+    assert list(expand_ranges("H9-H11 D3")) == ["H9", "H10", "H11", "D3"]
+    assert collapse_ranges(["H11", "H9", "D3", "H10", "H13"]) == "D3 H9-H11 H13"
 
 
-# --- what a run keeps ---
+# --- results of a run ---
 
-SEVERAL = """
+TESTS_WITH_EVERY_OUTCOME = """
 @spec("H1", "D3")
 def test_passes(): pass
 
@@ -124,11 +124,13 @@ def test_of_nothing(): pass
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_keeps_how_each_marked_test_ended(pytester: pytest.Pytester, run_tests: RunTests, workers: int) -> None:
-    outcome = run_tests(SEVERAL, workers=workers)
+def test_a_run_stores_the_outcome_of_each_marked_test(
+    pytester: pytest.Pytester, run_tests: RunTests, workers: int
+) -> None:
+    outcome = run_tests(TESTS_WITH_EVERY_OUTCOME, workers=workers)
 
     outcome.assert_outcomes(passed=4, failed=1, skipped=1, errors=2)
-    assert outcomes(pytester.path) == {
+    assert read_outcomes(pytester.path) == {
         "passes": PASSED,
         "fails_once[True]": PASSED,
         "fails_once[False]": FAILED,
@@ -136,12 +138,12 @@ def test_a_run_keeps_how_each_marked_test_ended(pytester: pytest.Pytester, run_t
         "ends_badly": FAILED,
         "begins_badly": FAILED,
     }
-    results = kept(pytester.path)
+    results = read_stored_results(pytester.path)
     assert results.tests["tests/test_it.py::test_passes"].marks == ("H1", "D3")
     assert not results.are_partial
 
 
-TWO = """
+TWO_TESTS = """
 @spec("H1")
 def test_one(): pass
 
@@ -154,65 +156,67 @@ def test_two(): pass
 def test_a_run_of_some_tests_is_partial(
     pytester: pytest.Pytester, run_tests: RunTests, arguments: tuple[str, ...]
 ) -> None:
-    run_tests(TWO, *arguments)
+    run_tests(TWO_TESTS, *arguments)
 
-    assert outcomes(pytester.path)["one"] is PASSED
-    assert kept(pytester.path).are_partial
+    assert read_outcomes(pytester.path)["one"] is PASSED
+    assert read_stored_results(pytester.path).are_partial
 
 
-def test_a_run_without_the_slow_tests_is_whole(pytester: pytest.Pytester, run_tests: RunTests) -> None:
-    run_tests(TWO + '@spec("H3")\n@pytest.mark.slow\ndef test_three(): pass\n', "-m", "not slow")
+def test_a_run_without_the_slow_tests_is_complete(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO_TESTS + '@spec("H3")\n@pytest.mark.slow\ndef test_three(): pass\n', "-m", "not slow")
 
-    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": NOT_RUN}
-    assert not kept(pytester.path).are_partial
+    assert read_outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": NOT_RUN}
+    assert not read_stored_results(pytester.path).are_partial
 
 
 def test_a_file_that_cannot_be_collected_makes_a_run_partial(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     (pytester.path / "tests" / "test_broken.py").write_text("import nothing_of_that_name")
 
-    run_tests(TWO, "--continue-on-collection-errors")
+    run_tests(TWO_TESTS, "--continue-on-collection-errors")
 
-    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED}
-    assert kept(pytester.path).are_partial
+    assert read_outcomes(pytester.path) == {"one": PASSED, "two": PASSED}
+    assert read_stored_results(pytester.path).are_partial
 
 
-def test_runs_of_the_same_content_add_up_and_the_newer_outcome_of_a_test_counts(
+def test_results_of_the_same_content_are_merged_and_newer_outcomes_win(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
-    flag = pytester.path / "flag"  # no part of the content
-    source = TWO + f"@spec('H3')\ndef test_three(): assert __import__('pathlib').Path({str(flag)!r}).exists()\n"
+    flag = pytester.path / "flag"  # not part of the content
+    source = TWO_TESTS + f"@spec('H3')\ndef test_three(): assert __import__('pathlib').Path({str(flag)!r}).exists()\n"
     run_tests(source, "-k", "one or three")
-    assert outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN, "three": FAILED}
+    assert read_outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN, "three": FAILED}
 
     flag.touch()
     run_tests(source, "tests/test_it.py::test_two", "tests/test_it.py::test_three")
 
-    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": PASSED}
-    assert not kept(pytester.path).are_partial, "the first run has seen every test there is"
+    assert read_outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": PASSED}
+    assert not read_stored_results(pytester.path).are_partial, "the first run has collected every test"
 
 
-def test_a_run_of_another_content_starts_anew(pytester: pytest.Pytester, run_tests: RunTests) -> None:
-    run_tests(TWO)
+def test_results_of_other_content_are_replaced(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO_TESTS)
 
-    run_tests(TWO + "\n", "-k", "one")
+    run_tests(TWO_TESTS + "\n", "-k", "one")
 
-    assert outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN}
+    assert read_outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN}
 
 
-def test_a_run_of_no_marked_test_leaves_the_results_alone(pytester: pytest.Pytester, run_tests: RunTests) -> None:
-    run_tests(TWO)
+def test_a_run_without_marked_tests_leaves_the_results_unchanged(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
+    run_tests(TWO_TESTS)
     before = (pytester.path / RESULTS).read_bytes()
 
-    run_tests(TWO + "def test_of_nothing(): pass\n", "-k", "nothing")
+    run_tests(TWO_TESTS + "def test_of_nothing(): pass\n", "-k", "nothing")
 
     assert (pytester.path / RESULTS).read_bytes() == before
 
 
-def test_an_interrupted_run_keeps_what_ran(pytester: pytest.Pytester, run_tests: RunTests) -> None:
-    run_tests(TWO + '@spec("H3")\ndef test_stops(): raise KeyboardInterrupt\n')
+def test_an_interrupted_run_stores_the_outcomes_so_far(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO_TESTS + '@spec("H3")\ndef test_stops(): raise KeyboardInterrupt\n')
 
-    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "stops": NOT_RUN}
-    assert kept(pytester.path).are_partial
+    assert read_outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "stops": NOT_RUN}
+    assert read_stored_results(pytester.path).are_partial
 
 
 def test_results_that_cannot_be_written_fail_no_test_and_are_reported(
@@ -220,15 +224,13 @@ def test_results_that_cannot_be_written_fail_no_test_and_are_reported(
 ) -> None:
     (pytester.path / "build").write_text("a file where a folder should be")
 
-    outcome = run_tests(TWO)
+    outcome = run_tests(TWO_TESTS)
 
     assert outcome.ret == pytest.ExitCode.OK
     outcome.stdout.fnmatch_lines(["The results for make spec were not kept: *build*"])
 
 
-def test_results_of_files_that_changed_during_the_run_are_not_kept(
-    pytester: pytest.Pytester, run_tests: RunTests
-) -> None:
+def test_results_are_not_stored_if_files_changed_during_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests(
         "@spec('H1')\ndef test_one(): __import__('pathlib').Path(__file__).with_name('new.py').touch()\n"
     )
@@ -237,7 +239,7 @@ def test_results_of_files_that_changed_during_the_run_are_not_kept(
     assert not (pytester.path / RESULTS).exists()
 
 
-def test_a_mark_that_names_no_line_or_clause_stops_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_an_unknown_mark_stops_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests(
         """
 @spec("H92")
@@ -273,7 +275,7 @@ def test_of_a_line_without_clauses(): pass
     assert not (pytester.path / RESULTS).exists()
 
 
-# --- what the results are of ---
+# --- content of the results ---
 
 
 @pytest.fixture
@@ -297,7 +299,7 @@ CHANGES: Mapping[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("in_git", [True, False])
 @pytest.mark.parametrize(("path", "seen"), CHANGES.items())
-def test_a_change_of_what_is_tested_is_seen_before_it_is_committed(
+def test_a_change_of_a_tested_file_is_seen_before_it_is_committed(
     project: Path, path: str, seen: tuple[str, ...], in_git: bool
 ) -> None:
     if in_git:
@@ -313,7 +315,7 @@ def test_a_change_of_what_is_tested_is_seen_before_it_is_committed(
     assert read_content(project).changed_since(before) == seen
 
 
-def test_a_commit_of_what_was_tested_changes_nothing_and_a_deleted_file_does(project: Path) -> None:
+def test_committing_the_tested_content_changes_nothing_and_deleting_a_file_does(project: Path) -> None:
     git(project, "init", "-q")
     outside = read_content(project)
     git(project, "add", ".")
@@ -330,65 +332,69 @@ def test_a_commit_of_what_was_tested_changes_nothing_and_a_deleted_file_does(pro
     assert read_content(project).changed_since(committed) == ("src/a.py",)
 
 
-# --- the count ---
+# --- scores ---
 
 
-def standing_of(spec: SpecLines, line: str, *tests: MarkedTest, all_collected: bool = True) -> Standing:
-    return count(spec, results_of(*tests, all_collected=all_collected)).standing[line]
+def read_line_status(spec: SpecLines, line: str, *tests: MarkedTest, all_collected: bool = True) -> LineStatus:
+    return score_lines(spec, create_results(*tests, all_collected=all_collected)).standing[line]
 
 
 @pytest.mark.parametrize(
     ("tests", "standing"),
     [
-        ([marked("H1")], Standing.SHOWN),
-        ([marked("H1"), marked("H1", outcome=SKIPPED)], Standing.SHOWN),
-        ([marked("H1"), marked("H1", outcome=FAILED)], Standing.FAILED),
-        ([marked("H1", outcome=SKIPPED)], Standing.NOT_RUN),
-        ([marked("H1", outcome=NOT_RUN)], Standing.NOT_RUN),
-        ([marked("H2")], Standing.MISSING),
+        ([marked_test("H1")], LineStatus.SHOWN),
+        ([marked_test("H1"), marked_test("H1", outcome=SKIPPED)], LineStatus.SHOWN),
+        ([marked_test("H1"), marked_test("H1", outcome=FAILED)], LineStatus.FAILED),
+        ([marked_test("H1", outcome=SKIPPED)], LineStatus.NOT_RUN),
+        ([marked_test("H1", outcome=NOT_RUN)], LineStatus.NOT_RUN),
+        ([marked_test("H2")], LineStatus.MISSING),
     ],
 )
-def test_a_line_is_shown_by_a_passing_test_unless_another_fails(tests: list[MarkedTest], standing: Standing) -> None:
-    assert standing_of(read_spec_lines(), "H1", *tests) is standing
+def test_a_line_is_shown_by_a_passing_test_unless_another_fails(tests: list[MarkedTest], standing: LineStatus) -> None:
+    assert read_line_status(read_spec_lines(), "H1", *tests) is standing
 
 
 def test_a_line_whose_tests_may_not_have_been_collected_is_not_run_rather_than_missing() -> None:
-    assert standing_of(read_spec_lines(), "H1", marked("H2"), all_collected=False) is Standing.NOT_RUN
+    assert read_line_status(read_spec_lines(), "H1", marked_test("H2"), all_collected=False) is LineStatus.NOT_RUN
 
 
 def test_a_line_with_clauses_is_shown_when_each_of_them_is() -> None:
     spec = read_spec_lines()
-    every = [marked("A30.depth"), marked("A30.cycles"), marked("A30.fan_out")]
+    every = [marked_test("A30.depth"), marked_test("A30.cycles"), marked_test("A30.fan_out")]
 
-    assert standing_of(spec, "A30", *every) is Standing.SHOWN
-    assert standing_of(spec, "A30", *every[:2]) is Standing.PARTLY
-    assert standing_of(spec, "A30", *every, marked("A30.depth", outcome=FAILED)) is Standing.FAILED
-    assert standing_of(spec, "A30", marked("A30")) is Standing.MISSING, "the line itself is no clause of it"
+    assert read_line_status(spec, "A30", *every) is LineStatus.SHOWN
+    assert read_line_status(spec, "A30", *every[:2]) is LineStatus.PARTLY
+    assert read_line_status(spec, "A30", *every, marked_test("A30.depth", outcome=FAILED)) is LineStatus.FAILED
+    assert read_line_status(spec, "A30", marked_test("A30")) is LineStatus.MISSING, (
+        "the line itself is not one of its clauses"
+    )
 
 
 @pytest.mark.parametrize("what", ["A30", "A30.cycles"])
-def test_what_is_listed_as_partly_is_never_shown(what: str) -> None:
+def test_a_line_listed_as_partly_is_never_shown(what: str) -> None:
     spec = replace(read_spec_lines(), partly={what: "circles come later"})
-    results = results_of(marked("A30.depth", "A30.cycles", "A30.fan_out"))
+    results = create_results(marked_test("A30.depth", "A30.cycles", "A30.fan_out"))
 
-    score = count(spec, results)
+    score = score_lines(spec, results)
 
-    assert score.standing["A30"] is Standing.PARTLY
-    [line] = [line for line in report(spec, results, score) if " A30" in line and "partly" in line]
+    assert score.standing["A30"] is LineStatus.PARTLY
+    [line] = [line for line in format_report(spec, results, score) if " A30" in line and "partly" in line]
     assert line.endswith("circles come later") and ("without cycles" in line) is (what == "A30.cycles")
 
 
-def test_the_report_ends_in_the_sums_and_never_counts_a_line_that_is_ruled_out() -> None:
+def test_the_report_ends_with_the_totals_and_excludes_ruled_out_lines() -> None:
     spec = read_spec_lines()
-    results = results_of(marked("H1", "H2", "H64", "D2"), marked("A30.depth"), marked("C9", outcome=FAILED))
+    results = create_results(
+        marked_test("H1", "H2", "H64", "D2"), marked_test("A30.depth"), marked_test("C9", outcome=FAILED)
+    )
 
-    lines = list(report(spec, results, count(spec, results)))
+    lines = list(format_report(spec, results, score_lines(spec, results)))
 
     assert lines[-5:] == ["H 2/91", "D 1/83", "A 0/90", "C 0/125", "total 3/389, 1 partly"]
-    assert "  core     shown    H1-H2" in lines
-    assert "  staff    partly   A30 without cycles; fan_out" in lines
-    assert "  doors    failed   C9" in lines
-    assert any(line.startswith("  front    missing  A19 A57-A61") for line in lines)
+    assert "  core        shown    H1-H2" in lines
+    assert "  delegation  partly   A30 without cycles; fan_out" in lines
+    assert "  connectors  failed   C9" in lines
+    assert any(line.startswith("  web         missing  A19 A57-A61") for line in lines)
     assert any(line.startswith("  ruled out H64: ") for line in lines)
     assert lines[0] == "results at abc1234: 3 of 3 marked tests ran"
 
@@ -397,21 +403,21 @@ def test_the_report_ends_in_the_sums_and_never_counts_a_line_that_is_ruled_out()
     ("results", "begins"),
     [
         (
-            results_of(marked("H1"), marked("H2", outcome=NOT_RUN)),
+            create_results(marked_test("H1"), marked_test("H2", outcome=NOT_RUN)),
             ["results of a partial run at abc1234: 1 of 2 marked tests ran", REFRESH],
         ),
         (
-            results_of(marked("H1"), all_collected=False),
+            create_results(marked_test("H1"), all_collected=False),
             ["results of a partial run at abc1234: 1 marked tests ran", REFRESH],
         ),
         (
-            results_of(marked("H1"), marked("H2", outcome=NOT_RUN, slow=True)),
+            create_results(marked_test("H1"), marked_test("H2", outcome=NOT_RUN, slow=True)),
             ["results at abc1234: 1 of 2 marked tests ran", "1 slow marked tests did not run: make test-slow"],
         ),
     ],
 )
-def test_a_partial_run_is_reported_as_one(results: Results, begins: list[str]) -> None:
-    lines = list(report(read_spec_lines(), results, count(read_spec_lines(), results)))
+def test_a_partial_run_is_reported_as_partial(results: Results, begins: list[str]) -> None:
+    lines = list(format_report(read_spec_lines(), results, score_lines(read_spec_lines(), results)))
 
     assert lines[:2] == begins
     assert lines[-1].endswith("(partial run)") is results.are_partial
@@ -420,17 +426,17 @@ def test_a_partial_run_is_reported_as_one(results: Results, begins: list[str]) -
 # --- make spec ---
 
 
-def test_without_results_the_command_that_makes_them_is_named(
+def test_without_results_the_report_names_the_command_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([], root=tmp_path) == 1
     assert capsys.readouterr().out == f"checklist: there are no test results\n{REFRESH}\n"
 
 
-def test_fresh_results_are_read_and_stale_ones_refused_with_what_changed(
+def test_fresh_results_are_reported_and_stale_ones_refused_with_the_changed_files(
     pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_tests(TWO)
+    run_tests(TWO_TESTS)
     capsys.readouterr()
     assert main([], root=pytester.path) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "total 2/389, 0 partly"
@@ -445,30 +451,30 @@ def test_fresh_results_are_read_and_stale_ones_refused_with_what_changed(
     assert capsys.readouterr().out == f"{stale}; {REFRESH}\n"
 
 
-def test_if_fresh_prints_the_sums_alone(
+def test_if_fresh_prints_only_the_totals(
     pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_tests(TWO + '@spec("H3")\ndef test_fails(): assert False\n')
+    run_tests(TWO_TESTS + '@spec("H3")\ndef test_fails(): assert False\n')
     capsys.readouterr()
 
     assert main(["--if-fresh"], root=pytester.path) == 0
     assert capsys.readouterr().out.splitlines() == ["H 2/91", "D 0/83", "A 0/90", "C 0/125", "total 2/389, 0 partly"]
 
 
-def test_a_marked_test_that_failed_is_named_and_fails_the_report(
+def test_a_failed_marked_test_is_named_and_fails_the_report(
     pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_tests(TWO + '@spec("H3")\ndef test_fails(): assert False\n')
+    run_tests(TWO_TESTS + '@spec("H3")\ndef test_fails(): assert False\n')
     capsys.readouterr()
 
     assert main([], root=pytester.path) == 1
     assert "failed: tests/test_it.py::test_fails" in capsys.readouterr().out.splitlines()
 
 
-def test_run_refreshes_the_results_and_an_unknown_argument_is_refused(
+def test_the_run_option_refreshes_the_results_and_an_unknown_option_is_refused(
     pytester: pytest.Pytester, run_tests: RunTests, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run_tests(TWO)
+    run_tests(TWO_TESTS)
     pytester.makeconftest("pytest_plugins = ['spec_plugin']")
     (pytester.path / "tests" / "test_more.py").write_text(
         "import pytest\n@pytest.mark.spec('H3')\ndef test_it(): pass\n"
@@ -482,7 +488,7 @@ def test_run_refreshes_the_results_and_an_unknown_argument_is_refused(
         main(["--frehs"], root=pytester.path)
 
 
-def test_a_file_of_results_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+def test_an_unreadable_results_file_counts_as_no_results(tmp_path: Path) -> None:
     path = tmp_path / RESULTS
     path.parent.mkdir()
     for text in ("", "[]", "{}", json.dumps({"tests": {"a": {}}, "content": {"files": {}}, "all_collected": True})):

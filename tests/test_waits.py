@@ -1,4 +1,4 @@
-"""No test depends on time passing."""
+"""No test waits for time to pass."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import retinue.testing
 
 TESTS = Path(__file__).parent
 TESTING = Path(retinue.testing.__file__).parent
-WAITING = TESTING / "wait_conditions.py"
+WAIT_CONDITIONS_FILE = TESTING / "wait_conditions.py"
 
 
-def test_no_test_waits_for_time_to_pass_and_every_limit_is_generous() -> None:
+def test_no_test_waits_for_time_to_pass_and_every_time_limit_is_at_least_a_minute() -> None:
     files = read_test_files(TESTS, TESTING)
-    assert {__file__, str(TESTS / "api" / "tcp_server.py"), str(WAITING)} <= {file.path for file in files}
+    assert {__file__, str(TESTS / "api" / "tcp_server.py"), str(WAIT_CONDITIONS_FILE)} <= {file.path for file in files}
 
-    complaints = [complaint for file in files if Path(file.path) != WAITING for complaint in wrong_waits(file)]
+    complaints = [
+        complaint for file in files if Path(file.path) != WAIT_CONDITIONS_FILE for complaint in wrong_waits(file)
+    ]
 
     assert not complaints, "\n".join(complaints)
 
 
-WRONG = {
+FORBIDDEN_SOURCES = {
     "import time\ntime.sleep(0.1)": "time.sleep waits for time to pass",
     "import asyncio\nasync def f():\n    await asyncio.sleep(delay)": "asyncio.sleep waits for time to pass",
     "from time import sleep\nsleep(1)": "time.sleep waits for time to pass",
@@ -49,7 +51,7 @@ WRONG = {
     "from playwright.sync_api import expect\nexpect(it).to_be_visible(timeout=20_000)": "limited to 20000 ms",
     "from playwright.sync_api import expect\nthread.join(20)": "join is limited to 20 s",
 }
-FINE = [
+ALLOWED_SOURCES = [
     "import asyncio\nasync def f():\n    await asyncio.sleep(0)",
     "import time\ntime.sleep(0.1)  # sleep: the pace of the stand-in, which no test waits for",
     "import asyncio\nasyncio.wait_for(task, 5)  # time limit: the limit is what is tested",
@@ -63,22 +65,22 @@ FINE = [
 ]
 
 
-@pytest.mark.parametrize("source", WRONG)
-def test_a_wait_for_time_and_a_short_limit_are_caught(source: str) -> None:
+@pytest.mark.parametrize("source", FORBIDDEN_SOURCES)
+def test_a_wait_for_time_and_a_short_limit_are_detected(source: str) -> None:
     [complaint] = wrong_waits(parse_test_file("some.py", source))
 
-    assert complaint.startswith("some.py:") and WRONG[source] in complaint
+    assert complaint.startswith("some.py:") and FORBIDDEN_SOURCES[source] in complaint
 
 
-@pytest.mark.parametrize("source", FINE)
-def test_what_does_not_depend_on_time_is_fine(source: str) -> None:
+@pytest.mark.parametrize("source", ALLOWED_SOURCES)
+def test_code_that_does_not_depend_on_time_is_allowed(source: str) -> None:
     assert wrong_waits(parse_test_file("some.py", source)) == []
 
 
-def test_a_constant_is_followed_into_the_file_it_comes_from(tmp_path: Path) -> None:
+def test_a_constant_is_resolved_in_the_file_it_is_imported_from(tmp_path: Path) -> None:
     (tmp_path / "flows").mkdir()
-    (tmp_path / "flows" / "house.py").write_text("WAIT_S = 5.0\n")
-    (tmp_path / "test_it.py").write_text("from flows.house import WAIT_S\nprocess.wait(WAIT_S)\n")
+    (tmp_path / "flows" / "limits.py").write_text("WAIT_S = 5.0\n")
+    (tmp_path / "test_it.py").write_text("from flows.limits import WAIT_S\nprocess.wait(WAIT_S)\n")
 
     [complaint] = [complaint for file in read_test_files(tmp_path) for complaint in wrong_waits(file)]
 

@@ -1,7 +1,7 @@
-"""A pytest plugin: at the end of a run, how long each group of tests took; a group is a folder of `tests/`.
+"""A pytest plugin: at the end of a run, the time of each group of tests; a group is a folder of `tests/`.
 
 `make test` adds pytest's own list of the slowest tests. Files run longest first, by `tests/durations.toml`. A worker
-runs whole files, except where a file holds hundreds of long tests that share nothing.
+runs whole files, except for files with hundreds of long tests that share nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from xdist.scheduler import LoadFileScheduling
 
 from scripts import durations
 
-UNKNOWN_S = 1.0  # a file that was never measured
-# Ten seconds each, and 500 of them in `make test-slow`: in one worker they would take longer than all the others.
-ALONE = ("tests/simulation/test_seeds.py::test_a_house_keeps_its_promises_for_as_many_seeds_as_one_has_time_for",)
+UNMEASURED_S = 1.0  # a file that was never measured
+# Ten seconds each, and 500 of them in `make test-slow`: in one worker they would take longer than all others.
+SPLIT_TESTS = ("tests/simulation/test_seeds.py::test_a_server_keeps_its_invariants_for_many_more_seeds",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +38,7 @@ class WholeFiles(LoadFileScheduling):
     """Gives a worker whole files, and the tests named in `ALONE` one by one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith(ALONE) else super()._split_scope(nodeid)
+        return nodeid if nodeid.startswith(SPLIT_TESTS) else super()._split_scope(nodeid)
 
 
 class LongestFirst:
@@ -47,7 +47,7 @@ class LongestFirst:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         seconds = durations.read()
-        items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), UNKNOWN_S))  # stable: files stay whole
+        items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), UNMEASURED_S))  # stable: files stay whole
 
 
 class GroupSeconds:
@@ -71,7 +71,7 @@ class GroupSeconds:
 
 
 def group_of(nodeid: str) -> str:
-    """The folder below `tests/`; a file that is in none is a group of its own."""
+    """The folder below `tests/`; a file directly in `tests/` is its own group."""
     return file_of(nodeid).removeprefix("tests/").partition("/")[0]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 LIMIT_MIN_S = 60.0
 SLEEPERS = frozenset({"time.sleep", "asyncio.sleep", "anyio.sleep", "trio.sleep"})
-# The number of the positional argument that is the limit.
+# The position of the argument that is the limit.
 LIMITS_BY_NAME = {
     "asyncio.timeout": 0,
     "asyncio.wait_for": 1,
@@ -25,16 +25,16 @@ LIMITS_BY_NAME = {
 LIMITS_BY_METHOD = {"wait": 0, "join": 0, "result": 0, "settimeout": 0, "set_default_timeout": 0, "wait_for": 1}
 LIMIT_KEYWORDS = frozenset({"timeout", "limit_s"})
 CLOCKS = frozenset({"time.monotonic", "time.time", "time.perf_counter"})
-# In a file of browser tests, `timeout=` is in milliseconds, except of these.
+# In a file of browser tests, `timeout=` is in milliseconds, except in calls of these.
 IN_SECONDS = frozenset(
     {"run", "wait", "communicate", "recv", "join", "result", "get", "HTTPConnection", "create_connection", "urlopen"}
 )
-READ = (ast.Call, ast.BinOp, ast.Import, ast.ImportFrom)
+CHECKED_NODES = (ast.Call, ast.BinOp, ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
 class TestFile:
-    """A file as it is written, and the numbers that the constants it imports stand for."""
+    """A file with its source and the numeric constants that it imports."""
 
     path: str
     source: str
@@ -49,12 +49,12 @@ def parse_test_file(path: str, source: str) -> TestFile:
 
 
 def wrong_waits(file: TestFile) -> list[str]:
-    """One line for each wait against the rules, in the order of the file."""
+    """One line for each wait that breaks the rules, in the order of the file."""
     return [complaint for _, complaint in sorted(_Reader(file).complaints())]
 
 
 def read_test_files(*folders: Path) -> list[TestFile]:
-    """Every Python file below the folders. Constants are followed from one file to the next."""
+    """Every Python file below the folders. Constants that are imported from other files are resolved."""
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     files = [parse_test_file(str(path), path.read_text()) for path in paths]
     constants = {_module_key(".".join(Path(file.path).with_suffix("").parts)): _constants(file) for file in files}
@@ -62,7 +62,7 @@ def read_test_files(*folders: Path) -> list[TestFile]:
 
 
 def _module_key(name: str) -> str:
-    """The last two parts of a module's name tell it apart well enough."""
+    """The last two parts of a module name identify it well enough."""
     return ".".join(name.split(".")[-2:])
 
 
@@ -75,7 +75,7 @@ def _imported(tree: ast.Module, constants: Mapping[str, Mapping[str, float]]) ->
 
 
 def _constants(file: TestFile) -> dict[str, float]:
-    """What its constants of numbers come to, with those that it imports."""
+    """The values of its numeric constants, including imported ones."""
     known = dict(file.imported)
     for node in file.tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -90,7 +90,7 @@ def _constants(file: TestFile) -> dict[str, float]:
 
 
 def _number(node: ast.expr, known: Mapping[str, float]) -> float | None:
-    """What an expression of literals and constants comes to; None where it is anything else."""
+    """The value of an expression of literals and constants; None for any other expression."""
     match node:
         case ast.Constant(value=bool()):
             return None
@@ -132,24 +132,24 @@ class _Reader:
         self._file = file
         self._lines = file.source.splitlines()
         self._known = _constants(file)
-        self._nodes = [node for node in ast.walk(file.tree) if isinstance(node, READ)]
+        self._nodes = [node for node in ast.walk(file.tree) if isinstance(node, CHECKED_NODES)]
         self._full_names = dict(self._names())
         self._in_browser = "playwright" in file.source
 
     def complaints(self) -> Iterator[tuple[int, str]]:
-        """Each with its line."""
+        """Each wait with its line."""
         for node in self._nodes:
             match node:
                 case ast.Call():
                     yield from self._call(node)
                 case ast.BinOp(left=ast.Call() as clock, op=ast.Add()) if self._is_clock(clock):
-                    if not self._says(node, "time limit"):
-                        yield self._at(node, "a deadline made by hand; use wait_until or wait_until_sync")
+                    if not self._has_exception_comment(node, "time limit"):
+                        yield self._locate_complaint(node, "a deadline made by hand; use wait_until or wait_until_sync")
                 case _:
                     continue
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """How names that were imported one by one are called in full."""
+        """The full names of functions that were imported by name."""
         for node in self._nodes:
             if isinstance(node, ast.ImportFrom) and node.module in ("time", "asyncio", "anyio"):
                 yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
@@ -169,16 +169,20 @@ class _Reader:
         name = self._name(call.func)
         method = name.rpartition(".")[2]
         if name in SLEEPERS and (not call.args or _number(call.args[0], {}) != 0):
-            if not self._says(call, "sleep"):
-                yield self._at(call, f"{name} waits for time to pass; wait for what it waits for (wait_until)")
+            if not self._has_exception_comment(call, "sleep"):
+                yield self._locate_complaint(
+                    call, f"{name} waits for time to pass; wait for what it waits for (wait_until)"
+                )
         elif method == "wait_for_timeout":
-            if not self._says(call, "sleep"):
-                yield self._at(call, "wait_for_timeout waits for time to pass; use expect(...)")
+            if not self._has_exception_comment(call, "sleep"):
+                yield self._locate_complaint(call, "wait_for_timeout waits for time to pass; use expect(...)")
         for limit, in_ms in self._limits(call, name, method):
             least = LIMIT_MIN_S * (1000 if in_ms else 1)
-            if limit < least and not self._says(call, "time limit"):
+            if limit < least and not self._has_exception_comment(call, "time limit"):
                 unit = "ms" if in_ms else "s"
-                yield self._at(call, f"{method} is limited to {limit:g} {unit}; a limit ends a hang: {least:g} or more")
+                yield self._locate_complaint(
+                    call, f"{method} is limited to {limit:g} {unit}; a limit ends a hang: {least:g} or more"
+                )
 
     def _limits(self, call: ast.Call, name: str, method: str) -> Iterator[tuple[float, bool]]:
         """Each limit of a call that can be read here, and whether it is in milliseconds."""
@@ -191,10 +195,10 @@ class _Reader:
             if value is not None and value > 0:
                 yield value, in_ms
 
-    def _says(self, node: ast.expr, what: str) -> bool:
+    def _has_exception_comment(self, node: ast.expr, what: str) -> bool:
         """Whether a comment on the lines of the expression gives a reason."""
         spoken = self._lines[node.lineno - 1 : node.end_lineno]
         return any(line.partition(f"# {what}: ")[2].strip() for line in spoken)
 
-    def _at(self, node: ast.expr, complaint: str) -> tuple[int, str]:
+    def _locate_complaint(self, node: ast.expr, complaint: str) -> tuple[int, str]:
         return node.lineno, f"{self._file.path}:{node.lineno}: {complaint}"

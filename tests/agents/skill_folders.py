@@ -1,4 +1,4 @@
-"""Skills on disk, for tests."""
+"""Skill folders on disk, for tests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def write_skill(
     return folder
 
 
-def house_root(path: Path) -> SkillRoot:
+def instance_skill_root(path: Path) -> SkillRoot:
     return SkillRoot(source=SkillSource.INSTANCE, path=path)
 
 
-def here(*, bins: str = "", env: str = "", config: str = "", os: str = "linux") -> HostFacts:
+def host_facts(*, bins: str = "", env: str = "", config: str = "", os: str = "linux") -> HostFacts:
     return HostFacts(
         os=os,
         has_bin=lambda name: name in bins.split(),

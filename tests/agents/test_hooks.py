@@ -1,4 +1,4 @@
-"""Hooks: small programs of the owner's, found by precedence, gated, and run when something happens."""
+"""Hooks: the owner's programs, found by precedence, allowed by requirements, and run after events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from flows.tools_instance import HandsHouse, hands_house
+from flows.tools_instance import ScriptedServer, open_scripted_server
 from msgspec import structs
 
 from retinue.agents.hook_runner import (
@@ -46,17 +46,19 @@ from retinue.testing.loop_time import skip_loop_time_on_increase
 from retinue.testing.wait_conditions import wait_until
 
 OWNER = boss_principal("owner")
-ON = HookSettings(enabled=True)
-HERE = HostFacts(
+ENABLED = HookSettings(enabled=True)
+HOST_FACTS = HostFacts(
     os="linux",
     has_bin=lambda name: name == "sh",
     has_env=lambda name: name == "THERE",
     has_config=lambda dotted: dotted == "web.browser",
 )
-WRITES = '#!/bin/sh\ncat > "$HOOK_DATA/$HOOK_EVENT"\n'
+HANDLER_THAT_STORES_ITS_INPUT = '#!/bin/sh\ncat > "$HOOK_DATA/$HOOK_EVENT"\n'
 
 
-def hook(root: Path, name: str, *, events: str = "[command]", more: str = "", handler: str = WRITES) -> Path:
+def hook(
+    root: Path, name: str, *, events: str = "[command]", more: str = "", handler: str = HANDLER_THAT_STORES_ITS_INPUT
+) -> Path:
     folder = root / "hooks" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "HOOK.md").write_text(f"---\nname: {name}\ndescription: A hook.\nevents: {events}\n{more}---\nWords.\n")
@@ -70,7 +72,7 @@ def names(home: Path, *workspaces: Path) -> dict[str, HookSource]:
 
 
 @pytest.mark.spec("C88")
-def test_of_two_hooks_of_one_name_the_workspaces_counts_before_the_houses_and_that_before_what_comes_along(
+def test_a_workspace_hook_shadows_an_instance_hook_and_this_a_bundled_hook(
     tmp_path: Path,
 ) -> None:
     home, workspace = tmp_path / "home", tmp_path / "workspace"
@@ -104,40 +106,41 @@ def test_of_two_hooks_of_one_name_the_workspaces_counts_before_the_houses_and_th
         ("os: [darwin]\n", "it is for darwin"),
     ],
 )
-def test_a_hook_whose_needs_are_not_met_is_not_run_and_says_why(tmp_path: Path, more: str, because: str) -> None:
+def test_a_hook_with_unmet_requirements_is_not_ready_with_the_reason(tmp_path: Path, more: str, because: str) -> None:
     more = more.replace("{", '{"').replace(": [", '": ["').replace("]}", '"]}').replace(", unheard", '", "unheard')
     hook(
         tmp_path, "gated", more=more if more.startswith("requires") else more.replace('": ["', ": [").replace('"]', "]")
     )
     [found] = [each for each in find_hooks(tmp_path).hooks if each.name == "gated"]
-    [stood] = evaluate_hooks([found], {found.key: found.hash}, HERE, settings=ON)
-    assert stood.state is (HookState.UNFIT if because else HookState.READY)
+    [stood] = evaluate_hooks([found], {found.key: found.hash}, HOST_FACTS, settings=ENABLED)
+    assert stood.state is (HookState.UNAVAILABLE if because else HookState.READY)
     assert because in stood.because
 
 
-def test_a_hook_is_run_only_as_it_was_found_good(tmp_path: Path) -> None:
+def test_a_hook_is_ready_only_with_its_approved_hash_and_if_enabled(tmp_path: Path) -> None:
     folder = hook(tmp_path, "mine")
     [found] = [each for each in find_hooks(tmp_path).hooks if each.name == "mine"]
     good = {found.key: found.hash}
-    assert evaluate_hooks([found], {}, HERE, settings=ON)[0].state is HookState.NEW
-    assert evaluate_hooks([found], good, HERE, settings=ON)[0].state is HookState.READY
-    assert evaluate_hooks([found], good, HERE, settings=HookSettings())[0].state is HookState.OFF
+    assert evaluate_hooks([found], {}, HOST_FACTS, settings=ENABLED)[0].state is HookState.NEW
+    assert evaluate_hooks([found], good, HOST_FACTS, settings=ENABLED)[0].state is HookState.READY
+    assert evaluate_hooks([found], good, HOST_FACTS, settings=HookSettings())[0].state is HookState.OFF
     assert (
-        evaluate_hooks([found], good, HERE, settings=HookSettings(enabled=True, deny=("m*",)))[0].state is HookState.OFF
+        evaluate_hooks([found], good, HOST_FACTS, settings=HookSettings(enabled=True, deny=("m*",)))[0].state
+        is HookState.OFF
     )
     (folder / "handler.sh").write_text("#!/bin/sh\nrm -rf /\n")
     [changed] = [each for each in find_hooks(tmp_path).hooks if each.name == "mine"]
-    assert evaluate_hooks([changed], good, HERE, settings=ON)[0].state is HookState.CHANGED
+    assert evaluate_hooks([changed], good, HOST_FACTS, settings=ENABLED)[0].state is HookState.CHANGED
 
 
 @pytest.mark.parametrize("events", ["[]", "[unheard]", "{}", "[command, unheard]"])
-def test_events_that_nobody_knows_make_no_hook(tmp_path: Path, events: str) -> None:
+def test_a_hook_with_unknown_or_no_events_is_invalid(tmp_path: Path, events: str) -> None:
     hook(tmp_path, "odd", events=events)
     assert "odd" not in names(tmp_path)
     assert [each.folder.name for each in find_hooks(tmp_path).invalid] == ["odd"]
 
 
-def test_a_folder_with_a_link_or_without_a_handler_is_no_hook(tmp_path: Path) -> None:
+def test_a_hook_with_a_link_or_without_an_executable_handler_is_invalid(tmp_path: Path) -> None:
     os.chmod(hook(tmp_path, "cannot-run") / "handler.sh", 0o644)
     (hook(tmp_path, "leads-out") / "notes").symlink_to("/etc/passwd")
     with pytest.raises(Invalid):
@@ -145,7 +148,7 @@ def test_a_folder_with_a_link_or_without_a_handler_is_no_hook(tmp_path: Path) ->
     assert {each.folder.name for each in find_hooks(tmp_path).invalid} == {"cannot-run", "leads-out"}
 
 
-def test_what_a_hook_says_is_bounded_and_must_be_its_json() -> None:
+def test_hook_output_must_be_json_and_its_messages_are_limited() -> None:
     many = {"messages": ["x" * 10_000] * 50}
     said = parse_messages(json.dumps(many).encode())
     assert (len(said), len(said[0])) == (MESSAGES_MAX, MESSAGE_CHARS_MAX)
@@ -153,11 +156,11 @@ def test_what_a_hook_says_is_bounded_and_must_be_its_json() -> None:
         assert parse_messages(nothing) == []
 
 
-# --- in a house ---
+# --- on a server ---
 
 
 @dataclass
-class HookedHouse(HandsHouse):
+class HookedServer(ScriptedServer):
     hooks: HookRunner | None = None
 
     @property
@@ -165,31 +168,33 @@ class HookedHouse(HandsHouse):
         assert self.hooks is not None
         return self.hooks
 
-    def told(self, name: str, event: str) -> Mapping[str, str]:
+    def event_data(self, name: str, event: str) -> Mapping[str, str]:
         return json.loads((self.root / DATA_FOLDER / name / event).read_text())
 
-    async def until(self, path: Path) -> None:
+    async def wait_for_file(self, path: Path) -> None:
         await wait_until(path.exists, f"{path} is there")
         await self.running.wait_idle()
 
 
 @asynccontextmanager
-async def hooked_house(root: Path, *, settings: HookSettings = ON) -> AsyncGenerator[HookedHouse]:
-    async def bare() -> Sandbox:
+async def hook_instance(root: Path, *, settings: HookSettings = ENABLED) -> AsyncGenerator[HookedServer]:
+    async def host_sandbox() -> Sandbox:
         return HostSandbox()
 
-    async with hands_house(root) as inside:
-        desk = inside.house.services
+    async with open_scripted_server(root) as inside:
+        services = inside.server.services
         hooks = HookRunner(
             root,
-            desk.store,
+            services.store,
             settings=lambda: settings,
-            host_facts=lambda: HERE,
-            get_sandbox=bare,
-            send_message=lambda event, hook, text: operations.send_hook_output(desk, event, hook, text),
+            host_facts=lambda: HOST_FACTS,
+            get_sandbox=host_sandbox,
+            send_message=lambda event, hook, text: operations.send_hook_output(services, event, hook, text),
         )
-        house = structs.replace(inside.house, services=structs.replace(desk, hooks=hooks))
-        made = HookedHouse(house, root, inside.model, inside.configuration, inside.witness, inside.models, hooks=hooks)
+        server = structs.replace(inside.server, services=structs.replace(services, hooks=hooks))
+        made = HookedServer(
+            server, root, inside.model, inside.configuration, inside.witness, inside.models, hooks=hooks
+        )
         await hooks.start()
         try:
             yield made
@@ -198,115 +203,117 @@ async def hooked_house(root: Path, *, settings: HookSettings = ON) -> AsyncGener
 
 
 @pytest.mark.spec("C88")
-async def test_a_command_is_told_to_every_hook_that_asked_for_it_and_its_words_come_to_whoever_gave_it(
+async def test_a_command_runs_every_hook_of_its_event_and_hook_messages_reach_the_sender(
     tmp_path: Path,
 ) -> None:
     hook(tmp_path, "all", events="[command]")
-    speaks = WRITES + 'echo \'{"messages": ["Noted."]}\'\n'
+    speaks = HANDLER_THAT_STORES_ITS_INPUT + 'echo \'{"messages": ["Noted."]}\'\n'
     hook(tmp_path, "resets", events="[command:reset]", handler=speaks)
     hook(tmp_path, "stops", events="[command:stop]")
-    async with hooked_house(tmp_path) as house:
-        desk = house.house.services
+    async with hook_instance(tmp_path) as server:
+        services = server.server.services
         for name in ("all", "resets", "stops"):
-            await operations.enable_hook(desk, OWNER, HookEnableRequest(name=name))
-        await house.turn("Good morning.", "Good morning.", origin="person:owner")
-        await house.post("/reset and keep this", origin="person:owner")
-        await house.until(tmp_path / DATA_FOLDER / "resets" / "command:reset")
-        told = house.told("all", "command:reset")
-        assert told["sender"] == "person:owner"
-        assert told["text"] == "/reset and keep this"
-        assert told["agent"] == "ada"
+            await operations.enable_hook(services, OWNER, HookEnableRequest(name=name))
+        await server.turn("Good morning.", "Good morning.", origin="person:owner")
+        await server.post("/reset and keep this", origin="person:owner")
+        await server.wait_for_file(tmp_path / DATA_FOLDER / "resets" / "command:reset")
+        event_data = server.event_data("all", "command:reset")
+        assert event_data["sender"] == "person:owner"
+        assert event_data["text"] == "/reset and keep this"
+        assert event_data["agent"] == "ada"
         assert not (tmp_path / DATA_FOLDER / "stops" / "command:reset").exists()
-        await house.rest()
-        assert "Noted." in [mail.text for mail in await house.mail("person:owner")]
+        await server.rest()
+        assert "Noted." in [mail.text for mail in await server.mail("person:owner")]
 
 
 @pytest.mark.spec("C88")
-async def test_sessions_that_begin_and_begin_anew_are_told(tmp_path: Path) -> None:
+async def test_hooks_run_for_session_start_and_session_reset(tmp_path: Path) -> None:
     hook(tmp_path, "watch", events='["session:start", "session:reset", "agent:bootstrap"]')
-    async with hooked_house(tmp_path) as house:
-        await operations.enable_hook(house.house.services, OWNER, HookEnableRequest(name="watch"))
-        session = await house.turn("Hello.", "Hello.", origin="person:owner")
-        await house.until(tmp_path / DATA_FOLDER / "watch" / "agent:bootstrap")
-        assert house.told("watch", "session:start")["session"] == session
-        await house.post("/reset", origin="person:owner")
-        await house.until(tmp_path / DATA_FOLDER / "watch" / "session:reset")
-        assert house.told("watch", "session:reset")["agent"] == "ada"
+    async with hook_instance(tmp_path) as server:
+        await operations.enable_hook(server.server.services, OWNER, HookEnableRequest(name="watch"))
+        session = await server.turn("Hello.", "Hello.", origin="person:owner")
+        await server.wait_for_file(tmp_path / DATA_FOLDER / "watch" / "agent:bootstrap")
+        assert server.event_data("watch", "session:start")["session"] == session
+        await server.post("/reset", origin="person:owner")
+        await server.wait_for_file(tmp_path / DATA_FOLDER / "watch" / "session:reset")
+        assert server.event_data("watch", "session:reset")["agent"] == "ada"
 
 
-async def test_a_hook_may_be_told_that_the_house_has_opened_and_greet_its_owner(tmp_path: Path) -> None:
+async def test_a_startup_hook_can_send_a_message_to_the_owner(tmp_path: Path) -> None:
     hook(tmp_path, "greets", events='["gateway:startup"]', handler='#!/bin/sh\necho \'{"messages": ["Open."]}\'\n')
-    async with hooked_house(tmp_path) as house:
-        await operations.enable_hook(house.house.services, OWNER, HookEnableRequest(name="greets"))
-        house.running.notify_started(datetime(2026, 3, 4, tzinfo=UTC))
-        await house.running.wait_idle()
-        assert [mail.text for mail in await house.mail("person:owner")] == ["Open."]
+    async with hook_instance(tmp_path) as server:
+        await operations.enable_hook(server.server.services, OWNER, HookEnableRequest(name="greets"))
+        server.running.notify_started(datetime(2026, 3, 4, tzinfo=UTC))
+        await server.running.wait_idle()
+        assert [mail.text for mail in await server.mail("person:owner")] == ["Open."]
 
 
-async def test_a_hook_that_breaks_takes_too_long_or_says_too_much_touches_nothing_else(tmp_path: Path) -> None:
+async def test_a_hook_that_fails_times_out_or_prints_too_much_does_not_affect_other_hooks(tmp_path: Path) -> None:
     hook(tmp_path, "a-breaks", handler="#!/bin/sh\nexit 3\n")
     hook(tmp_path, "b-sleeps", handler=f"#!/bin/sh\ntouch {tmp_path}/asleep\nexec sleep 600\n")
     hook(tmp_path, "c-shouts", handler="#!/bin/sh\nyes\n")
     hook(tmp_path, "d-no-program", handler="#!/no/such/program\n")
     hook(tmp_path, "e-works")
-    async with hooked_house(tmp_path, settings=HookSettings(enabled=True, timeout_s=60)) as house:
+    async with hook_instance(tmp_path, settings=HookSettings(enabled=True, timeout_s=60)) as server:
         for each in find_hooks(tmp_path).hooks:
-            await operations.enable_hook(house.house.services, OWNER, HookEnableRequest(name=each.name))
+            await operations.enable_hook(server.server.services, OWNER, HookEnableRequest(name=each.name))
         async with skip_loop_time_on_increase(60, count=lambda: int((tmp_path / "asleep").exists())):
-            done = await house.running.run_hooks(HookEvent(event="command:new", key="1", at="now"))
+            done = await server.running.run_hooks(HookEvent(event="command:new", key="1", at="now"))
         assert done == ["command-logger", "e-works"]
-        assert await house.turn("Hello.", "Hello.")
+        assert await server.turn("Hello.", "Hello.")
 
 
-async def test_nothing_is_run_in_a_house_that_did_not_turn_hooks_on(tmp_path: Path) -> None:
+async def test_no_hook_runs_if_hooks_are_disabled(tmp_path: Path) -> None:
     hook(tmp_path, "mine")
-    async with hooked_house(tmp_path, settings=HookSettings()) as house:
-        shown = await operations.enable_hook(house.house.services, OWNER, HookEnableRequest(name="mine"))
+    async with hook_instance(tmp_path, settings=HookSettings()) as server:
+        shown = await operations.enable_hook(server.server.services, OWNER, HookEnableRequest(name="mine"))
         assert shown.state is HookState.OFF
-        assert await house.running.run_hooks(HookEvent(event="command:new", key="1", at="now")) == ()
+        assert await server.running.run_hooks(HookEvent(event="command:new", key="1", at="now")) == ()
 
 
-async def test_hooks_are_listed_shown_enabled_as_they_were_read_and_disabled(tmp_path: Path) -> None:
+async def test_hooks_are_listed_shown_enabled_by_their_hash_and_disabled(tmp_path: Path) -> None:
     hook(tmp_path, "mine")
     hook(tmp_path, "broken", events="[]")
-    async with hooked_house(tmp_path) as house:
-        desk = house.house.services
-        listed = await operations.list_hooks(desk, OWNER, HookListRequest())
+    async with hook_instance(tmp_path) as server:
+        services = server.server.services
+        listed = await operations.list_hooks(services, OWNER, HookListRequest())
         assert {each.name: each.state for each in listed.hooks} == {
             "command-logger": HookState.NEW,
             "mine": HookState.NEW,
         }
         assert [Path(each.folder).name for each in listed.broken] == ["broken"]
-        read = await operations.show_hook(desk, OWNER, HookNameRequest(name="mine"))
+        read = await operations.show_hook(services, OWNER, HookNameRequest(name="mine"))
         assert "handler.sh (executable)" in read.content
         with pytest.raises(Conflict):
-            await operations.enable_hook(desk, OWNER, HookEnableRequest(name="mine", hash="0" * 12))
-        enabled = await operations.enable_hook(desk, OWNER, HookEnableRequest(name="mine", hash=read.hook.hash[:12]))
+            await operations.enable_hook(services, OWNER, HookEnableRequest(name="mine", hash="0" * 12))
+        enabled = await operations.enable_hook(
+            services, OWNER, HookEnableRequest(name="mine", hash=read.hook.hash[:12])
+        )
         assert enabled.state is HookState.READY
-        gone = [await operations.disable_hook(desk, OWNER, HookNameRequest(name="mine")) for _ in range(2)]
+        gone = [await operations.disable_hook(services, OWNER, HookNameRequest(name="mine")) for _ in range(2)]
         assert [each.was_enabled for each in gone] == [True, False]
         for unknown in ("broken", "unheard"):
             with pytest.raises(NotFound):
-                await operations.show_hook(desk, OWNER, HookNameRequest(name=unknown))
+                await operations.show_hook(services, OWNER, HookNameRequest(name=unknown))
 
 
-async def test_the_logger_that_comes_along_keeps_a_line_for_each_command(tmp_path: Path) -> None:
-    async with hooked_house(tmp_path) as house:
-        await operations.enable_hook(house.house.services, OWNER, HookEnableRequest(name="command-logger"))
+async def test_the_bundled_command_logger_writes_a_line_for_each_command(tmp_path: Path) -> None:
+    async with hook_instance(tmp_path) as server:
+        await operations.enable_hook(server.server.services, OWNER, HookEnableRequest(name="command-logger"))
         for number in range(2):
-            await house.running.run_hooks(
+            await server.running.run_hooks(
                 HookEvent(event="command:stop", key=str(number), at="now", sender="person:owner")
             )
         lines = (tmp_path / DATA_FOLDER / "command-logger" / "commands.log").read_text().splitlines()
         assert [json.loads(line)["key"] for line in lines] == ["0", "1"]
 
 
-def test_every_event_has_its_line_in_the_guide() -> None:
+def test_every_hook_event_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "hooks.md").read_text()
     assert [event for event in HOOK_EVENTS if f"`{event}`" not in guide] == []
 
 
-async def test_behind_walls_a_hook_sees_its_own_folder_and_nothing_else_of_the_house(tmp_path: Path) -> None:
+async def test_a_sandboxed_hook_can_read_only_its_own_folder_of_the_data_directory(tmp_path: Path) -> None:
     home = tmp_path / "home"
     looks = '#!/bin/sh\ncat > "$HOOK_DATA/told"\ncat ' + f'"{home}/owner-token" "{home}/hooks/other/HOOK.md"\nexit 0\n'
     mine, other = hook(home, "mine", handler=looks), hook(home, "other")
@@ -315,16 +322,16 @@ async def test_behind_walls_a_hook_sees_its_own_folder_and_nothing_else_of_the_h
     data.mkdir(parents=True)
     sandbox = OwnerSandbox(SandboxSettings, data_directory=home, user_home=Path.home())
     try:
-        walls = await sandbox()
+        sandboxed = await sandbox()
     except SandboxFailed as error:
         pytest.skip(f"no sandbox here: {error.because}")
     confinement = Confinement(
         folder=data, writable=(data,), readable=(mine,), environment={"HOOK_DATA": str(data), "HOOK_EVENT": "x"}
     )
-    said = await run_command(
-        walls, [str(mine / "handler.sh")], confinement, input_data=b"hello", timeout_s=60, bytes_max=10_000
+    output = await run_command(
+        sandboxed, [str(mine / "handler.sh")], confinement, input_data=b"hello", timeout_s=60, bytes_max=10_000
     )
     assert (data / "told").read_bytes() == b"hello"
-    assert b"a token" not in said
-    assert b"A hook." not in said
+    assert b"a token" not in output
+    assert b"A hook." not in output
     assert other.exists()

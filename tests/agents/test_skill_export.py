@@ -1,4 +1,4 @@
-"""Operations exported as a skill: the command line beside it is run for real, against a real house."""
+"""Operations exported as a skill: its command line program runs against a real server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from agents.skill_folders import house_root
-from cli.server_process import HouseProcess
+from agents.skill_folders import instance_skill_root
+from cli.server_process import ServerProcess
 
 from retinue.agents import skill_bundles
 from retinue.agents.skill_bundles import BundleCommand, BundleOption, SkillBundle
@@ -28,8 +28,8 @@ RUNS_WITHIN_S = 90
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HouseProcess]:
-    process = HouseProcess(tmp_path_factory.mktemp("house") / "home")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path_factory.mktemp("server") / "home")
     process.open()
     yield process
     process.close()
@@ -38,17 +38,17 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HouseProcess]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("skills")
-    for noun in ("agent", "envelope", "house", "session"):
+    for noun in ("agent", "envelope", "server", "session"):
         skill_bundles.write_bundle(build_bundle(noun, OPERATIONS), to)
     return to
 
 
-def surroundings(house: HouseProcess, **changed: str) -> dict[str, str]:
-    """Nothing of ours: neither our packages nor our variables are there where the skill is used."""
+def child_environment(server: ServerProcess, **changed: str) -> dict[str, str]:
+    """Leave out our packages and variables, which do not exist where the skill is used."""
     made = {
         "PATH": os.environ["PATH"],
-        "RETINUE_SOCKET": (house.home / "socket").read_text(),
-        "RETINUE_TOKEN": (house.home / "owner-token").read_text().strip(),
+        "RETINUE_SOCKET": (server.home / "socket").read_text(),
+        "RETINUE_TOKEN": (server.home / "owner-token").read_text().strip(),
         **changed,
     }
     return {name: value for name, value in made.items() if value}
@@ -65,32 +65,32 @@ def run(folder: Path, noun: str, *words: str, env: dict[str, str], stdin: str = 
         timeout=RUNS_WITHIN_S,
         cwd="/",
     )
-    said = json.loads(done.stdout) if done.stdout and done.stdout[0] in "{[" else done.stdout
-    return done.returncode, said, json.loads(done.stderr)["error"] if done.stderr else {}
+    output = json.loads(done.stdout) if done.stdout and done.stdout[0] in "{[" else done.stdout
+    return done.returncode, output, json.loads(done.stderr)["error"] if done.stderr else {}
 
 
-def address(house: HouseProcess) -> str:
-    return (house.home / "address").read_text()
+def url_of(server: ServerProcess) -> str:
+    return (server.home / "address").read_text()
 
 
 @pytest.mark.spec("A42")
-def test_a_bundle_is_a_skill_with_a_command_line_that_can_be_run(folder: Path, house: HouseProcess) -> None:
-    found = find_skills([house_root(folder)])
+def test_an_exported_bundle_is_a_skill_with_an_executable_cli(folder: Path, server: ServerProcess) -> None:
+    found = find_skills([instance_skill_root(folder)])
     assert [(skill.name, skill.front_matter.bundle) for skill in found.skills] == [
         ("retinue-agent", "agent"),
         ("retinue-envelope", "envelope"),
-        ("retinue-house", "house"),
+        ("retinue-server", "server"),
         ("retinue-session", "session"),
     ]
     words = (folder / "retinue-session" / "SKILL.md").read_text()
     for operation in OPERATIONS.values():
-        noun, _, verb = operation.name.partition(".")
+        noun, verb = operation.command
         if noun == "session":
             assert f"\n## {verb}\n\n{operation.summary}\n" in words
     assert all(f"| {code} | " in words for code in range(5))
-    done = subprocess.run(  # by its own first line, as an agent would
-        [str(folder / "retinue-house" / "retinue-house-cli"), "status"],
-        env=surroundings(house),
+    done = subprocess.run(  # by its shebang, as an agent would
+        [str(folder / "retinue-server" / "retinue-server-cli"), "status"],
+        env=child_environment(server),
         capture_output=True,
         timeout=RUNS_WITHIN_S,
     )
@@ -99,8 +99,12 @@ def test_a_bundle_is_a_skill_with_a_command_line_that_can_be_run(folder: Path, h
 
 @pytest.mark.spec("A42")
 @pytest.mark.parametrize("way", ["socket", "url"])
-def test_it_asks_the_house_and_prints_what_it_says(folder: Path, house: HouseProcess, way: str) -> None:
-    env = surroundings(house) if way == "socket" else surroundings(house, RETINUE_SOCKET="", RETINUE_URL=address(house))
+def test_a_bundle_cli_calls_the_server_and_prints_its_answer(folder: Path, server: ServerProcess, way: str) -> None:
+    env = (
+        child_environment(server)
+        if way == "socket"
+        else child_environment(server, RETINUE_SOCKET="", RETINUE_URL=url_of(server))
+    )
     code, sent, _ = run(folder, "envelope", "send", "agent:guide", "-", "--once", f"key-{way}", env=env, stdin="help\n")
     assert code == 0 and sent["envelope"]
     again = run(folder, "envelope", "send", "agent:guide", "-", "--once", f"key-{way}", env=env, stdin="help\n")
@@ -112,8 +116,8 @@ def test_it_asks_the_house_and_prints_what_it_says(folder: Path, house: HousePro
 
 
 @pytest.mark.spec("A42")
-def test_lists_are_given_as_json_by_commas_or_one_by_one(folder: Path, house: HouseProcess) -> None:
-    env = surroundings(house)
+def test_a_bundle_cli_takes_lists_as_json_comma_separated_or_repeated(folder: Path, server: ServerProcess) -> None:
+    env = child_environment(server)
     for name, words in (
         ("by-json", ["--tools-allow", '["read", "session_status"]']),
         ("by-comma", ["--tools-allow", "read, session_status"]),
@@ -130,14 +134,14 @@ def test_lists_are_given_as_json_by_commas_or_one_by_one(folder: Path, house: Ho
 @pytest.mark.parametrize(
     ("words", "changed", "exits", "code"),
     [
-        (["show", "nobody"], {}, 4, "agent.not_found"),  # the house refuses
+        (["show", "nobody"], {}, 4, "agent.not_found"),  # the server refuses
         (["show", "guide"], {"RETINUE_TOKEN": "wrong"}, 4, ""),
         (["show", "guide"], {"RETINUE_SOCKET": "/nowhere.sock"}, 4, "server.not_running"),
         (["show", "guide"], {"RETINUE_URL": "http://127.0.0.1:9", "RETINUE_SOCKET": ""}, 4, "server.not_running"),
         (["show", "guide"], {"RETINUE_SOCKET": ""}, 3, "config.no_server"),
         (["show", "guide"], {"RETINUE_TOKEN": ""}, 3, "config.no_token"),
-        (["show", "guide"], {"RETINUE_URL": "ftp://house"}, 3, "config.invalid"),
-        (["show", "guide"], {"RETINUE_URL": "http://me:pw@house"}, 3, "config.invalid"),
+        (["show", "guide"], {"RETINUE_URL": "ftp://server"}, 3, "config.invalid"),
+        (["show", "guide"], {"RETINUE_URL": "http://me:pw@server"}, 3, "config.invalid"),
         (["show"], {}, 2, "usage.invalid"),
         (["fly"], {}, 2, "usage.invalid"),
         ([], {}, 2, "usage.invalid"),
@@ -145,97 +149,97 @@ def test_lists_are_given_as_json_by_commas_or_one_by_one(folder: Path, house: Ho
         (["set", "guide", "--queue-mode", "sideways"], {}, 2, "usage.invalid"),
     ],
 )
-def test_the_exit_code_says_what_went_wrong(
-    folder: Path, house: HouseProcess, words: list[str], changed: dict[str, str], exits: int, code: str
+def test_a_bundle_cli_has_an_exit_code_for_each_kind_of_error(
+    folder: Path, server: ServerProcess, words: list[str], changed: dict[str, str], exits: int, code: str
 ) -> None:
-    got, said, error = run(folder, "agent", *words, env=surroundings(house, **changed))
-    assert (got, said) == (exits, "")
+    got, output, error = run(folder, "agent", *words, env=child_environment(server, **changed))
+    assert (got, output) == (exits, "")
     assert error["sentence"] and (not code or error["code"] == code)
-    assert surroundings(house)["RETINUE_TOKEN"] not in json.dumps(error)
+    assert child_environment(server)["RETINUE_TOKEN"] not in json.dumps(error)
 
 
 @pytest.mark.spec("A42")
-def test_what_nobody_thought_of_ends_with_1(folder: Path, house: HouseProcess, tmp_path: Path) -> None:
-    source = (folder / "retinue-house" / "retinue-house-cli").read_text()
-    broken = tmp_path / "retinue-house" / "retinue-house-cli"
+def test_an_internal_error_of_a_bundle_cli_exits_with_1(folder: Path, server: ServerProcess, tmp_path: Path) -> None:
+    source = (folder / "retinue-server" / "retinue-server-cli").read_text()
+    broken = tmp_path / "retinue-server" / "retinue-server-cli"
     broken.parent.mkdir()
-    broken.write_text(source.replace("'route': '/api/house/status'", "'route': None"))
-    got, _, error = run(tmp_path, "house", "status", env=surroundings(house))
+    broken.write_text(source.replace("'route': '/api/server/status'", "'route': None"))
+    got, _, error = run(tmp_path, "server", "status", env=child_environment(server))
     assert (got, error["code"]) == (1, "cli.internal_error")
 
 
-def test_help_is_no_mistake(folder: Path, house: HouseProcess) -> None:
-    got, said, _ = run(folder, "agent", "show", "--help", env=surroundings(house))
-    assert got == 0 and "NAME" in said
+def test_help_of_a_bundle_cli_exits_with_0(folder: Path, server: ServerProcess) -> None:
+    got, output, _ = run(folder, "agent", "show", "--help", env=child_environment(server))
+    assert got == 0 and "NAME" in output
 
 
-class Prefixed(http.server.BaseHTTPRequestHandler):
-    """A proxy that has the house below /house/of/ada, and nothing elsewhere."""
+class PrefixProxy(http.server.BaseHTTPRequestHandler):
+    """A proxy that serves the server below /server/of/ada, and nothing elsewhere."""
 
-    house = ""
-    heard: ClassVar[list[tuple[str, str | None]]] = []
+    upstream = ""
+    received_requests: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_POST(self) -> None:
-        self.heard.append((self.path, self.headers.get("X-Retinue-Session")))
+        self.received_requests.append((self.path, self.headers.get("X-Retinue-Session")))
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path.startswith("/moved"):
             self.send_response(307)
-            self.send_header("Location", f"http://{self.headers['Host']}/house/of/ada{self.path[6:]}")
+            self.send_header("Location", f"http://{self.headers['Host']}/server/of/ada{self.path[6:]}")
             self.end_headers()
             return
-        if not self.path.startswith("/house/of/ada/api/"):
+        if not self.path.startswith("/server/of/ada/api/"):
             self.send_error(404)
             return
-        asked = urllib.request.Request(self.house + self.path.removeprefix("/house/of/ada"), body)
+        asked = urllib.request.Request(self.upstream + self.path.removeprefix("/server/of/ada"), body)
         for name in ("Authorization", "Content-Type"):
             asked.add_header(name, self.headers[name])
         with urllib.request.urlopen(asked, timeout=RUNS_WITHIN_S) as answer:
-            told = answer.read()
+            body_read = answer.read()
         self.send_response(200)
-        self.send_header("Content-Length", str(len(told)))
+        self.send_header("Content-Length", str(len(body_read)))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(body_read)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
 @pytest.fixture
-def proxy(house: HouseProcess) -> Iterator[str]:
-    Prefixed.house = address(house)
-    Prefixed.heard.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Prefixed) as server:
-        serving = threading.Thread(target=server.serve_forever)
+def proxy(server: ServerProcess) -> Iterator[str]:
+    PrefixProxy.upstream = url_of(server)
+    PrefixProxy.received_requests.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), PrefixProxy) as proxy_server:
+        serving = threading.Thread(target=proxy_server.serve_forever)
         serving.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+        yield f"http://127.0.0.1:{proxy_server.server_address[1]}"
+        proxy_server.shutdown()
         serving.join()
 
 
 @pytest.mark.spec("A42")
-def test_a_path_in_the_address_of_the_house_is_kept_and_the_session_is_told(
-    folder: Path, house: HouseProcess, proxy: str
+def test_a_bundle_cli_keeps_the_path_of_the_server_url_and_sends_the_session(
+    folder: Path, server: ServerProcess, proxy: str
 ) -> None:
-    for url in (f"{proxy}/house/of/ada", f"{proxy}/house/of/ada/"):
-        env = surroundings(house, RETINUE_URL=url, RETINUE_SESSION="from-env")
+    for url in (f"{proxy}/server/of/ada", f"{proxy}/server/of/ada/"):
+        env = child_environment(server, RETINUE_URL=url, RETINUE_SESSION="from-env")
         assert run(folder, "agent", "show", "guide", env=env)[0] == 0
     run(folder, "agent", "show", "guide", "-s", "typed", env=env)
-    assert Prefixed.heard == [
-        ("/house/of/ada/api/agent/show", "from-env"),
-        ("/house/of/ada/api/agent/show", "from-env"),
-        ("/house/of/ada/api/agent/show", "typed"),
+    assert PrefixProxy.received_requests == [
+        ("/server/of/ada/api/agent/show", "from-env"),
+        ("/server/of/ada/api/agent/show", "from-env"),
+        ("/server/of/ada/api/agent/show", "typed"),
     ]
-    got, _, error = run(folder, "agent", "show", "guide", env=surroundings(house, RETINUE_URL=proxy))
+    got, _, error = run(folder, "agent", "show", "guide", env=child_environment(server, RETINUE_URL=proxy))
     assert (got, error["status"]) == (4, 404)
 
 
-def test_a_token_does_not_follow_where_it_is_sent(folder: Path, house: HouseProcess, proxy: str) -> None:
-    env = surroundings(house, RETINUE_URL=f"{proxy}/moved")
+def test_a_bundle_cli_does_not_follow_redirects_with_its_token(folder: Path, server: ServerProcess, proxy: str) -> None:
+    env = child_environment(server, RETINUE_URL=f"{proxy}/moved")
     got, _, error = run(folder, "agent", "show", "guide", env=env)
-    assert (got, error["status"], len(Prefixed.heard)) == (4, 307, 1)
+    assert (got, error["status"], len(PrefixProxy.received_requests)) == (4, 307, 1)
 
 
-# Writing one
+# Writing an exported skill
 
 BUNDLE = SkillBundle(
     noun="tides",
@@ -246,7 +250,7 @@ BUNDLE = SkillBundle(
             route="/api/tides/look-up",
             effect=True,
             parameters=(
-                BundleOption(name="place", option="--place", kind="text", help="where", required=True, place=True),
+                BundleOption(name="place", option="--place", kind="text", help="where", required=True, positional=True),
                 BundleOption(name="command", option="--command", kind="json", help="50 % of it", nullable=True),
                 BundleOption(
                     name="session", option="--session", kind="choice", help="which", choices=("a", "b"), default="a"
@@ -257,7 +261,7 @@ BUNDLE = SkillBundle(
 )
 
 
-def test_a_bundle_takes_the_place_of_its_older_self_and_of_nothing_else(tmp_path: Path) -> None:
+def test_writing_a_bundle_replaces_only_an_older_version_of_it(tmp_path: Path) -> None:
     first = {file: file.read_bytes() for file in skill_bundles.write_bundle(BUNDLE, tmp_path)}
     (tmp_path / "retinue-tides" / "skill-extra.md").write_text("## Also\n\nAsk a sailor.\n")
     skill_bundles.write_bundle(BUNDLE, tmp_path)
@@ -278,25 +282,25 @@ def test_a_bundle_takes_the_place_of_its_older_self_and_of_nothing_else(tmp_path
         assert "Written by hand." in (taken / "SKILL.md").read_text() and len(list(taken.iterdir())) == 1
 
 
-def test_what_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+def test_writing_a_bundle_into_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Invalid):
         skill_bundles.write_bundle(BUNDLE, tmp_path / "file")
 
 
-def test_odd_words_and_names_do_no_harm(tmp_path: Path) -> None:
+def test_special_characters_in_a_bundle_are_escaped_correctly(tmp_path: Path) -> None:
     skill_bundles.write_bundle(BUNDLE, tmp_path)
-    [skill] = find_skills([house_root(tmp_path)]).skills
+    [skill] = find_skills([instance_skill_root(tmp_path)]).skills
     assert 'Look up "tides" \\ 100 % sure.' in skill.front_matter.description
     env = {"PATH": os.environ["PATH"], "RETINUE_SOCKET": "/nowhere", "RETINUE_TOKEN": "x"}
-    got, said, _ = run(tmp_path, "tides", "look-up", "--help", env=env)
-    assert got == 0 and "50 % of it" in said
+    got, output, _ = run(tmp_path, "tides", "look-up", "--help", env=env)
+    assert got == 0 and "50 % of it" in output
     assert run(tmp_path, "tides", "look-up", "here", "--session", "c", env=env)[0] == 2
     assert run(tmp_path, "tides", "look-up", "here", "--command", "{", env=env)[0] == 2
     assert run(tmp_path, "tides", "look-up", "here", "--command", "null", "--session", "b", env=env)[0] == 4
 
 
-def test_operations_that_are_not_there_cannot_be_exported() -> None:
+def test_a_bundle_of_an_unknown_noun_is_not_found() -> None:
     with pytest.raises(NotFound) as refused:
         build_bundle("tides", OPERATIONS)
     assert "session" in refused.value.because

@@ -1,9 +1,9 @@
-"""A SKILL.md: what can be said in it, and what is refused."""
+"""SKILL.md: what it can contain, and what is refused."""
 
 from __future__ import annotations
 
 import pytest
-from agents.skill_folders import here
+from agents.skill_folders import host_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,18 +18,18 @@ from retinue.agents.skills import (
 from retinue.domain.errors import Invalid
 
 
-def skill(front: str, body: str = "Do it.") -> str:
+def skill_text(front: str, body: str = "Do it.") -> str:
     return f"---\nname: weather\ndescription: Looks it up.\n{front}\n---\n{body}"
 
 
-def gates(front: str) -> HostRequirements:
-    return parse_skill(skill(front), folder="weather").requirements
+def parse_requirements(front: str) -> HostRequirements:
+    return parse_skill(skill_text(front), folder="weather").requirements
 
 
-def test_a_skill_says_its_name_what_it_is_for_and_how_it_is_done() -> None:
-    found = parse_skill(skill("", "# Weather\n\nLook out.\n---\nstill its words\n"), folder="weather")
+def test_a_skill_file_is_parsed_into_name_description_and_body() -> None:
+    found = parse_skill(skill_text("", "# Weather\n\nLook out.\n---\nstill its text\n"), folder="weather")
     assert (found.name, found.description) == ("weather", "Looks it up.")
-    assert found.body == "# Weather\n\nLook out.\n---\nstill its words"
+    assert found.body == "# Weather\n\nLook out.\n---\nstill its text"
     assert found.requirements == HostRequirements() and found.is_for_models and not found.bundle
 
 
@@ -59,19 +59,19 @@ def test_a_skill_says_its_name_what_it_is_for_and_how_it_is_done() -> None:
         ("---\nname: weather\ndescription: x\nmore\n---\n", "key: value"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(text: str, because: str) -> None:
+def test_an_invalid_skill_file_is_refused_with_the_reason(text: str, because: str) -> None:
     with pytest.raises(Invalid) as refused:
         parse_skill(text, folder="weather")
     assert because in refused.value.because
 
 
-def test_the_bounds_themselves_still_fit() -> None:
+def test_a_skill_name_and_description_at_the_length_limits_are_accepted() -> None:
     name = "w" * NAME_LENGTH_MAX
     text = f"---\nname: {name}\ndescription: {'x' * DESCRIPTION_LENGTH_MAX}\n---\n"
     assert parse_skill(text, folder=name).name == name
 
 
-PLAIN = """os: linux
+BLOCK_FRONT_MATTER = """os: linux
 requires:
   bins: [curl, jq]
   anyBins:
@@ -79,11 +79,11 @@ requires:
     - grep
   env: KEY  # its own
   config: web.on"""
-ON_ONE_LINE = (
+ONE_LINE_FRONT_MATTER = (
     'metadata: {"openclaw": {"os": ["linux"], "requires": {"bins": ["curl", "jq"], "anyBins": ["rg", "grep"],'
     ' "env": ["KEY"], "config": ["web.on"]}}}'
 )
-ON_SEVERAL = """metadata:
+MULTI_LINE_FRONT_MATTER = """metadata:
   {
     "clawdbot":
       {
@@ -91,7 +91,7 @@ ON_SEVERAL = """metadata:
         "requires": { "bins": ["curl", "jq"], "anyBins": ["rg", "grep"], "env": ["KEY"], "config": ["web.on"], },
       },
   }"""
-INDENTED = """metadata:
+INDENTED_FRONT_MATTER = """metadata:
   retinue:
     os:
     - Linux
@@ -102,14 +102,16 @@ INDENTED = """metadata:
       config: [web.on]"""
 
 
-@pytest.mark.parametrize("front", [PLAIN, ON_ONE_LINE, ON_SEVERAL, INDENTED])
-def test_gates_are_read_however_houses_write_them(front: str) -> None:
-    assert gates(front) == HostRequirements(
+@pytest.mark.parametrize(
+    "front", [BLOCK_FRONT_MATTER, ONE_LINE_FRONT_MATTER, MULTI_LINE_FRONT_MATTER, INDENTED_FRONT_MATTER]
+)
+def test_skill_requirements_are_read_in_every_supported_notation(front: str) -> None:
+    assert parse_requirements(front) == HostRequirements(
         os=("linux",), bins=("curl", "jq"), any_bins=("rg", "grep"), env=("KEY",), config=("web.on",)
     )
 
 
-def test_texts_over_several_lines_and_in_quotes() -> None:
+def test_front_matter_texts_can_be_multi_line_and_quoted() -> None:
     text = """---
 a: >
   one
@@ -127,8 +129,8 @@ g: # nothing
 h: true
 ---
 words"""
-    said, body = split_front_matter(text)
-    assert said == {
+    front_matter, body = split_front_matter(text)
+    assert front_matter == {
         "a": "one two\nthree",
         "b": "one\n  two",
         "c": "it's",
@@ -145,21 +147,21 @@ words"""
 @pytest.mark.parametrize(
     ("front", "met", "missing"),
     [
-        ("os: [linux, macos]", here(), here(os="win32")),
-        ('requires: {"bins": ["curl", "jq"]}', here(bins="curl jq"), here(bins="curl")),
-        ('requires: {"anyBins": ["rg", "grep"]}', here(bins="grep"), here(bins="curl")),
-        ('requires: {"env": ["KEY"]}', here(env="KEY"), here()),
-        ('requires: {"config": ["web.on"]}', here(config="web.on"), here(config="web")),
+        ("os: [linux, macos]", host_facts(), host_facts(os="win32")),
+        ('requires: {"bins": ["curl", "jq"]}', host_facts(bins="curl jq"), host_facts(bins="curl")),
+        ('requires: {"anyBins": ["rg", "grep"]}', host_facts(bins="grep"), host_facts(bins="curl")),
+        ('requires: {"env": ["KEY"]}', host_facts(env="KEY"), host_facts()),
+        ('requires: {"config": ["web.on"]}', host_facts(config="web.on"), host_facts(config="web")),
     ],
 )
-def test_a_gate_is_open_where_all_it_asks_for_is_there_and_shut_where_not(front: str, met, missing) -> None:
-    assert unmet_requirement(gates(front), met) == ""
-    assert unmet_requirement(gates(front), missing) != ""
-    assert unmet_requirement(gates(f"{front}\nalways: true"), missing) == ""
+def test_a_skill_requirement_is_met_only_if_everything_it_names_is_there(front: str, met, missing) -> None:
+    assert unmet_requirement(parse_requirements(front), met) == ""
+    assert unmet_requirement(parse_requirements(front), missing) != ""
+    assert unmet_requirement(parse_requirements(f"{front}\nalways: true"), missing) == ""
 
 
 @given(st.text(max_size=300))
-def test_whatever_stands_there_is_a_skill_or_refused_and_nothing_else(text: str) -> None:
+def test_any_text_is_parsed_as_a_skill_or_refused(text: str) -> None:
     for whole in (text, f"---\n{text}\n---\n", f"---\nname: weather\ndescription: x\n{text}\n---\n"):
         try:
             found = parse_skill(whole, folder="weather")

@@ -1,4 +1,4 @@
-"""A real house in a process of its own, which the command line of this process finds."""
+"""A real server in its own process, which the client in the test process finds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HouseProcess]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerProcess]:
     monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RETINUE_TOKEN", raising=False)
-    process = HouseProcess(tmp_path / "home")
+    process = ServerProcess(tmp_path / "home")
     process.open()
     yield process
     process.close()

@@ -1,4 +1,4 @@
-"""A real house with a TCP door, and callers who come to it with plain sockets."""
+"""A real server that listens on TCP, and clients that connect to it with plain sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 from websockets.sync.client import ClientConnection, connect
 
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
@@ -32,10 +32,10 @@ class Answer:
         return self.json["error"]["code"]
 
 
-class Rim:
-    """A house as its callers see it."""
+class ApiClient:
+    """A client of one server, over TCP or its Unix socket."""
 
-    def __init__(self, process: HouseProcess) -> None:
+    def __init__(self, process: ServerProcess) -> None:
         self.process = process
         self.address = (process.home / "address").read_text()
         self.host, _, port = self.address.removeprefix("http://").rpartition(":")
@@ -57,7 +57,7 @@ class Rim:
         by_socket: bool = False,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        """Without a token, unless one is given."""
+        """Send a request, without a token unless one is given."""
         line = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_LIMIT_S)
         if by_socket:
             line.sock = socket.socket(socket.AF_UNIX)
@@ -75,14 +75,14 @@ class Rim:
             line.close()
 
     def do(self, operation: str, *, as_: str = "", headers: dict[str, str] | None = None, **parameters: Any) -> Any:
-        """As the owner, unless `as_` is somebody's token."""
+        """Perform an operation as the owner, or with the token `as_`."""
         path = "/api/" + operation.replace(".", "/")
         answer = self.ask("POST", path, parameters, token=as_ or self.token, headers=headers)
         assert answer.status == 200, answer.body
         return answer.json
 
     def sign_in(self) -> str:
-        """The cookie of the owner's browser."""
+        """Sign in as the owner and return the browser cookie."""
         code = self.do("token.code")["code"]
         answer = self.ask("POST", "/api/sign-in", {"code": code})
         assert answer.status == 200, answer.body
@@ -92,23 +92,23 @@ class Rim:
         return socket.create_connection((self.host, self.port), timeout=WAIT_LIMIT_S)
 
     @contextmanager
-    def live(self, *, as_: str = "", **hello: Any) -> Iterator[Live]:
+    def websocket(self, *, as_: str = "", **hello: Any) -> Iterator[WebSocketClient]:
         headers = {"authorization": f"Bearer {as_ or self.token}"}
         with connect(f"ws://{self.host}:{self.port}/api/live", additional_headers=headers) as link:
-            live = Live(link)
-            live.say("hello", **{"protocol": 1, **hello})
-            yield live
+            websocket = WebSocketClient(link)
+            websocket.say("hello", **{"protocol": 2, **hello})
+            yield websocket
 
     def member(self, name: str) -> str:
-        """Take in another person; their token."""
+        """Add a person and return their token."""
         invitation = self.do("person.invite", name=name)["invitation"]
         answer = self.ask("POST", "/api/join", {"invitation": invitation})
         assert answer.status == 200, answer.body
         return answer.json["token"]
 
 
-class Live:
-    """A WebSocket to the house."""
+class WebSocketClient:
+    """A WebSocket connection to the server."""
 
     def __init__(self, link: ClientConnection) -> None:
         self.link = link
@@ -116,31 +116,31 @@ class Live:
     def say(self, kind: str, **body: Any) -> None:
         self.link.send(json.dumps({"type": kind, **body}))
 
-    def hear(self, within_s: float = WAIT_LIMIT_S) -> dict[str, Any]:
+    def receive_frame(self, within_s: float = WAIT_LIMIT_S) -> dict[str, Any]:
         return json.loads(self.link.recv(timeout=within_s))
 
     def until(self, kind: str, **wanted: Any) -> list[dict[str, Any]]:
-        """Everything up to and including the first of this kind, with these values."""
-        heard = [self.hear()]
+        """Receive frames up to and including the first of this kind with these values."""
+        heard = [self.receive_frame()]
         while heard[-1]["type"] != kind or any(heard[-1].get(name) != value for name, value in wanted.items()):
-            heard.append(self.hear())
+            heard.append(self.receive_frame())
         return heard
 
-    def settle(self) -> list[dict[str, Any]]:
-        """Everything that was told before the answer to this ping."""
+    def receive_pending(self) -> list[dict[str, Any]]:
+        """Receive every frame that was sent before the answer to this ping."""
         self.say("ping", nonce="settle")
         return self.until("pong", nonce="settle")[:-1]
 
 
 @contextmanager
-def open_rim(folder: Path, settings: str = "") -> Iterator[Rim]:
+def open_api_client(folder: Path, settings: str = "") -> Iterator[ApiClient]:
     home = folder / "home"
     home.mkdir(parents=True)
     if settings:
         (home / "retinue.toml").write_text(settings)
-    process = HouseProcess(home)
+    process = ServerProcess(home)
     process.open()
     try:
-        yield Rim(process)
+        yield ApiClient(process)
     finally:
         process.close()

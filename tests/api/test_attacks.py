@@ -1,4 +1,4 @@
-"""What hostile callers try at the door: they are refused within bounds, and others are answered meanwhile."""
+"""Hostile clients are refused or limited, and the server still serves other clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api.tcp_server import Live, Rim, open_rim
+from api.tcp_server import ApiClient, WebSocketClient, open_api_client
 from cli.server_process import environment
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
-STATUS = "/api/house/status"
+STATUS = "/api/server/status"
 LIMITS = """
-[house.limits]
+[server.limits]
 request_wait_s = 3.0
 connections_max = 200
 sign_in_attempts_max = 4
@@ -31,14 +31,14 @@ requests_per_minute = 100000
 
 
 @pytest.fixture(scope="module")
-def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
-    with open_rim(tmp_path_factory.mktemp("attacks"), LIMITS) as rim:
-        yield rim
+def api_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
+    with open_api_client(tmp_path_factory.mktemp("attacks"), LIMITS) as api_client:
+        yield api_client
 
 
-def answers(rim: Rim) -> bool:
-    """Whether a guest who does nothing wrong is served by TCP."""
-    return rim.ask("POST", STATUS, {}, token=rim.token).status == 200
+def is_serving(api_client: ApiClient) -> bool:
+    """Whether a well-behaved client is still served over TCP."""
+    return api_client.ask("POST", STATUS, {}, token=api_client.token).status == 200
 
 
 def read_to_end(link: socket.socket) -> bytes:
@@ -51,80 +51,90 @@ def read_to_end(link: socket.socket) -> bytes:
     return heard
 
 
-def memory_bytes(rim: Rim) -> int:
-    process = rim.process._process  # pyright: ignore[reportPrivateUsage]
+def memory_bytes(api_client: ApiClient) -> int:
+    process = api_client.process._process  # pyright: ignore[reportPrivateUsage]
     assert process is not None
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 @pytest.mark.spec("C90.origin")
-def test_a_name_that_was_pointed_at_this_machine_opens_nothing(rim: Rim) -> None:
-    for host in ("evil.example", f"evil.example:{rim.port}", "127.0.0.1.evil.example"):
-        refused = rim.ask("POST", STATUS, {}, token=rim.token, headers={"host": host})
+def test_a_request_with_a_foreign_host_name_is_refused(api_client: ApiClient) -> None:
+    for host in ("evil.example", f"evil.example:{api_client.port}", "127.0.0.1.evil.example"):
+        refused = api_client.ask("POST", STATUS, {}, token=api_client.token, headers={"host": host})
         assert (refused.status, refused.code) == (421, "request.host_unknown")
-        assert rim.ask("GET", "/", headers={"host": host}).status == 421
-    assert answers(rim)
+        assert api_client.ask("GET", "/", headers={"host": host}).status == 421
+    assert is_serving(api_client)
 
 
 @pytest.mark.spec("C90.origin")
-def test_a_page_of_another_site_is_refused_even_with_a_good_cookie(rim: Rim) -> None:
-    cookie = {"cookie": rim.sign_in(), "x-retinue": "1"}
-    assert rim.ask("POST", STATUS, {}, headers={**cookie, "origin": rim.address}).status == 200
-    for origin in ("http://evil.example", "null", "http://localhost:3000", f"https://{rim.host}:{rim.port}"):
-        refused = rim.ask("POST", STATUS, {}, headers={**cookie, "origin": origin})
+def test_a_request_from_another_site_is_refused_even_with_a_valid_cookie(api_client: ApiClient) -> None:
+    cookie = {"cookie": api_client.sign_in(), "x-retinue": "1"}
+    assert api_client.ask("POST", STATUS, {}, headers={**cookie, "origin": api_client.address}).status == 200
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://localhost:3000",
+        f"https://{api_client.host}:{api_client.port}",
+    ):
+        refused = api_client.ask("POST", STATUS, {}, headers={**cookie, "origin": origin})
         assert (refused.status, refused.code) == (403, "request.foreign_origin")
-        preflight = rim.ask("OPTIONS", STATUS, headers={"origin": origin, "access-control-request-method": "POST"})
+        preflight = api_client.ask(
+            "OPTIONS", STATUS, headers={"origin": origin, "access-control-request-method": "POST"}
+        )
         assert preflight.status == 403
         assert "access-control-allow-origin" not in preflight.headers
         with pytest.raises(InvalidStatus) as socket_refused:
-            connect(f"ws://{rim.host}:{rim.port}/api/live", additional_headers={**cookie, "origin": origin})
+            connect(
+                f"ws://{api_client.host}:{api_client.port}/api/live", additional_headers={**cookie, "origin": origin}
+            )
         assert socket_refused.value.response.status_code == 403
     with connect(
-        f"ws://{rim.host}:{rim.port}/api/live", additional_headers={"cookie": cookie["cookie"], "origin": rim.address}
-    ) as live:
-        live.send('{"type":"hello","protocol":1}')
-        assert '"hello"' in str(live.recv(timeout=WAIT_LIMIT_S))
-    with pytest.raises(InvalidStatus):  # a cookie that no page of ours vouches for
-        connect(f"ws://{rim.host}:{rim.port}/api/live", additional_headers={"cookie": cookie["cookie"]})
+        f"ws://{api_client.host}:{api_client.port}/api/live",
+        additional_headers={"cookie": cookie["cookie"], "origin": api_client.address},
+    ) as websocket:
+        websocket.send('{"type":"hello","protocol":2}')
+        assert '"hello"' in str(websocket.recv(timeout=WAIT_LIMIT_S))
+    with pytest.raises(InvalidStatus):  # a cookie that is not a session of this server
+        connect(f"ws://{api_client.host}:{api_client.port}/api/live", additional_headers={"cookie": cookie["cookie"]})
 
 
-def test_who_is_turned_away_from_a_socket_reads_why(rim: Rim) -> None:
+def test_a_refused_websocket_gets_the_error_code(api_client: ApiClient) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://{rim.host}:{rim.port}/api/live")
+        connect(f"ws://{api_client.host}:{api_client.port}/api/live")
     assert refused.value.response.status_code == 401
     assert b"auth.not_signed_in" in (refused.value.response.body or b"")
 
 
 @pytest.mark.spec("C90.lockout")
-def test_guessing_tokens_ends_in_a_lock_out_that_the_owner_does_not_feel(tmp_path: Path) -> None:
-    with open_rim(tmp_path, LIMITS) as rim:
-        assert answers(rim)  # signed in from this address before
-        guesses = [rim.ask("POST", STATUS, {}, token=f"guess-{number}") for number in range(6)]
+def test_token_guessing_locks_out_new_sign_ins_but_not_the_signed_in_owner(tmp_path: Path) -> None:
+    with open_api_client(tmp_path, LIMITS) as api_client:
+        assert is_serving(api_client)  # this client has signed in from this address before
+        guesses = [api_client.ask("POST", STATUS, {}, token=f"guess-{number}") for number in range(6)]
         assert [each.status for each in guesses] == [401, 401, 401, 401, 429, 429]
         assert guesses[-1].code == "auth.locked_out"
         assert int(guesses[-1].headers["retry-after"]) > 60
-        code = rim.ask("POST", "/api/token/code", {}, token=rim.token).json["code"]
-        assert rim.ask("POST", "/api/sign-in", {"code": code}).status == 429  # what is new from there waits
-        assert answers(rim)
-        assert rim.ask("POST", STATUS, {}, token=rim.token, by_socket=True).status == 200
+        code = api_client.ask("POST", "/api/token/code", {}, token=api_client.token).json["code"]
+        assert api_client.ask("POST", "/api/sign-in", {"code": code}).status == 429  # limited
+        assert is_serving(api_client)
+        assert api_client.ask("POST", STATUS, {}, token=api_client.token, by_socket=True).status == 200
         for _ in range(10):
-            assert rim.ask("POST", STATUS, {}, token="guess", by_socket=True).status == 401
-        assert rim.ask("POST", STATUS, {}, token=rim.token, by_socket=True).status == 200
-        assert "auth.locked_out" in rim.log
-        assert "guess-" not in rim.log
+            assert api_client.ask("POST", STATUS, {}, token="guess", by_socket=True).status == 401
+        assert api_client.ask("POST", STATUS, {}, token=api_client.token, by_socket=True).status == 200
+        assert "auth.locked_out" in api_client.log
+        assert "guess-" not in api_client.log
 
 
-def test_a_browser_with_an_old_cookie_does_not_lock_itself_out(rim: Rim) -> None:
-    browser = {"cookie": rim.sign_in(), "x-retinue": "1"}
-    assert rim.ask("POST", "/api/sign-out", {}, headers=browser).status == 200
-    assert {rim.ask("POST", STATUS, {}, headers=browser).status for _ in range(10)} == {401}
-    assert rim.sign_in()
+def test_a_browser_with_a_signed_out_cookie_is_not_locked_out(api_client: ApiClient) -> None:
+    browser = {"cookie": api_client.sign_in(), "x-retinue": "1"}
+    assert api_client.ask("POST", "/api/sign-out", {}, headers=browser).status == 200
+    assert {api_client.ask("POST", STATUS, {}, headers=browser).status for _ in range(10)} == {401}
+    assert api_client.sign_in()
 
 
-def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Rim) -> None:
-    slow_head, slow_body, silent = rim.raw(), rim.raw(), rim.raw()
-    opening = f"POST {STATUS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {rim.token}\r\n"
+def test_a_request_sent_byte_by_byte_times_out_while_others_are_served(api_client: ApiClient) -> None:
+    slow_head, slow_body, silent = api_client.raw(), api_client.raw(), api_client.raw()
+    opening = f"POST {STATUS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {api_client.token}\r\n"
     slow_body.sendall(f"{opening}content-length: 100\r\n\r\n".encode())
     began = time.monotonic()
     head = iter(b"GET /api/health HTTP/1.1\r\nx-slow: " + b"y" * 100_000)
@@ -143,7 +153,7 @@ def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Ri
                     done.add(link)
                 finally:
                     link.setblocking(True)
-        assert answers(rim)
+        assert is_serving(api_client)
         time.sleep(0.05)  # sleep: the pace of the attack
     assert done == {slow_head, slow_body}
     assert b"request.too_slow" in read_to_end(silent)
@@ -151,32 +161,32 @@ def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Ri
         link.close()
 
 
-def test_a_thousand_half_open_sockets_leave_room_for_one_who_asks(rim: Rim) -> None:
+def test_a_thousand_half_open_connections_do_not_block_other_requests(api_client: ApiClient) -> None:
     links: list[socket.socket] = []
     try:
         for number in range(1000):
-            link = rim.raw()
-            link.sendall(b"POST /api/house/status HTTP/1.1\r\nhost: localhost\r\n")
+            link = api_client.raw()
+            link.sendall(b"POST /api/server/status HTTP/1.1\r\nhost: localhost\r\n")
             links.append(link)
             if number % 100 == 99:
-                assert answers(rim)
-        counts = rim.ask("GET", "/api/metrics", token=rim.token).body.decode()
+                assert is_serving(api_client)
+        counts = api_client.ask("GET", "/api/metrics", token=api_client.token).body.decode()
         held = next(line for line in counts.splitlines() if line.startswith("retinue_connections "))
         assert int(held.split()[1]) <= 200
         assert 'code="request.evicted"' in counts
     finally:
         for link in links:
             link.close()
-    assert answers(rim)
+    assert is_serving(api_client)
 
 
-def test_a_hundred_megabytes_are_refused_and_never_held(rim: Rim) -> None:
-    assert answers(rim)
-    before = memory_bytes(rim)
+def test_a_body_of_100_megabytes_is_refused_and_never_held_in_memory(api_client: ApiClient) -> None:
+    assert is_serving(api_client)
+    before = memory_bytes(api_client)
     piece = b"x" * 1_000_000
     for chunked in (False, True):
-        link = rim.raw()
-        head = f"POST /api/envelope/send HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {rim.token}\r\n"
+        link = api_client.raw()
+        head = f"POST /api/envelope/send HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {api_client.token}\r\n"
         head += "transfer-encoding: chunked\r\n\r\n" if chunked else "content-length: 100000000\r\n\r\n"
         link.sendall(head.encode())
         most = before
@@ -184,104 +194,105 @@ def test_a_hundred_megabytes_are_refused_and_never_held(rim: Rim) -> None:
             for number in range(100):
                 link.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
                 if number % 20 == 0:
-                    most = max(most, memory_bytes(rim))
-                    assert answers(rim)
+                    most = max(most, memory_bytes(api_client))
+                    assert is_serving(api_client)
         except (BrokenPipeError, ConnectionResetError):
             pass
         assert b"413" in read_to_end(link).partition(b"\r\n")[0]
         assert most - before < 80_000_000
         link.close()
-    # Without a token, nothing of it is read into memory at all.
-    link = rim.raw()
+    # Without a token, the body is not read into memory.
+    link = api_client.raw()
     link.sendall(b"POST /api/envelope/send HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15000000\r\n\r\n")
     assert b"401" in link.recv(4096).partition(b"\r\n")[0]
     link.close()
 
 
-def test_an_endless_head_is_refused(rim: Rim) -> None:
+def test_endless_request_headers_are_refused(api_client: ApiClient) -> None:
     number = 0
-    with contextlib.closing(rim.raw()) as link:
+    with contextlib.closing(api_client.raw()) as link:
         try:
             link.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n")
             for number in range(40_000):
                 link.sendall(b"x-%d: %s\r\n" % (number, b"y" * 1000))
         except (BrokenPipeError, ConnectionResetError):
             pass
-    # Cut off long before forty megabytes were through. The system itself takes a few from us before anyone reads them.
+    # The connection ends long before 40 MB were sent. The kernel buffers a few MB before the server reads them.
     assert number < 39_999
-    assert answers(rim)
+    assert is_serving(api_client)
 
 
-def test_what_is_no_http_gets_the_houses_error_form(rim: Rim) -> None:
-    link = rim.raw()
+def test_a_request_that_is_not_http_gets_the_standard_error_format(api_client: ApiClient) -> None:
+    link = api_client.raw()
     link.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
     assert b'"request.not_http"' in read_to_end(link)
     link.close()
 
 
-def flood(live: Live) -> None:
-    """Ask, read the answer, ask again: as fast as the house lets us."""
+def send_pings(websocket: WebSocketClient) -> None:
+    """Send pings and read the answers as fast as the server allows."""
     for _ in range(1000):
-        live.say("ping")
-        live.hear()
+        websocket.say("ping")
+        websocket.receive_frame()
 
 
 @pytest.mark.spec("C89.caps")
-def test_a_flood_of_frames_ends_its_own_socket_alone(rim: Rim) -> None:
-    with rim.live() as quiet, rim.live(follow=[{"session": "*"}]) as loud:
-        assert quiet.hear()["type"] == "hello"
-        assert loud.hear()["type"] == "hello"
+def test_a_flood_of_frames_closes_only_its_own_websocket(api_client: ApiClient) -> None:
+    with api_client.websocket() as quiet, api_client.websocket(follow=[{"session": "*"}]) as loud:
+        assert quiet.receive_frame()["type"] == "hello"
+        assert loud.receive_frame()["type"] == "hello"
         with pytest.raises(ConnectionClosed) as closed:
-            flood(loud)
+            send_pings(loud)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4429
-        assert quiet.settle() == []
-        assert answers(rim)
-    with rim.live() as rude:
-        assert rude.hear()["type"] == "hello"
-        rude.link.send("x" * 70_000)
+        assert quiet.receive_pending() == []
+        assert is_serving(api_client)
+    with api_client.websocket() as oversized_sender:
+        assert oversized_sender.receive_frame()["type"] == "hello"
+        oversized_sender.link.send("x" * 70_000)
         with pytest.raises(ConnectionClosed) as closed:
-            rude.hear()
+            oversized_sender.receive_frame()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 
-def test_who_asks_without_reading_the_answers_is_not_listened_to(rim: Rim) -> None:
-    before = memory_bytes(rim)
-    with rim.live() as deaf:
+def test_a_websocket_client_that_does_not_read_its_answers_uses_little_memory(api_client: ApiClient) -> None:
+    before = memory_bytes(api_client)
+    with api_client.websocket() as deaf:
         try:
             for _ in range(20_000):
                 deaf.say("ping", nonce="x" * 60)
         except ConnectionClosed:
-            pass  # read quickly enough to be counted as a flood
-        assert answers(rim)
-        assert memory_bytes(rim) - before < 50_000_000
+            pass  # read quickly enough to count as a flood
+        assert is_serving(api_client)
+        assert memory_bytes(api_client) - before < 50_000_000
 
 
-def test_pings_whose_pongs_nobody_reads_do_not_pile_up(rim: Rim) -> None:
-    before = memory_bytes(rim)
-    link = rim.raw()
+def test_unread_pongs_do_not_accumulate(api_client: ApiClient) -> None:
+    before = memory_bytes(api_client)
+    link = api_client.raw()
     key = base64.b64encode(os.urandom(16)).decode()
     link.sendall(
         f"GET /api/live HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-        f"sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\nauthorization: Bearer {rim.token}\r\n\r\n".encode()
+        f"sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n"
+        f"authorization: Bearer {api_client.token}\r\n\r\n".encode()
     )
     assert b"101" in link.recv(4096)
-    ping = b"\x89\xfd" + b"\0\0\0\0" + b"p" * 125  # a ping of 125 bytes, masked with nothing
+    ping = b"\x89\xfd" + b"\0\0\0\0" + b"p" * 125  # a masked ping of 125 bytes
     sent = 0
-    link.settimeout(5)  # time limit: a line that is full for so long is taken for one that is no longer read
+    link.settimeout(5)  # time limit: the server closes a connection whose client does not read for this long
     try:
         for _ in range(2000):
             link.sendall(ping * 200)
             sent += 1
-    except OSError:  # cut off, or no longer read
+    except OSError:  # closed by the server, or not read any more
         pass
     assert sent < 2000
-    assert memory_bytes(rim) - before < 50_000_000
-    assert answers(rim)
+    assert memory_bytes(api_client) - before < 50_000_000
+    assert is_serving(api_client)
     link.close()
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_a_taken_exposed_or_invalid_listen_address_is_reported_with_the_next_step(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

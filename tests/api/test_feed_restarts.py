@@ -1,5 +1,6 @@
-"""Two who follow the news, one by SSE and one by WebSocket, while the house is killed again and again: in the end both
-know what a newcomer is told."""
+"""One client follows events over SSE and one over a WebSocket while the server is killed repeatedly. In the end both
+have the same state as a new client.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim
-from api.test_event_cursors import fold, follow, without_ids
-from cli.server_process import HouseProcess
+from api.tcp_server import ApiClient
+from api.test_event_cursors import fold_events, read_events_until, without_ids
+from cli.server_process import ServerProcess
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
@@ -21,116 +22,120 @@ from retinue.cli.client import CliError, EventStream
 from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 PIECE_S = 0.05
-# Before, while and after it is worked on: the statuses of an envelope at which the house is killed.
-KILLED_WHEN = (("pending", "claimed", "done"), ("claimed", "done"), ("done",))
+# Statuses of the envelope at which the server is killed: before, during and after its run.
+KILL_STATUSES = (("pending", "claimed", "done"), ("claimed", "done"), ("done",))
 
 
 class Follower(threading.Thread):
-    """Goes on from its cursor whenever the line breaks. What it heard twice, or not at all, is in `seqs`."""
+    """A client that reconnects from its cursor after each lost connection. `seqs` has each event number received."""
 
     def __init__(self, session: str, listen: Callable[[Follower], None]) -> None:
         super().__init__(daemon=True)
         self.session = session
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.cursor = 0
-        self.over = threading.Event()
+        self.stopped = threading.Event()
         self._listen = listen
 
     @property
     def seqs(self) -> list[int]:
-        return [data["seq"] for name, data in self.events if name == "news"]
+        return [data["seq"] for name, data in self.events if name == "event"]
 
-    def hear(self, name: str, data: dict[str, Any]) -> None:
-        assert name != "reset", "a cursor was lost"
+    def receive_frame(self, name: str, data: dict[str, Any]) -> None:
+        assert name != "reset", "a cursor was refused"
         self.events.append((name, data))
-        if name == "news":
+        if name == "event":
             self.cursor = data["seq"]
 
     def run(self) -> None:
-        while not self.over.is_set():
+        while not self.stopped.is_set():
             with suppress(CliError, OSError, WebSocketException, TimeoutError):
                 self._listen(self)
             time.sleep(PIECE_S)  # sleep: the pace of a client that tries again
 
 
-def by_sse(follower: Follower) -> None:
+def follow_by_sse(follower: Follower) -> None:
     stream = EventStream(after=follower.cursor, session=follower.session)
     try:
         for event in stream.take_buffered():
-            follower.hear(*event)
-        while not follower.over.is_set():
+            follower.receive_frame(*event)
+        while not follower.stopped.is_set():
             for event in stream.receive():
-                follower.hear(*event)
+                follower.receive_frame(*event)
     finally:
         stream.close()
 
 
-def by_websocket(rim: Callable[[], Rim]) -> Callable[[Follower], None]:
+def follow_by_websocket(api_client: Callable[[], ApiClient]) -> Callable[[Follower], None]:
     def listen(follower: Follower) -> None:
-        house = rim()
-        headers = {"authorization": f"Bearer {house.token}"}
-        with connect(f"ws://{house.host}:{house.port}/api/live", additional_headers=headers) as link:
-            link.send(json.dumps({"type": "hello", "protocol": 1}))
+        server = api_client()
+        headers = {"authorization": f"Bearer {server.token}"}
+        with connect(f"ws://{server.host}:{server.port}/api/live", additional_headers=headers) as link:
+            link.send(json.dumps({"type": "hello", "protocol": 2}))
             wanted = {"type": "subscribe", "session": follower.session, "after": follower.cursor}
             link.send(json.dumps(wanted))
-            while not follower.over.is_set():
+            while not follower.stopped.is_set():
                 heard = json.loads(link.recv(timeout=WAIT_LIMIT_S))
-                follower.hear(heard.pop("type"), heard)
+                follower.receive_frame(heard.pop("type"), heard)
 
     return listen
 
 
-def say(house: HouseProcess, words: str, key: str) -> dict[str, Any]:
-    """Until it was taken, whatever dies meanwhile."""
+def send_until_accepted(server: ServerProcess, words: str, key: str) -> dict[str, Any]:
+    """Repeat the request until the server has accepted it."""
 
-    def taken() -> dict[str, Any] | None:
+    def try_to_send() -> dict[str, Any] | None:
         try:
-            return house.call("envelope.send", to="agent:guide", text=words, key=key)
+            return server.call("envelope.send", to="agent:guide", text=words, key=key)
         except (CliError, OSError, AssertionError):
             return None
 
-    return wait_until_sync(taken, f"{words!r} was taken") or {}
+    return wait_until_sync(try_to_send, f"{words!r} was accepted") or {}
 
 
-def wait_for_status(house: HouseProcess, envelope: str, statuses: Collection[str]) -> None:
-    wait_until_sync(lambda: house.call("envelope.show", id=envelope)["status"] in statuses, f"it is {statuses}")
+def wait_for_status(server: ServerProcess, envelope: str, statuses: Collection[str]) -> None:
+    wait_until_sync(
+        lambda: server.call("envelope.show", id=envelope)["status"] in statuses, f"the status is one of {statuses}"
+    )
 
 
-def settled(house: HouseProcess, session: str) -> int:
-    """Wait until nothing is asked any more; the newest news."""
+def wait_until_settled(server: ServerProcess, session: str) -> int:
+    """Wait until no envelope is pending; the number of the newest event."""
 
-    def newest() -> int | None:
-        state = house.call("session.state", session=session)
-        open_ = [house.call("envelope.list", **{"from": "person:owner", "status": s}) for s in ("pending", "claimed")]
+    def newest_cursor() -> int | None:
+        state = server.call("session.state", session=session)
+        open_ = [server.call("envelope.list", **{"from": "person:owner", "status": s}) for s in ("pending", "claimed")]
         return int(state["cursor"]) if state["run"] is None and not any(each["envelopes"] for each in open_) else None
 
-    return wait_until_sync(newest, "nothing is asked any more") or 0
+    return wait_until_sync(newest_cursor, "no envelope is pending") or 0
 
 
 @pytest.mark.spec("A21")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("restarts", [4, pytest.param(50, marks=pytest.mark.slow)])
-def test_those_who_follow_through_restarts_know_what_a_newcomer_is_told(house: HouseProcess, restarts: int) -> None:
-    session = str(say(house, "echo first", "first")["session"])
-    followers = [Follower(session, by_sse), Follower(session, by_websocket(lambda: Rim(house)))]
+def test_clients_that_follow_through_restarts_have_the_same_events_as_a_new_client(
+    server: ServerProcess, restarts: int
+) -> None:
+    session = str(send_until_accepted(server, "echo first", "first")["session"])
+    followers = [Follower(session, follow_by_sse), Follower(session, follow_by_websocket(lambda: ApiClient(server)))]
     for follower in followers:
         follower.start()
     for n in range(restarts):
-        sent = say(house, f"echo number {n}", f"k{n}")
-        wait_for_status(house, sent["envelope"], KILLED_WHEN[n % len(KILLED_WHEN)])
-        house.kill()
-        house.open()
-    last = settled(house, session)
-    newcomer = follow(session, after=0, until=last)
-    expected = without_ids(fold(newcomer))
+        sent = send_until_accepted(server, f"echo number {n}", f"k{n}")
+        wait_for_status(server, sent["envelope"], KILL_STATUSES[n % len(KILL_STATUSES)])
+        server.kill()
+        server.open()
+    last = wait_until_settled(server, session)
+    newcomer = read_events_until(session, after=0, until=last)
+    expected = without_ids(fold_events(newcomer))
     assert len([line for line in expected["lines"] if line[0] == "message"]) == restarts + 1
-    numbers = [data["seq"] for name, data in newcomer if name == "news"]
+    numbers = [data["seq"] for name, data in newcomer if name == "event"]
     for follower in followers:
         wait_until_sync(
             lambda follower=follower: follower.seqs[-1:] >= numbers[-1:],
-            "the follower has heard the newest",
+            "the follower has received the newest event",
             describe=lambda follower=follower: follower.seqs[-5:],
         )
-        follower.over.set()
-        assert follower.seqs == numbers  # none missed, none twice, in order
-        assert without_ids(fold(follower.events)) == expected
+        follower.stopped.set()
+        assert follower.seqs == numbers  # none missing, none repeated, in order
+        assert without_ids(fold_events(follower.events)) == expected

@@ -1,4 +1,4 @@
-"""Who is let in, judged by Host, Origin and forwarded headers; and how guessing and flooding are bounded."""
+"""Requests are checked by Host, Origin and forwarded headers, and sign-in attempts are limited."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations.operations_instance import desk_house
+from operations.operations_instance import open_operations_server
 
 from retinue.api.app import build_app
 from retinue.api.errors import AddressLockedOut, MisdirectedRequest, TooManyRequests
@@ -15,34 +15,36 @@ from retinue.api.request_limits import ADDRESSES_MAX, Lockout, PrincipalRateLimi
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.testing.local_instance import LocalInstance
 
-PROXIED = HttpSettings(public_url="https://house.example", trusted_proxies=("10.0.0.0/8", "::1"))
+PROXIED = HttpSettings(public_url="https://chat.example", trusted_proxies=("10.0.0.0/8", "::1"))
 
 
-def knock(door: HttpSettings, *, client: str = "127.0.0.1", path: str = "/api/health", **headers: str) -> RequestSource:
+def check_request(
+    http_settings: HttpSettings, *, client: str = "127.0.0.1", path: str = "/api/health", **headers: str
+) -> RequestSource:
     named = {"host": "127.0.0.1:7717", **headers}
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items() if value]
     scope: dict[str, Any] = {"server": ("127.0.0.1", 7717), "client": (client, 999), "path": path, "headers": raw}
-    return check_source(door, scope, dict(raw))
+    return check_source(http_settings, scope, dict(raw))
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1:7717", "localhost", "LOCALHOST:1", "[::1]:7717", "house.example", "den.lan:80"]
+    "host", ["127.0.0.1:7717", "localhost", "LOCALHOST:1", "[::1]:7717", "chat.example", "den.lan:80"]
 )
-def test_the_names_of_this_machine_of_the_public_url_and_allowed_ones_are_ours(host: str) -> None:
-    door = HttpSettings(public_url="https://house.example", allowed_hosts=("den.lan",))
-    assert knock(door, host=host).remote_address == "127.0.0.1"
+def test_local_public_and_allowed_host_names_are_accepted(host: str) -> None:
+    http_settings = HttpSettings(public_url="https://chat.example", allowed_hosts=("den.lan",))
+    assert check_request(http_settings, host=host).remote_address == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:7717", "house.example.", "[::2]", "x@localhost"],
+    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:7717", "chat.example.", "[::2]", "x@localhost"],
 )
-def test_a_name_that_only_points_at_this_machine_is_misdirected(host: str) -> None:
+def test_an_unknown_host_name_is_refused(host: str) -> None:
     with pytest.raises(MisdirectedRequest):
-        knock(HttpSettings(public_url="https://house.example"), host=host)
+        check_request(HttpSettings(public_url="https://chat.example"), host=host)
 
 
-def test_a_request_names_exactly_one_host() -> None:
+def test_a_request_must_name_exactly_one_host() -> None:
     raw = [(b"host", b"localhost"), (b"host", b"evil.example")]
     scope: dict[str, Any] = {"server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2), "path": "/", "headers": raw}
     with pytest.raises(Invalid):
@@ -51,9 +53,9 @@ def test_a_request_names_exactly_one_host() -> None:
         check_source(HttpSettings(), {**scope, "headers": []}, {})
 
 
-def test_only_our_own_page_and_the_public_one_are_our_origin() -> None:
-    assert knock(HttpSettings(), origin="http://127.0.0.1:7717").origin
-    assert knock(PROXIED, origin="https://house.example").origin
+def test_only_the_local_and_the_public_url_are_accepted_as_origin() -> None:
+    assert check_request(HttpSettings(), origin="http://127.0.0.1:7717").origin
+    assert check_request(PROXIED, origin="https://chat.example").origin
     for origin in (
         "http://127.0.0.1:3000",
         "http://localhost:7717",
@@ -62,46 +64,48 @@ def test_only_our_own_page_and_the_public_one_are_our_origin() -> None:
         "http://evil.example",
     ):
         with pytest.raises(NotAllowed):
-            knock(PROXIED, origin=origin)
+            check_request(PROXIED, origin=origin)
 
 
-def test_what_a_browser_sends_for_a_page_of_another_site_is_refused_though_it_has_no_origin() -> None:
+def test_a_cross_site_request_without_an_origin_header_is_refused() -> None:
     for site in ("cross-site", "same-site"):
         with pytest.raises(NotAllowed):
-            knock(HttpSettings(), sec_fetch_site=site)
-    assert knock(HttpSettings(), sec_fetch_site="same-origin")
-    assert knock(HttpSettings(), sec_fetch_site="cross-site", path="/")  # a link to the page itself
+            check_request(HttpSettings(), sec_fetch_site=site)
+    assert check_request(HttpSettings(), sec_fetch_site="same-origin")
+    assert check_request(HttpSettings(), sec_fetch_site="cross-site", path="/")  # a link to the web app itself
 
 
 @pytest.mark.spec("C90.proxy")
-def test_forwarded_headers_are_believed_from_trusted_proxies_alone() -> None:
-    stranger = knock(PROXIED, client="127.0.0.1", x_forwarded_for="1.2.3.4", x_forwarded_proto="https")
+def test_forwarded_headers_are_trusted_only_from_trusted_proxies() -> None:
+    stranger = check_request(PROXIED, client="127.0.0.1", x_forwarded_for="1.2.3.4", x_forwarded_proto="https")
     assert (stranger.remote_address, stranger.is_secure) == ("127.0.0.1", False)
-    through = knock(PROXIED, client="10.1.1.1", x_forwarded_for="6.6.6.6, 1.2.3.4, 10.0.0.9", x_forwarded_proto="https")
+    through = check_request(
+        PROXIED, client="10.1.1.1", x_forwarded_for="6.6.6.6, 1.2.3.4, 10.0.0.9", x_forwarded_proto="https"
+    )
     assert (through.remote_address, through.is_secure) == ("1.2.3.4", True)
-    assert knock(PROXIED, client="10.1.1.1", x_forwarded_for="nonsense").remote_address == "10.1.1.1"
+    assert check_request(PROXIED, client="10.1.1.1", x_forwarded_for="nonsense").remote_address == "10.1.1.1"
     with pytest.raises(MisdirectedRequest):
-        knock(PROXIED, client="10.1.1.1", x_forwarded_host="evil.example")
+        check_request(PROXIED, client="10.1.1.1", x_forwarded_host="evil.example")
 
 
 @pytest.mark.spec("C90.bind")
-def test_the_house_listens_beyond_this_machine_only_behind_a_proxy_with_tls() -> None:
+def test_the_server_listens_publicly_only_behind_a_tls_proxy() -> None:
     for bad in (
         HttpSettings(host="0.0.0.0"),
-        HttpSettings(host="0.0.0.0", public_url="http://house.example", trusted_proxies=("10.0.0.1",)),
-        HttpSettings(host="192.168.1.5", public_url="https://house.example"),
+        HttpSettings(host="0.0.0.0", public_url="http://chat.example", trusted_proxies=("10.0.0.1",)),
+        HttpSettings(host="192.168.1.5", public_url="https://chat.example"),
     ):
         with pytest.raises(Invalid, match="does not listen"):
             bad.check_exposure()
-    exposed = HttpSettings(host="0.0.0.0", public_url="https://house.example", trusted_proxies=("10.0.0.1",))
+    exposed = HttpSettings(host="0.0.0.0", public_url="https://chat.example", trusted_proxies=("10.0.0.1",))
     exposed.check_exposure()
     HttpSettings(host="::1").check_exposure()
-    with pytest.raises(NotAllowed):  # somebody on the same network who goes round the proxy
-        knock(exposed, client="10.0.0.7")
-    assert knock(exposed, client="10.0.0.1", x_forwarded_for="1.2.3.4").remote_address == "1.2.3.4"
+    with pytest.raises(NotAllowed):  # a client on the same network that bypasses the proxy
+        check_request(exposed, client="10.0.0.7")
+    assert check_request(exposed, client="10.0.0.1", x_forwarded_for="1.2.3.4").remote_address == "1.2.3.4"
 
 
-class Time:
+class ManualTime:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -109,37 +113,37 @@ class Time:
         return self.now
 
 
-def test_an_address_is_locked_out_after_so_many_wrong_secrets_and_let_in_again_in_time() -> None:
-    time = Time()
+def test_an_address_is_locked_out_after_too_many_failures_and_released_in_time() -> None:
+    time = ManualTime()
     lockout = Lockout(time, attempts_max=3, lockout_s=60)
     lockout.record_success("1.2.3.4", "good")
     assert [lockout.record_failure("1.2.3.4") for _ in range(3)] == [False, False, True]
     with pytest.raises(AddressLockedOut) as refused:
         lockout.check("1.2.3.4", "another")
     assert 0 < refused.value.retry_after_s <= 60
-    lockout.check("1.2.3.4", "good")  # who was signed in there before is not thrown out by a guesser
+    lockout.check("1.2.3.4", "good")  # a client that signed in before is not locked out by another
     lockout.check("1.2.3.5", "another")
     time.now += 61
     lockout.check("1.2.3.4", "another")
 
 
-def test_all_addresses_of_one_ipv6_household_are_locked_out_together() -> None:
-    lockout = Lockout(Time(), attempts_max=2, lockout_s=60)
+def test_all_addresses_of_one_ipv6_network_are_locked_out_together() -> None:
+    lockout = Lockout(ManualTime(), attempts_max=2, lockout_s=60)
     lockout.record_failure("2001:db8::1")
     lockout.record_failure("2001:db8::2")
     with pytest.raises(AddressLockedOut):
         lockout.check("2001:db8::3", "another")
 
 
-def test_the_table_of_guessers_is_bounded() -> None:
-    lockout = Lockout(Time(), attempts_max=2, lockout_s=60)
+def test_the_table_of_failed_addresses_is_bounded() -> None:
+    lockout = Lockout(ManualTime(), attempts_max=2, lockout_s=60)
     for number in range(ADDRESSES_MAX + 100):
         lockout.record_failure(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
     assert len(lockout._failures) == ADDRESSES_MAX  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_rate_says_when_to_ask_again_and_refills_with_time() -> None:
-    time = Time()
+def test_a_rate_limit_reports_when_to_retry_and_refills_with_time() -> None:
+    time = ManualTime()
     rate = PrincipalRateLimit(time, 60, "requests")
     for _ in range(60):
         rate.use("person:maria")
@@ -151,9 +155,9 @@ def test_a_rate_says_when_to_ask_again_and_refills_with_time() -> None:
     rate.use("person:maria")
 
 
-async def test_a_house_takes_other_names_and_bounds_without_closing(tmp_path: Path) -> None:
-    async with desk_house(LocalInstance(tmp_path)) as house:
-        app = build_app(house.desk, HttpSettings())
+async def test_allowed_hosts_and_limits_change_without_a_restart(tmp_path: Path) -> None:
+    async with open_operations_server(LocalInstance(tmp_path)) as server:
+        app = build_app(server.services, HttpSettings())
 
         async def status(**headers: str) -> int:
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""What other programs are made with says what the house does."""
+"""The OpenAPI document describes the operations of the server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from retinue.api.openapi import build_openapi
 from retinue.operations.catalog import DEFAULT_PERMISSIONS, OPERATIONS
 
 
-def test_the_document_and_the_types_are_current() -> None:
+def test_the_openapi_document_and_the_typescript_types_are_up_to_date() -> None:
     assert json.loads(OPENAPI_FILE.read_text()) == build_openapi(OPERATIONS.values(), DEFAULT_PERMISSIONS, version="0")
     assert TYPES_FILE.read_text() == render_typescript(OPERATIONS.values())
 
 
 @pytest.mark.spec("A45")
-def test_every_operation_has_its_path_its_parameters_and_its_permission() -> None:
+def test_every_operation_has_its_path_parameters_and_permission() -> None:
     made = build_openapi(OPERATIONS.values(), DEFAULT_PERMISSIONS, version="0")
     assert made["openapi"].startswith("3.1")
     for operation in OPERATIONS.values():
@@ -47,14 +47,14 @@ def test_every_operation_has_its_path_its_parameters_and_its_permission() -> Non
         (dict[str, msgspec.Raw], "Record<string, unknown>"),
     ],
 )
-def test_types_are_said_in_typescript(kind: object, said: str) -> None:
+def test_a_json_schema_is_rendered_as_typescript(kind: object, said: str) -> None:
     assert to_typescript(msgspec.json.schema(kind)) == said
 
 
-def test_the_types_are_typescript(tmp_path: Path) -> None:
+def test_the_typescript_types_compile(tmp_path: Path) -> None:
     compiler = ROOT / "web" / "node_modules" / ".bin" / "tsc"
     if not compiler.exists() or shutil.which("node") is None:
-        pytest.skip("the web page's compiler is not installed here")
+        pytest.skip("the packages of the web app are not installed")
     done = subprocess.run(
         [compiler, "--noEmit", "--strict", str(TYPES_FILE)], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Signing in: tokens for programs, a code and a cookie for browsers, and what is refused on the way."""
+"""Sign-in with tokens for programs, codes and cookies for browsers, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api.tcp_server import Rim, open_rim
+from api.tcp_server import ApiClient, open_api_client
 from cli.server_process import environment
 
+from retinue.domain.renamed_names import HTTP_PATHS
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
-STATUS = "/api/house/status"
+STATUS = "/api/server/status"
 
 
 @pytest.fixture(scope="module")
-def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
-    limits = "[house.limits]\nsign_in_attempts_max = 1000\nenvelopes_per_minute = 3\n"
-    with open_rim(tmp_path_factory.mktemp("sign-in"), limits) as rim:
-        yield rim
+def api_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
+    limits = "[server.limits]\nsign_in_attempts_max = 1000\nenvelopes_per_minute = 3\n"
+    with open_api_client(tmp_path_factory.mktemp("sign-in"), limits) as api_client:
+        yield api_client
 
 
-def test_nothing_is_told_without_a_token_that_we_know(rim: Rim) -> None:
+def test_a_request_without_a_valid_token_is_refused(api_client: ApiClient) -> None:
     for token in (None, "", "guess", "x" * 10_000):
-        refused = rim.ask("POST", STATUS, {}, token=token)
+        refused = api_client.ask("POST", STATUS, {}, token=token)
         assert (refused.status, refused.code) == (401, "auth.not_signed_in")
         assert refused.headers["www-authenticate"] == "Bearer"
-    assert rim.ask("POST", STATUS, {}, token=rim.token).status == 200
-    assert rim.ask("POST", STATUS, {}, token=rim.token, by_socket=True).status == 200
-    assert rim.ask("POST", STATUS, {}, by_socket=True).status == 401  # the socket alone gives no rights
+    assert api_client.ask("POST", STATUS, {}, token=api_client.token).status == 200
+    assert api_client.ask("POST", STATUS, {}, token=api_client.token, by_socket=True).status == 200
+    assert api_client.ask("POST", STATUS, {}, by_socket=True).status == 401  # the Unix socket alone gives no rights
 
 
-def test_a_browser_signs_in_with_a_code_once(rim: Rim) -> None:
-    code = rim.do("token.code")["code"]
-    entered = rim.ask("POST", "/api/sign-in", {"code": code})
+def test_a_browser_signs_in_once_with_a_code(api_client: ApiClient) -> None:
+    code = api_client.do("token.code")["code"]
+    entered = api_client.ask("POST", "/api/sign-in", {"code": code})
     assert entered.status == 200
     assert entered.json == {"you": "person:owner", "level": "boss"}
     cookie = entered.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
-    assert "Secure" not in cookie  # plain http on this machine: a browser would not send it back
-    again = rim.ask("POST", "/api/sign-in", {"code": code})
+    assert "Secure" not in cookie  # a browser would not return a secure cookie over plain HTTP
+    again = api_client.ask("POST", "/api/sign-in", {"code": code})
     assert (again.status, again.code) == (401, "auth.code_invalid")
     assert "used before" in again.json["error"]["because"]
-    assert code not in rim.log
+    assert code not in api_client.log
 
 
-def test_whoever_opens_the_house_in_a_terminal_is_shown_an_address_that_signs_them_in(tmp_path: Path) -> None:
+def test_a_server_started_in_a_terminal_prints_a_url_that_signs_in(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "retinue.app.server"]
     process = subprocess.Popen(command, env=environment(tmp_path / "home"), stdout=theirs, stderr=theirs)
@@ -74,58 +75,60 @@ def test_whoever_opens_the_house_in_a_terminal_is_shown_an_address_that_signs_th
         os.close(ours)
 
 
-def test_a_code_is_no_token_and_a_token_is_no_code_and_a_cookie_is_neither(rim: Rim) -> None:
-    code = rim.do("token.code")["code"]
-    secret = rim.sign_in().partition("=")[2]
-    assert rim.ask("POST", STATUS, {}, token=code).status == 401
-    assert rim.ask("POST", STATUS, {}, token=secret).status == 401
-    assert rim.ask("POST", "/api/sign-in", {"code": rim.token}).status == 401
-    as_cookie = {"cookie": f"retinue={rim.token}", "x-retinue": "1"}
-    assert rim.ask("POST", STATUS, {}, headers=as_cookie).status == 401
+def test_codes_tokens_and_cookies_are_not_interchangeable(api_client: ApiClient) -> None:
+    code = api_client.do("token.code")["code"]
+    secret = api_client.sign_in().partition("=")[2]
+    assert api_client.ask("POST", STATUS, {}, token=code).status == 401
+    assert api_client.ask("POST", STATUS, {}, token=secret).status == 401
+    assert api_client.ask("POST", "/api/sign-in", {"code": api_client.token}).status == 401
+    as_cookie = {"cookie": f"retinue={api_client.token}", "x-retinue": "1"}
+    assert api_client.ask("POST", STATUS, {}, headers=as_cookie).status == 401
 
 
-def test_a_cookie_changes_nothing_without_our_header(rim: Rim) -> None:
-    cookie = {"cookie": rim.sign_in()}
-    refused = rim.ask("POST", STATUS, {}, headers=cookie)
+def test_a_cookie_authorizes_changes_only_with_the_request_header(api_client: ApiClient) -> None:
+    cookie = {"cookie": api_client.sign_in()}
+    refused = api_client.ask("POST", STATUS, {}, headers=cookie)
     assert (refused.status, refused.code) == (403, "auth.header_missing")
-    assert rim.ask("POST", STATUS, {}, headers={**cookie, "x-retinue": "1"}).status == 200
-    assert rim.ask("GET", "/api/operations", headers=cookie).status == 200
+    assert api_client.ask("POST", STATUS, {}, headers={**cookie, "x-retinue": "1"}).status == 200
+    assert api_client.ask("GET", "/api/operations", headers=cookie).status == 200
 
 
-def test_signing_out_makes_the_cookie_worthless_everywhere(rim: Rim) -> None:
-    browser = {"cookie": rim.sign_in(), "x-retinue": "1"}
-    other = {"cookie": rim.sign_in(), "x-retinue": "1"}
-    left = rim.ask("POST", "/api/sign-out", {}, headers=browser)
-    assert left.json == {"signed-out": True}
+def test_signing_out_revokes_only_the_cookie_of_that_browser(api_client: ApiClient) -> None:
+    browser = {"cookie": api_client.sign_in(), "x-retinue": "1"}
+    other = {"cookie": api_client.sign_in(), "x-retinue": "1"}
+    left = api_client.ask("POST", "/api/sign-out", {}, headers=browser)
+    assert left.json == {"signed_out": True}
     assert "Max-Age=0" in left.headers["set-cookie"]
-    assert rim.ask("POST", STATUS, {}, headers=browser).status == 401
-    assert rim.ask("POST", STATUS, {}, headers=other).status == 200
+    assert api_client.ask("POST", STATUS, {}, headers=browser).status == 401
+    assert api_client.ask("POST", STATUS, {}, headers=other).status == 200
 
 
-def test_whoever_holds_an_invitation_joins_once(rim: Rim) -> None:
-    invitation = rim.do("person.invite", name="maria")["invitation"]
-    joined = rim.ask("POST", "/api/join", {"invitation": invitation})
+def test_an_invitation_can_be_used_once(api_client: ApiClient) -> None:
+    invitation = api_client.do("person.invite", name="maria")["invitation"]
+    joined = api_client.ask("POST", "/api/join", {"invitation": invitation})
     assert joined.status == 200
-    assert rim.do("person.whoami", as_=joined.json["token"])
-    again = rim.ask("POST", "/api/join", {"invitation": invitation})
+    assert api_client.do("person.whoami", as_=joined.json["token"])
+    again = api_client.ask("POST", "/api/join", {"invitation": invitation})
     assert (again.status, again.code) == (403, "invitation.invalid")
-    assert rim.ask("POST", "/api/join", {"invitation": "\ud800"}).status in (400, 403)
+    assert api_client.ask("POST", "/api/join", {"invitation": "\ud800"}).status in (400, 403)
 
 
-def test_a_member_who_sends_too_much_is_told_when_to_go_on_and_the_owner_on_the_socket_is_not_held_up(rim: Rim) -> None:
-    token = rim.member("noor")
+def test_a_rate_limited_member_is_told_when_to_retry_and_the_owner_on_the_socket_is_not_limited(
+    api_client: ApiClient,
+) -> None:
+    token = api_client.member("noor")
     mail = {"to": "agent:guide", "text": "be silent"}
-    answers = [rim.ask("POST", "/api/envelope/send", mail, token=token) for _ in range(4)]
-    assert [each.status for each in answers] == [200, 200, 200, 429]
-    assert answers[-1].code == "rate.too_many"
-    assert int(answers[-1].headers["retry-after"]) >= 1
-    assert answers[-1].json["error"]["retry-after-s"] >= 1
+    list_answer_texts = [api_client.ask("POST", "/api/envelope/send", mail, token=token) for _ in range(4)]
+    assert [each.status for each in list_answer_texts] == [200, 200, 200, 429]
+    assert list_answer_texts[-1].code == "rate.too_many"
+    assert int(list_answer_texts[-1].headers["retry-after"]) >= 1
+    assert list_answer_texts[-1].json["error"]["retry_after_s"] >= 1
     for _ in range(5):
-        assert rim.ask("POST", "/api/envelope/send", mail, token=rim.token, by_socket=True).status == 200
+        assert api_client.ask("POST", "/api/envelope/send", mail, token=api_client.token, by_socket=True).status == 200
 
 
-def test_the_page_runs_its_own_scripts_and_nothing_else(rim: Rim) -> None:
-    page = rim.ask("GET", "/")
+def test_the_web_app_can_run_only_its_own_scripts(api_client: ApiClient) -> None:
+    page = api_client.ask("GET", "/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
@@ -134,9 +137,9 @@ def test_the_page_runs_its_own_scripts_and_nothing_else(rim: Rim) -> None:
 
 
 @pytest.mark.spec("A46")
-def test_errors_of_operations_have_the_status_that_fits_them(rim: Rim) -> None:
+def test_errors_of_operations_have_fitting_http_statuses(api_client: ApiClient) -> None:
     def status(path: str, body: dict[str, object], **headers: str) -> tuple[int, set[str]]:
-        answer = rim.ask("POST", path, body, token=rim.token, headers=headers)
+        answer = api_client.ask("POST", path, body, token=api_client.token, headers=headers)
         return answer.status, set(answer.json["error"])
 
     form = {"code", "sentence", "because", "try"}
@@ -144,40 +147,42 @@ def test_errors_of_operations_have_the_status_that_fits_them(rim: Rim) -> None:
     assert status("/api/envelope/show", {"id": "abcdefab"}) == (404, form)
     assert status("/api/no/such", {}) == (404, form)
     key = {"idempotency-key": "twice"}
-    assert rim.ask("POST", "/api/token/create", {"label": "one"}, token=rim.token, headers=key).status == 200
+    assert (
+        api_client.ask("POST", "/api/token/create", {"label": "one"}, token=api_client.token, headers=key).status == 200
+    )
     assert status("/api/token/create", {"label": "two"}, **key) == (409, form)
 
 
-def test_the_house_tells_programs_what_can_be_asked_and_each_only_what_it_may(rim: Rim) -> None:
-    guest = rim.member("gus")
-    rim.do("person.role", name="gus", role="guest")
-    whole = rim.ask("GET", "/api/openapi.json", token=rim.token).json
-    part = rim.ask("GET", "/api/openapi.json", token=guest).json
-    assert whole["openapi"].startswith("3.1")
-    assert "/api/person/invite" in whole["paths"]
-    assert "/api/person/invite" not in part["paths"]
-    assert "/api/envelope/send" in part["paths"]
-    names = {each["name"] for each in rim.ask("GET", "/api/operations", token=guest).json["operations"]}
-    assert {route["post"]["operationId"] for route in part["paths"].values()} == names
-    assert rim.ask("GET", "/api/openapi.json").status == 401
-    refused = whole["components"]["responses"]
-    for route in whole["paths"].values():
+def test_the_openapi_document_lists_only_the_operations_the_caller_may_use(api_client: ApiClient) -> None:
+    guest = api_client.member("gus")
+    api_client.do("person.role", name="gus", role="guest")
+    owner_document = api_client.ask("GET", "/api/openapi.json", token=api_client.token).json
+    guest_document = api_client.ask("GET", "/api/openapi.json", token=guest).json
+    assert owner_document["openapi"].startswith("3.1")
+    assert "/api/person/invite" in owner_document["paths"]
+    assert "/api/person/invite" not in guest_document["paths"]
+    assert "/api/envelope/send" in guest_document["paths"]
+    names = {each["name"] for each in api_client.ask("GET", "/api/operations", token=guest).json["operations"]}
+    assert {route["post"]["operationId"] for route in guest_document["paths"].values()} == names
+    assert api_client.ask("GET", "/api/openapi.json").status == 401
+    refused = owner_document["components"]["responses"]
+    for route in owner_document["paths"].values():
         for answer in route["post"]["responses"].values():
             assert refused.get(answer.get("$ref", "").rpartition("/")[2], answer)["description"]
 
 
-def test_counts_are_for_the_privileged_and_hold_no_ids(rim: Rim) -> None:
-    token = rim.member("ines")
-    assert rim.ask("GET", "/api/metrics").status == 401
-    assert rim.ask("GET", "/api/metrics", token=token).status == 403
-    sent = rim.do("envelope.send", to="agent:guide", text="echo x")
-    page = rim.ask("GET", "/api/metrics", token=rim.token)
+def test_metrics_need_the_privileged_level_and_contain_no_ids(api_client: ApiClient) -> None:
+    token = api_client.member("ines")
+    assert api_client.ask("GET", "/api/metrics").status == 401
+    assert api_client.ask("GET", "/api/metrics", token=token).status == 403
+    sent = api_client.do("envelope.send", to="agent:guide", text="echo x")
+    page = api_client.ask("GET", "/api/metrics", token=api_client.token)
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     text = page.body.decode()
     for name in (
         "retinue_envelopes{",
         "retinue_runs{",
-        "retinue_queue ",
+        "retinue_envelopes_due ",
         "retinue_commits_total ",
         "retinue_websockets ",
     ):
@@ -185,13 +190,13 @@ def test_counts_are_for_the_privileged_and_hold_no_ids(rim: Rim) -> None:
     assert sent["session"] not in text and "ines" not in text
 
 
-def test_health_says_nothing_else_and_readiness_asks_the_store(rim: Rim) -> None:
-    assert rim.ask("GET", "/api/health").json == {"alive": True}
-    assert rim.ask("GET", "/api/ready").json == {"ready": True}
+def test_health_and_readiness_report_only_their_state(api_client: ApiClient) -> None:
+    assert api_client.ask("GET", "/api/health").json == {"alive": True}
+    assert api_client.ask("GET", "/api/ready").json == {"ready": True}
 
 
-def test_answers_are_kept_by_nobody_and_framed_by_nobody(rim: Rim) -> None:
-    for answer in (rim.ask("GET", "/api/health"), rim.ask("POST", STATUS, {})):
+def test_responses_cannot_be_cached_or_framed(api_client: ApiClient) -> None:
+    for answer in (api_client.ask("GET", "/api/health"), api_client.ask("POST", STATUS, {})):
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
@@ -199,55 +204,71 @@ def test_answers_are_kept_by_nobody_and_framed_by_nobody(rim: Rim) -> None:
 
 
 @pytest.mark.spec("C90.proxy")
-def test_behind_a_proxy_the_cookie_is_for_tls_alone_and_guessers_are_told_apart_by_their_own_address(
+def test_behind_a_proxy_the_cookie_is_secure_and_lockouts_are_per_forwarded_address(
     tmp_path: Path,
 ) -> None:
     settings = """
-[house]
-public_url = "https://house.example"
+[server]
+public_url = "https://chat.example"
 trusted_proxies = ["127.0.0.1"]
-[house.limits]
+[server.limits]
 sign_in_attempts_max = 2
 """
-    proxied = {"host": "house.example", "x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.7"}
-    with open_rim(tmp_path, settings) as rim:
-        code = rim.do("token.code")["code"]
-        page = {**proxied, "origin": "https://house.example"}
-        entered = rim.ask("POST", "/api/sign-in", {"code": code}, headers=page)
+    proxied = {"host": "chat.example", "x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.7"}
+    with open_api_client(tmp_path, settings) as api_client:
+        code = api_client.do("token.code")["code"]
+        page = {**proxied, "origin": "https://chat.example"}
+        entered = api_client.ask("POST", "/api/sign-in", {"code": code}, headers=page)
         assert "; Secure" in entered.headers["set-cookie"]
-        guesses = [rim.ask("POST", STATUS, {}, token=f"guess-{n}", headers=proxied).status for n in range(3)]
+        guesses = [api_client.ask("POST", STATUS, {}, token=f"guess-{n}", headers=proxied).status for n in range(3)]
         assert guesses == [401, 401, 429]
         elsewhere = {**proxied, "x-forwarded-for": "203.0.113.7, 198.51.100.9"}
-        assert rim.ask("POST", STATUS, {}, token="guess", headers=elsewhere).status == 401
-        assert rim.ask("POST", STATUS, {}, headers={**proxied, "host": "evil.example"}).status == 421
+        assert api_client.ask("POST", STATUS, {}, token="guess", headers=elsewhere).status == 401
+        assert api_client.ask("POST", STATUS, {}, headers={**proxied, "host": "evil.example"}).status == 421
 
 
-def test_a_route_asked_with_the_wrong_method_names_the_right_one(rim: Rim) -> None:
-    for method, path, allowed in (("GET", STATUS, "POST"), ("POST", "/api/health", "GET"), ("PUT", "/api/news", "GET")):
-        refused = rim.ask(method, path, token=rim.token)
+def test_a_wrong_method_is_refused_with_the_allowed_one(api_client: ApiClient) -> None:
+    for method, path, allowed in (
+        ("GET", STATUS, "POST"),
+        ("POST", "/api/health", "GET"),
+        ("PUT", "/api/events", "GET"),
+    ):
+        refused = api_client.ask(method, path, token=api_client.token)
         assert (refused.status, refused.code, refused.headers["allow"]) == (405, "route.method_not_allowed", allowed)
 
 
-def test_queries_that_make_no_sense_are_refused_in_words(rim: Rim) -> None:
+@pytest.mark.parametrize(("old", "new"), HTTP_PATHS.items())
+def test_a_renamed_path_is_not_found_and_the_error_names_the_new_path(
+    api_client: ApiClient, old: str, new: str
+) -> None:
+    method, path = old.replace("HASH", "0" * 64).split(" ")
+    response = api_client.ask(method, path, token=api_client.token)
+    assert (response.status, response.code) == (404, "route.renamed")
+    assert response.json["error"]["sentence"] == f"`{old}` is now `{new}`"
+    method, path = new.replace("HASH", "0" * 64).split(" ")
+    assert path.partition("?")[0] in {"/api/events", "/api/operations"} or api_client.ask(method, path).status == 401
+
+
+def test_invalid_queries_are_refused(api_client: ApiClient) -> None:
     for query, status in (
         ("after=x", 400),
         ("after=-1", 400),
         ("session=%00", 404),
         ("&".join("a=b" for _ in range(99)), 400),
     ):
-        assert rim.ask("GET", f"/api/news?{query}", token=rim.token).status == status
+        assert api_client.ask("GET", f"/api/events?{query}", token=api_client.token).status == status
 
 
-def test_a_revoked_token_is_worth_nothing_from_the_very_next_request_on(rim: Rim) -> None:
+def test_a_revoked_token_is_refused_from_the_next_request(api_client: ApiClient) -> None:
     for _ in range(5):
-        made = rim.do("token.create", label="brief")
-        assert {rim.ask("POST", STATUS, {}, token=made["token"]).status for _ in range(3)} == {200}
-        rim.do("token.revoke", id=made["id"])
-        assert rim.ask("POST", STATUS, {}, token=made["token"]).status == 401
+        made = api_client.do("token.create", label="brief")
+        assert {api_client.ask("POST", STATUS, {}, token=made["token"]).status for _ in range(3)} == {200}
+        api_client.do("token.revoke", id=made["id"])
+        assert api_client.ask("POST", STATUS, {}, token=made["token"]).status == 401
 
 
-def test_the_state_is_there_for_a_browser_that_opens(rim: Rim) -> None:
-    opened = rim.ask("GET", "/api/state", headers={"cookie": rim.sign_in()})
-    assert opened.status == 200 and opened.json["you"] == "person:owner"
-    assert opened.json == rim.do("house.state")
-    assert rim.ask("GET", "/api/state").status == 401
+def test_the_state_is_available_to_a_signed_in_browser(api_client: ApiClient) -> None:
+    opened = api_client.ask("GET", "/api/state", headers={"cookie": api_client.sign_in()})
+    assert opened.status == 200 and opened.json["principal"] == "person:owner"
+    assert opened.json == api_client.do("server.initial_state")
+    assert api_client.ask("GET", "/api/state").status == 401

@@ -1,14 +1,17 @@
-"""The real dice."""
+"""The random ids and tokens of the real server."""
 
 from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from retinue.app.clock_and_ids import IDS_PER_BATCH, RandomIds
+import pytest
+
+from retinue.app import clock_and_ids
+from retinue.app.clock_and_ids import IDS_PER_BATCH, RandomIds, new_token
 
 
-def test_no_id_is_given_twice_to_whomever_and_each_is_32_hex_digits() -> None:
+def test_random_ids_are_unique_across_threads_and_have_32_hex_digits() -> None:
     ids = RandomIds()
     with ThreadPoolExecutor(8) as threads:
         drawn = list(threads.map(lambda _: [ids.new() for _ in range(IDS_PER_BATCH)], range(16)))
@@ -16,3 +19,11 @@ def test_no_id_is_given_twice_to_whomever_and_each_is_32_hex_digits() -> None:
 
     assert len(set(given)) == len(given) == 16 * IDS_PER_BATCH
     assert all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in given)
+
+
+def test_a_token_never_begins_with_a_hyphen_so_that_no_command_reads_it_as_an_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = iter(["-" + "a" * 42, "--" + "b" * 41, "c" * 43])
+    monkeypatch.setattr(clock_and_ids.secrets, "token_urlsafe", lambda _bytes: next(drawn))
+    assert new_token() == "c" * 43

@@ -1,4 +1,4 @@
-"""The house as a process: one at a time, no stale locks, closed to others, and graceful."""
+"""The server process: one per instance, stale locks, file permissions and a graceful end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy as sa
-from cli.server_process import environment as house_environment
+from cli.server_process import environment as server_environment
 
 from retinue.app.logs import log_file_path
 from retinue.cli import client
@@ -27,8 +27,8 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 
 @dataclass(frozen=True)
-class Started:
-    """A process of a server, and the file with what it prints."""
+class StartedServer:
+    """A server process and the file with its output."""
 
     process: ForkedProcess
     output: Path
@@ -37,128 +37,129 @@ class Started:
     def pid(self) -> int:
         return self.process.pid
 
-    def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
-        """Send a signal if one is given, wait until the process has ended, and return its status and its output."""
+    def wait_for_end(self, number: signal.Signals | None = None) -> tuple[int, str]:
+        """Send a signal if one is given, wait for the end of the process, and return its status and output."""
         if number is not None:
             self.process.send_signal(number)
         return self.process.wait(timeout=WAIT_LIMIT_S), self.output.read_text()
 
 
-class Daemon:
-    """A real daemon in a folder of its own."""
+class ServerInstance:
+    """A real server in its own home directory."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._started: list[Started] = []
+        self._processes: list[StartedServer] = []
 
-    def open(self, **environment: str) -> Started:
-        register_subject(ServerSource(database=self.home / "house.db", log=log_file_path(self.home)))
+    def open(self, **environment: str) -> StartedServer:
+        register_subject(ServerSource(database=self.home / "retinue.db", log=log_file_path(self.home)))
         started = self.spawn(**environment)
 
         def answers() -> bool:
             try:
-                client.call("house.status")
+                client.call("server.status")
             except ServerNotAnswering:
-                assert started.process.poll() is None, started.end()
+                assert started.process.poll() is None, started.wait_for_end()
                 return False
             return True
 
-        wait_until_sync(answers, "the daemon answers")
+        wait_until_sync(answers, "the server answers")
         return started
 
-    def spawn(self, **environment: str) -> Started:
-        path = self.home.with_name(f"{self.home.name}-{len(self._started)}.txt")
+    def spawn(self, **environment: str) -> StartedServer:
+        path = self.home.with_name(f"{self.home.name}-{len(self._processes)}.txt")
         with path.open("wb") as output:
             process = get_fork_server().start(
-                "retinue.app.server", environment=house_environment(self.home, **environment), output=output
+                "retinue.app.server", environment=server_environment(self.home, **environment), output=output
             )
-        self._started.append(Started(process, path))
-        return self._started[-1]
+        self._processes.append(StartedServer(process, path))
+        return self._processes[-1]
 
     def close(self) -> None:
-        for started in self._started:
-            started.end(signal.SIGKILL)
+        for started in self._processes:
+            started.wait_for_end(signal.SIGKILL)
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerInstance]:
     monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RETINUE_TOKEN", raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    running = Daemon(tmp_path / "home")
+    running = ServerInstance(tmp_path / "home")
     yield running
     running.close()
 
 
 @pytest.mark.spec("C101")
-def test_a_second_daemon_is_refused_and_a_killed_one_leaves_no_stale_lock(daemon: Daemon) -> None:
-    first = daemon.open()
-    status, complaint = daemon.spawn().end()
+def test_a_second_server_is_refused_and_a_killed_server_leaves_no_stale_lock(server: ServerInstance) -> None:
+    first = server.open()
+    status, complaint = server.spawn().wait_for_end()
     assert status == 1
     assert "[server.already_running]" in complaint
     assert str(first.pid) in complaint
     assert "try: " in complaint
-    first.end(signal.SIGKILL)
-    assert (daemon.home / "lock").exists()
-    assert Path((daemon.home / "socket").read_text()).exists()  # left behind, as a crash leaves it
-    daemon.open()
+    first.wait_for_end(signal.SIGKILL)
+    assert (server.home / "lock").exists()
+    assert Path((server.home / "socket").read_text()).exists()  # left behind by a crash
+    server.open()
 
 
 @pytest.mark.spec("C101")
-def test_a_stop_drains_what_runs_and_what_takes_too_long_is_taken_up_at_the_next_start(daemon: Daemon) -> None:
-    process = daemon.open()
+def test_a_server_stop_drains_short_runs_and_leaves_long_runs_for_the_next_start(server: ServerInstance) -> None:
+    process = server.open()
     quick = client.call("envelope.send", {"to": "agent:guide", "text": "slow 1", "conversation": "quick"})
     slow = client.call("envelope.send", {"to": "agent:guide", "text": "slow 500", "conversation": "slow"})
     for sent in (quick, slow):
         wait_until_sync(
-            lambda id_=sent["envelope"]: client.call("envelope.show", {"id": id_})["status"] != "pending", "it is begun"
+            lambda id_=sent["envelope"]: client.call("envelope.show", {"id": id_})["status"] != "pending",
+            "the run has begun",
         )
-    status, _ = process.end(signal.SIGTERM)
+    status, _ = process.wait_for_end(signal.SIGTERM)
     assert status == 0
-    daemon.open()
+    server.open()
     assert client.call("envelope.show", {"id": quick["envelope"]})["outcome"] == "answered"
     assert client.call("envelope.show", {"id": slow["envelope"]})["status"] == "claimed"
-    assert client.call("house.ledger")["holds"] is True
+    assert client.call("server.ledger")["ok"] is True
 
 
 def test_a_second_server_on_one_database_is_refused_and_the_first_keeps_its_owner(
-    daemon: Daemon, tmp_path: Path, empty_postgres_url: str
+    server: ServerInstance, tmp_path: Path, empty_postgres_url: str
 ) -> None:
-    first = daemon.open(RETINUE_STORE=empty_postgres_url)
-    token = (daemon.home / "owner-token").read_text()
-    other = Daemon(tmp_path / "other")
-    status, complaint = other.spawn(RETINUE_STORE=empty_postgres_url).end()
+    first = server.open(RETINUE_STORE=empty_postgres_url)
+    token = (server.home / "owner-token").read_text()
+    other = ServerInstance(tmp_path / "other")
+    status, complaint = other.spawn(RETINUE_STORE=empty_postgres_url).wait_for_end()
     assert status == 1
     assert "another server uses this database [store.locked]" in complaint
     assert f"pid {first.pid} on " in complaint
-    assert str(daemon.home)[-15:] in complaint
+    assert str(server.home)[-15:] in complaint
     assert "try: " in complaint
-    assert client.call("house.status")["you"] == "person:owner"
+    assert client.call("server.status")["principal"] == "person:owner"
 
-    first.end(signal.SIGTERM)
-    daemon.open(RETINUE_STORE=empty_postgres_url)
-    assert (daemon.home / "owner-token").read_text() == token
-    assert client.call("house.status")["you"] == "person:owner"
+    first.wait_for_end(signal.SIGTERM)
+    server.open(RETINUE_STORE=empty_postgres_url)
+    assert (server.home / "owner-token").read_text() == token
+    assert client.call("server.status")["principal"] == "person:owner"
 
 
-def test_a_killed_server_leaves_its_database_to_the_next(
-    daemon: Daemon, tmp_path: Path, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+def test_another_server_can_use_the_database_of_a_killed_server(
+    server: ServerInstance, tmp_path: Path, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = daemon.open(RETINUE_STORE=empty_postgres_url)
-    first.end(signal.SIGKILL)
-    other = Daemon(tmp_path / "other")
+    first = server.open(RETINUE_STORE=empty_postgres_url)
+    first.wait_for_end(signal.SIGKILL)
+    other = ServerInstance(tmp_path / "other")
     monkeypatch.setenv("RETINUE_HOME", str(other.home))
     try:
         other.open(RETINUE_STORE=empty_postgres_url)
-        assert client.call("house.status")["you"] == "person:owner"
+        assert client.call("server.status")["principal"] == "person:owner"
     finally:
         other.close()
 
 
-def test_a_server_whose_database_another_took_over_ends_with_the_reason(
-    daemon: Daemon, empty_postgres_url: str
+def test_a_server_that_lost_its_database_lock_to_another_exits_with_the_reason(
+    server: ServerInstance, empty_postgres_url: str
 ) -> None:
-    process = daemon.open(RETINUE_STORE=empty_postgres_url)
+    process = server.open(RETINUE_STORE=empty_postgres_url)
     client.call("envelope.send", {"to": "agent:guide", "text": "slow 40", "conversation": "slow"})
     address = sa.make_url(empty_postgres_url).set(drivername="postgresql").render_as_string()
     locks = f"FROM pg_locks WHERE locktype = 'advisory' AND classid = {LOCK_CLASS} AND objid = {SERVER}"
@@ -168,66 +169,68 @@ def test_a_server_whose_database_another_took_over_ends_with_the_reason(
         )
         taking.start()
         waits = f"SELECT 1 {locks} AND NOT granted".encode()
-        wait_until_sync(lambda: onlooker.execute(waits).fetchone(), "the rival waits")
+        wait_until_sync(lambda: onlooker.execute(waits).fetchone(), "the other server waits for the lock")
         onlooker.execute(f"SELECT pg_terminate_backend(pid) {locks} AND granted".encode())
-        status, complaint = process.end()
+        status, complaint = process.wait_for_end()
         taking.join()
     assert status == 1
     assert "another server has taken over this database" in complaint
     assert "[store.taken_over]" in complaint
 
 
-def test_what_is_on_disk_is_ours_alone(daemon: Daemon) -> None:
-    daemon.open()
-    for name in ("owner-token", "lock", "house.db"):
-        assert stat.S_IMODE((daemon.home / name).stat().st_mode) == 0o600, name
-    assert stat.S_IMODE(Path((daemon.home / "socket").read_text()).stat().st_mode) == 0o600
-    assert stat.S_IMODE(daemon.home.stat().st_mode) == 0o700
+def test_the_files_of_the_data_directory_are_private(server: ServerInstance) -> None:
+    server.open()
+    for name in ("owner-token", "lock", "retinue.db"):
+        assert stat.S_IMODE((server.home / name).stat().st_mode) == 0o600, name
+    assert stat.S_IMODE(Path((server.home / "socket").read_text()).stat().st_mode) == 0o600
+    assert stat.S_IMODE(server.home.stat().st_mode) == 0o700
 
 
-def test_nobody_gets_in_without_a_token(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon.open()
+def test_a_request_with_a_wrong_token_is_refused(server: ServerInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.open()
     monkeypatch.setenv("RETINUE_TOKEN", "guess")
     with pytest.raises(client.ApiError) as refused:
-        client.call("house.status")
+        client.call("server.status")
     assert refused.value.error["code"] == "auth.not_signed_in"
 
 
-def test_a_token_file_that_was_removed_is_made_anew_and_the_old_token_is_worthless(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+def test_a_removed_owner_token_file_is_recreated_and_the_old_token_is_invalid(
+    server: ServerInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = daemon.open()
-    old = (daemon.home / "owner-token").read_text().strip()
-    process.end(signal.SIGKILL)
-    (daemon.home / "owner-token").unlink()
-    daemon.open()
-    assert client.call("house.status")["you"] == "person:owner"
+    process = server.open()
+    old = (server.home / "owner-token").read_text().strip()
+    process.wait_for_end(signal.SIGKILL)
+    (server.home / "owner-token").unlink()
+    server.open()
+    assert client.call("server.status")["principal"] == "person:owner"
     monkeypatch.setenv("RETINUE_TOKEN", old)
     with pytest.raises(client.ApiError):
-        client.call("house.status")
+        client.call("server.status")
 
 
-def test_crash_points_are_refused_outside_tests(daemon: Daemon) -> None:
-    status, complaint = daemon.spawn(RETINUE_TEST_CRASH="finish.after-commit:1", RETINUE_TEST="").end()
+def test_crash_points_are_refused_outside_tests(server: ServerInstance) -> None:
+    status, complaint = server.spawn(RETINUE_TEST_CRASH="finish.after-commit:1", RETINUE_TEST="").wait_for_end()
     assert status == 1
     assert "[config.test_only]" in complaint
 
 
-def test_a_home_too_deep_for_a_socket_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_directory_with_a_path_too_long_for_a_socket_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / ("deep-" * 10) / ("er-" * 20)
     home.mkdir(parents=True)
     monkeypatch.setenv("RETINUE_HOME", str(home))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    daemon = Daemon(home)
+    server = ServerInstance(home)
     try:
-        daemon.open()
+        server.open()
         assert len((home / "socket").read_text()) < 108
     finally:
-        daemon.close()
+        server.close()
 
 
-def test_hostile_requests_are_refused_and_others_are_unaffected(daemon: Daemon) -> None:
-    daemon.open()
+def test_hostile_requests_are_refused_and_the_server_continues(server: ServerInstance) -> None:
+    server.open()
     cases = {
         "text.too_large": {"to": "agent:guide", "text": "x" * 10_000_000},
         "text.unstorable": {"to": "agent:guide", "text": "a\x00b"},
@@ -242,47 +245,49 @@ def test_hostile_requests_are_refused_and_others_are_unaffected(daemon: Daemon) 
         with pytest.raises(client.ApiError) as refused:
             client.call("envelope.send", parameters)
         assert refused.value.error["code"] == code
-        assert bool(refused.value.error["because"]) == (code != "agent.not_found")  # its reason would only repeat it
+        assert bool(refused.value.error["because"]) == (code != "agent.not_found")  # it would only repeat the sentence
         assert refused.value.error["try"]
     sent = client.call("envelope.send", {"to": "agent:guide", "text": "hello"})
     assert sent["envelope"]
 
 
-def test_attachments_with_hostile_names_are_stored_safely(daemon: Daemon) -> None:
-    daemon.open()
+def test_attachments_with_hostile_names_are_stored_safely(server: ServerInstance) -> None:
+    server.open()
     uploads = [{"name": name, "data": "aGVsbG8="} for name in ("../../etc/passwd", "/abs", "..", "a\u202egpj.exe", "")]
     sent = client.call("envelope.send", {"to": "agent:guide", "text": "look", "attachments": uploads})
     shown = client.call("envelope.show", {"id": sent["envelope"]})
     names = [attachment["name"] for attachment in shown["attachments"]]
     assert all("/" not in name and ".." not in name and "\u202e" not in name and name for name in names)
-    stored = [path for path in (daemon.home / "files").rglob("*") if path.is_file()]
-    assert len(stored) == 1  # the same bytes, kept once
-    assert not (daemon.home / "etc").exists()
+    stored = [path for path in (server.home / "files").rglob("*") if path.is_file()]
+    assert len(stored) == 1  # the same content is stored once
+    assert not (server.home / "etc").exists()
 
 
-def test_the_first_words_say_where_it_listens_and_how_to_talk_to_it(daemon: Daemon) -> None:
-    process = daemon.open()
-    _, said = process.end(signal.SIGTERM)
-    for words in ("is running", str(daemon.home), "retinue.sock", "owner-token", "retinue chat"):
+def test_the_startup_message_names_the_data_directory_socket_and_commands(server: ServerInstance) -> None:
+    process = server.open()
+    _, said = process.wait_for_end(signal.SIGTERM)
+    for words in ("is running", str(server.home), "retinue.sock", "owner-token", "retinue chat"):
         assert words in said
-    assert json.dumps(said).count((daemon.home / "owner-token").read_text().strip()) == 0
+    assert json.dumps(said).count((server.home / "owner-token").read_text().strip()) == 0
 
 
-def test_a_key_that_is_added_is_what_the_house_thinks_with_from_then_on(daemon: Daemon, tmp_path: Path) -> None:
+def test_an_added_credential_changes_the_default_model_at_once_and_after_a_restart(
+    server: ServerInstance, tmp_path: Path
+) -> None:
     key = tmp_path / "key"
     key.write_text("not a real one")
     key.chmod(0o600)
-    daemon.open()
+    server.open()
     assert client.call("model.show", {"agent": "main"})["default"] == "guide"
 
     client.call("credential.add", {"provider": "anthropic", "name": "mine", "key_file": str(key)})
     assert client.call("model.show", {"agent": "main"})["default"].startswith("anthropic/claude-opus-")
 
-    daemon.close()
-    daemon.open()
+    server.close()
+    server.open()
     shown = client.call("model.show", {"agent": "main"})
     assert shown["default"].startswith("anthropic/claude-opus-")
-    assert "with anthropic:mine" in shown["agents"][0]["now"][0]
+    assert "with anthropic:mine" in shown["agents"][0]["current"][0]
 
 
 def subclasses(kind: type[Enum]) -> Iterator[type[Enum]]:
@@ -291,8 +296,8 @@ def subclasses(kind: type[Enum]) -> Iterator[type[Enum]]:
         yield from subclasses(each)
 
 
-def test_members_are_attributes_so_they_are_named_without_a_detour() -> None:
-    """The daemon takes away the detour that Python 3.11 has for them: see `name_members_directly`."""
+def test_enum_members_are_plain_class_attributes() -> None:
+    """The server works around slow enum attribute access in Python 3.11: see `name_members_directly`."""
     kinds = [kind for kind in subclasses(Enum) if type(kind) is EnumType]
     assert any(kind.__module__.startswith("retinue.domain") for kind in kinds)
     assert not [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__members__ if name not in vars(kind)]

@@ -1,4 +1,4 @@
-"""A house for the command line to talk to."""
+"""A running server for tests of the command line."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 from cli.pty_chat import PtyChat
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HouseProcess]:
-    """One open house for all tests of a file, for those that leave it as it is."""
-    process = HouseProcess(tmp_path_factory.mktemp("house") / "home")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests of a file that do not change it."""
+    process = ServerProcess(tmp_path_factory.mktemp("instance") / "home")
     process.open()
     yield process
     process.close()
 
 
 @pytest.fixture
-def own_house(tmp_path: Path) -> Iterator[HouseProcess]:
-    """A house of one's own, to be killed."""
-    process = HouseProcess(tmp_path / "home")
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A separate server that the test may kill."""
+    process = ServerProcess(tmp_path / "home")
     process.open()
     yield process
     process.close()
@@ -31,13 +31,13 @@ def own_house(tmp_path: Path) -> Iterator[HouseProcess]:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., PtyChat]]:
-    """Sits down at a terminal; whatever was started there is ended with the test."""
+    """Start chats at pseudo-terminals; they end with the test."""
     chats: list[PtyChat] = []
 
-    def sit_down(home: Path, *words: str, **settings: Any) -> PtyChat:
+    def open_chat(home: Path, *words: str, **settings: Any) -> PtyChat:
         chats.append(PtyChat(home, *words, **settings))
         return chats[-1]
 
-    yield sit_down
+    yield open_chat
     for chat in chats:
         chat.close()

@@ -1,4 +1,4 @@
-"""As much of a terminal as our command needs: it keeps what scrolled off, so a test can read everything ever shown."""
+"""A small terminal emulator that keeps the rows that scrolled off, so a test can read all output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def cells_of(char: str) -> int:
 
 
 class Screen:
-    """A grid of cells with a cursor that, like a real one, waits at the end of a full row for one more character."""
+    """A grid of cells. As in a real terminal, the cursor stays at the end of a full row until the next character."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns = columns
         self.rows = rows
-        self.gone: list[tuple[str, bool]] = []  # rows that scrolled off, and whether each goes on in the next one
+        self.scrolled_rows: list[
+            tuple[str, bool]
+        ] = []  # rows that scrolled off, and whether each continues in the next one
         self.grid: list[list[str]] = [[] for _ in range(rows)]
         self.continues = [False] * rows
         self.row = self.column = 0
@@ -33,7 +35,7 @@ class Screen:
         at = 0
         while at < len(text):
             found = _PIECE.match(text, at)
-            if found is None:  # the beginning of something
+            if found is None:  # an incomplete escape sequence
                 self._unread = text[at:]
                 return
             at = found.end()
@@ -44,15 +46,18 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """All that can be read, scrolled up as far as it goes, with wrapped rows joined again."""
+        """All rows including those that scrolled off, with wrapped rows joined."""
         rows = [
-            *self.gone,
-            *(("".join(cells), goes_on) for cells, goes_on in zip(self.grid, self.continues, strict=True)),
+            *self.scrolled_rows,
+            *(
+                ("".join(cells), continues_below)
+                for cells, continues_below in zip(self.grid, self.continues, strict=True)
+            ),
         ]
         lines = [""]
-        for text, goes_on in rows:
-            lines[-1] += text if goes_on else text.rstrip()
-            if not goes_on:
+        for text, continues_below in rows:
+            lines[-1] += text if continues_below else text.rstrip()
+            if not continues_below:
                 lines.append("")
         while lines and not lines[-1]:
             lines.pop()
@@ -92,7 +97,7 @@ class Screen:
         self.column += cells
 
     def _row_to(self, column: int) -> list[str]:
-        """This row, as long as that."""
+        """A row, padded to the given width."""
         row = self.grid[self.row]
         row += [" "] * (column - len(row))
         return row
@@ -101,7 +106,7 @@ class Screen:
         if self.row < self.rows - 1:
             self.row += 1
             return
-        self.gone.append(("".join(self.grid.pop(0)), self.continues.pop(0)))
+        self.scrolled_rows.append(("".join(self.grid.pop(0)), self.continues.pop(0)))
         self.grid.append([])
         self.continues.append(False)
 
@@ -124,7 +129,7 @@ class Screen:
             case "m" | "h" | "l":
                 pass
             case _:
-                raise AssertionError(f"this terminal does not know CSI {parameters}{final}")
+                raise AssertionError(f"the emulator does not know CSI {parameters}{final}")
 
     def _erase_row(self) -> None:
         del self.grid[self.row][self.column :]

@@ -1,4 +1,4 @@
-"""Somebody at the socket who says exactly what a test tells them to, byte by byte if need be."""
+"""A fake server on a Unix socket that sends exactly the bytes that a test gives it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Request:
     body: dict[str, Any]
 
 
-class FakeHouse:
-    """Hears one request at a time, and hands it to the script."""
+class FakeServer:
+    """Reads one request at a time and passes it to the script."""
 
     def __init__(self, home: Path, script: Script) -> None:
         self.home = home
-        self.heard: list[Request] = []
+        self.received: list[Request] = []
         self._script = script
         path = home / "s"
         home.mkdir(parents=True, exist_ok=True)
@@ -54,26 +54,26 @@ class FakeHouse:
             with link:
                 try:
                     request = read_request(link)
-                    self.heard.append(request)
+                    self.received.append(request)
                     self._script(request, link)
                 except OSError:
                     continue
 
 
 @contextmanager
-def fake_house(home: Path, script: Script) -> Iterator[FakeHouse]:
-    house = FakeHouse(home, script)
+def run_fake_server(home: Path, script: Script) -> Iterator[FakeServer]:
+    server = FakeServer(home, script)
     try:
-        yield house
+        yield server
     finally:
-        house.close()
+        server.close()
 
 
 def read_request(link: socket.socket) -> Request:
-    heard = b""
-    while b"\r\n\r\n" not in heard:
-        heard += receive(link)
-    head, _, body = heard.partition(b"\r\n\r\n")
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += receive(link)
+    head, _, body = received.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     while len(body) < int(headers.get("content-length", "0")):
@@ -83,10 +83,10 @@ def read_request(link: socket.socket) -> Request:
 
 
 def receive(link: socket.socket) -> bytes:
-    heard = link.recv(65536)
-    if not heard:
+    received = link.recv(65536)
+    if not received:
         raise ConnectionResetError
-    return heard
+    return received
 
 
 def reply(link: socket.socket, form: dict[str, Any], *, status: int = 200) -> None:

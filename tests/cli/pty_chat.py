@@ -1,4 +1,4 @@
-"""Someone at a terminal: types into a real pseudo-terminal, and reads what a small emulator shows."""
+"""A person at a terminal: types into a real pseudo-terminal and reads the screen of a small emulator."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from cli.server_process import command, environment
 
 from retinue.testing.wait_conditions import wait_until_sync
 
-# A shell would make the terminal the controlling one; here the child does so itself before it becomes the command.
-_BECOME = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+# A shell would set the controlling terminal. Here the child process does it before it becomes the command.
+_EXEC_WITH_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 class PtyChat:
@@ -31,7 +33,7 @@ class PtyChat:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _BECOME, *command(*words)],
+            [sys.executable, "-c", _EXEC_WITH_TERMINAL, *command(*words)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -44,7 +46,7 @@ class PtyChat:
         os.write(self._master, text.encode())
 
     def wait_until(self, seen: Callable[[str], bool], *, what: str) -> str:
-        """Read on until the screen shows it."""
+        """Read output until the screen shows the text."""
 
         def is_seen() -> bool:
             if seen(self.screen.text):
@@ -62,7 +64,7 @@ class PtyChat:
     def wait_for_end(self) -> int:
         wait_until_sync(
             lambda: not self._read(0.05) and self.process.poll() is not None,
-            "it leaves",
+            "the command ends",
             poll_s=0,
             describe=lambda: self.screen.text,
         )
@@ -70,7 +72,7 @@ class PtyChat:
 
     @property
     def echoes(self) -> bool:
-        """Whether the terminal shows what is typed, as it does for a shell."""
+        """Whether the terminal echoes input, as for a shell."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
     def close(self) -> None:
@@ -84,7 +86,7 @@ class PtyChat:
             return False
         try:
             heard = os.read(self._master, 65536)
-        except OSError:  # everyone on the other side has gone
+        except OSError:  # the other end is closed
             return False
         text = self._decode(heard)
         self.raw += text

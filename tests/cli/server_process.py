@@ -1,4 +1,4 @@
-"""A real house in a process of its own, and the real command beside it."""
+"""A real server in its own process, and the real command."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {**kept, "RETINUE_HOME": str(home), "RETINUE_LISTEN": f"{HOST}:{free_port()}", **more}
 
 
-class HouseProcess:
-    """`python -m retinue.app.server`, which can be killed like any process, and opened again."""
+class ServerProcess:
+    """`python -m retinue.app.server` as a process that can be killed and started again."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -40,24 +40,29 @@ class HouseProcess:
         self._subject: FailureSubject | None = None
 
     def open(self, *, crash_at: str = "", again_at: str = "") -> None:
-        """Until it answers. `crash_at` names a point, such as `accept.after-commit:1`, at which it will die; `again_at`
-        the address that a browser came to know before."""
+        """Start the server and wait until it answers.
+
+        `crash_at` names a point at which it crashes, such as `accept.after-commit:1`. `again_at` is the address that a
+        browser used before.
+        """
         crash = {"RETINUE_TEST": "1", "RETINUE_TEST_CRASH": crash_at} if crash_at else {}
         if again_at:
             crash["RETINUE_LISTEN"] = again_at.removeprefix("http://")
         self.home.mkdir(parents=True, exist_ok=True)
-        self._subject = self._subject or register_subject(ServerSource(database=self.home / "house.db", log=self.log))
+        self._subject = self._subject or register_subject(ServerSource(database=self.home / "retinue.db", log=self.log))
         with self.log.open("ab") as log:
             self._process = get_fork_server().start(
                 "retinue.app.server", environment=environment(self.home, **crash), output=log
             )
-        wait_until_sync(lambda: self._answers() or self._process_has_ended(), f"the house opens: see {log.name}")
-        assert not self._process_has_ended(), f"the house did not open: see {log.name}"
+        wait_until_sync(
+            lambda: self._is_answering() or self._process_has_ended(), f"the server answers: see {log.name}"
+        )
+        assert not self._process_has_ended(), f"the server did not start: see {log.name}"
 
     def _process_has_ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             path = (self.home / "socket").read_text()
             with socket.socket(socket.AF_UNIX) as link:
@@ -67,7 +72,7 @@ class HouseProcess:
             return False
 
     def kill(self) -> None:
-        """`kill -9`."""
+        """Kill the process with SIGKILL."""
         assert self._process is not None
         self.kills += 1
         self._process.send_signal(signal.SIGKILL)
@@ -75,7 +80,7 @@ class HouseProcess:
         self._process = None
 
     def pause(self) -> None:
-        """Alive, but deaf."""
+        """Stop the process with SIGSTOP, so that it is alive but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -119,39 +124,39 @@ class HouseProcess:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def wait_for_words(self, session: str, words: str) -> None:
-        """Until these have been said in an answer that is not yet finished."""
+    def wait_for_partial_text(self, session: str, words: str) -> None:
+        """Wait until an unfinished answer has this text."""
 
-        def are_said() -> bool:
+        def is_text_streamed() -> bool:
             return any(words in each["text"] for each in self.call("session.state", session=session)["partials"])
 
-        wait_until_sync(are_said, f"{words!r} is said")
+        wait_until_sync(is_text_streamed, f"the answer has {words!r}")
 
     def wait_for_session(self) -> str:
-        """The first session, as soon as there is one."""
-        found = wait_until_sync(lambda: self.call("session.list", limit=1)["sessions"], "a session begins")
+        """Wait for the first session."""
+        found = wait_until_sync(lambda: self.call("session.list", limit=1)["sessions"], "there is a session")
         return found[0]["sessionId"]
 
     def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """Ask the house from this very process."""
+        """Call an operation from the test process."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RETINUE_HOME", str(self.home))
             patch.delenv("RETINUE_TOKEN", raising=False)
             return client.call(operation, parameters)
 
-    def answer_to(self, envelope: str) -> str:
-        """The words of the answer as the house keeps them."""
+    def read_answer(self, envelope: str) -> str:
+        """The text of the answer as the server stored it."""
         shown = self.call("envelope.show", id=envelope)
         return self.call("envelope.show", id=shown["answer"])["text"]
 
-    def envelopes_with(self, text: str) -> list[str]:
-        """All that were ever accepted with exactly these words, read behind the house's back."""
-        with closing(sqlite3.connect(f"file:{self.home / 'house.db'}?mode=ro", uri=True)) as db:
+    def list_envelopes_with_text(self, text: str) -> list[str]:
+        """All accepted envelopes with exactly this text, read from the database."""
+        with closing(sqlite3.connect(f"file:{self.home / 'retinue.db'}?mode=ro", uri=True)) as db:
             return [id_ for (id_,) in db.execute("select id from envelopes where text = ? order by seq", (text,))]
 
-    def answers(self) -> list[str]:
-        """The words of every answer that the house keeps, in their order."""
-        with closing(sqlite3.connect(f"file:{self.home / 'house.db'}?mode=ro", uri=True)) as db:
+    def list_answer_texts(self) -> list[str]:
+        """The texts of all stored answers, in order."""
+        with closing(sqlite3.connect(f"file:{self.home / 'retinue.db'}?mode=ro", uri=True)) as db:
             return [text for (text,) in db.execute("select text from envelopes where kind = 'answer' order by seq")]
 
 

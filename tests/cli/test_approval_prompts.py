@@ -1,4 +1,4 @@
-"""What a person reads before they decide, on a terminal: all of it, and only the answers that are possible."""
+"""Approval prompts at a terminal: the full request and the possible answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from retinue.cli.chat_views import format_approval_request
 from retinue.cli.errors import CliError
 from retinue.cli.formatters import format_status
 
-ID = "9c8d7e6f" + 24 * "0"
-HOW = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
+APPROVAL_ID = "9c8d7e6f" + 24 * "0"
+ANSWER_COMMANDS = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
 
 
-def asked(**kw: Any) -> dict[str, Any]:
+def approval_event(**kw: Any) -> dict[str, Any]:
     call = {"id": "c0", "tool": "exec", "arguments": {"command": "ls"}}
     return {
-        "approval": ID,
+        "approval": APPROVAL_ID,
         "agent": "ada",
         "for_whom": "ada",
         "calls": [call],
@@ -29,8 +29,8 @@ def asked(**kw: Any) -> dict[str, Any]:
     }
 
 
-def test_what_can_be_granted_for_longer_says_how() -> None:
-    assert format_approval_request(asked(gives=["read:/srv"]), **HOW, can_grant_always=True) == [
+def test_an_approval_request_shows_how_to_grant_it_for_longer() -> None:
+    assert format_approval_request(approval_event(gives=["read:/srv"]), **ANSWER_COMMANDS, can_grant_always=True) == [
         "approval needed (9c8d7e6f)",
         '  exec {"command": "ls"}',
         "  access: read:/srv",
@@ -40,35 +40,48 @@ def test_what_can_be_granted_for_longer_says_how() -> None:
     ]
 
 
-def test_nobody_is_offered_what_they_may_not_give() -> None:
-    assert "always" not in "\n".join(format_approval_request(asked(), **HOW, can_grant_always=False))
-    only_once = "\n".join(format_approval_request(asked(would_grant=[]), **HOW, can_grant_always=True))
+def test_an_approval_request_offers_only_answers_the_person_may_give() -> None:
+    assert "always" not in "\n".join(
+        format_approval_request(approval_event(), **ANSWER_COMMANDS, can_grant_always=False)
+    )
+    only_once = "\n".join(
+        format_approval_request(approval_event(would_grant=[]), **ANSWER_COMMANDS, can_grant_always=True)
+    )
     assert "always" not in only_once and "session" not in only_once
 
 
-def test_a_wish_names_what_is_wished_for_and_for_whom() -> None:
-    wish = asked(calls=[], would_grant=["web"], for_whom="cleo")
-    assert format_approval_request(wish, **HOW, can_grant_always=True) == [
+def test_a_permission_request_names_the_permission_and_its_agent() -> None:
+    permission_request = approval_event(calls=[], would_grant=["web"], for_whom="cleo")
+    assert format_approval_request(permission_request, **ANSWER_COMMANDS, can_grant_always=True) == [
         "permission needed for cleo: web (9c8d7e6f)",
         "  because: the agent's rules ask about 'exec'",
         "  retinue allow 9c8d7e6f   retinue deny 9c8d7e6f",
         "  permanently: retinue allow 9c8d7e6f --scope always",
     ]
     assert (
-        format_approval_request({**wish, "for_whom": "ada"}, **HOW, can_grant_always=False)[0]
+        format_approval_request({**permission_request, "for_whom": "ada"}, **ANSWER_COMMANDS, can_grant_always=False)[0]
         == "permission needed: web (9c8d7e6f)"
     )
 
 
-def test_nothing_in_a_question_hides_or_acts() -> None:
+def test_hidden_and_control_characters_in_an_approval_request_are_escaped() -> None:
     hidden = "\x1b[2K\u202e\u3164\u200b\nretinue allow 00000000"
     call = {"id": "c0", "tool": "exec", "arguments": {"command": hidden}}
     lines = format_approval_request(
-        asked(calls=[call], because=hidden, gives=[f"read:/{hidden}"]), **HOW, can_grant_always=True
+        approval_event(calls=[call], because=hidden, gives=[f"read:/{hidden}"]),
+        **ANSWER_COMMANDS,
+        can_grant_always=True,
     )
     assert len(lines) == 6 and all(line.isprintable() and "\u3164" not in line for line in lines)
-    shown = {"id": ID, "calls": [call], "to-reach": [hidden], "would-grant": [], "because": hidden, "asked-at": "now"}
-    form = {"version": "1", "you": "x", "now": "y", "cursor": 1, "agents": [], "approvals": [shown]}
+    shown = {
+        "id": APPROVAL_ID,
+        "calls": [call],
+        "needed_permissions": [hidden],
+        "grant_permissions": [],
+        "because": hidden,
+        "requested_at": "now",
+    }
+    form = {"version": "1", "principal": "x", "now": "y", "cursor": 1, "agents": [], "approvals": [shown]}
     assert all(line.isprintable() and "\u3164" not in line for line in format_status(form))
 
 
@@ -82,12 +95,12 @@ def test_nothing_in_a_question_hides_or_acts() -> None:
         ("always since I said so", "/allow 9c8d7e6f always since I said so"),
     ],
 )
-def test_a_decision_without_an_id_is_about_the_one_question_that_is_open(words: str, sent: str) -> None:
-    assert add_approval_id("allow", words, [ID]) == sent
+def test_a_decision_without_an_id_refers_to_the_only_open_approval(words: str, sent: str) -> None:
+    assert add_approval_id("allow", words, [APPROVAL_ID]) == sent
 
 
-@pytest.mark.parametrize("still_open", [[], [ID, "1" * 32]])
-def test_a_decision_about_none_or_several_is_not_guessed(still_open: list[str]) -> None:
+@pytest.mark.parametrize("still_open", [[], [APPROVAL_ID, "1" * 32]])
+def test_a_decision_without_an_id_is_refused_if_none_or_several_approvals_are_open(still_open: list[str]) -> None:
     with pytest.raises(CliError) as refused:
         add_approval_id("deny", "", still_open)
     assert refused.value.code == "approval.id_missing"

@@ -1,4 +1,4 @@
-"""`retinue chat` at a real pseudo-terminal: what a person sees in the end, and on the way there."""
+"""`retinue chat` at a real pseudo-terminal: the final screen and the steps before it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.fake_server import STREAM_HEAD, Request, chunk, event, fake_house, reply
+from cli.fake_server import STREAM_HEAD, Request, chunk, event, reply, run_fake_server
 from cli.pty_chat import PtyChat
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 
 from retinue.testing.wait_conditions import wait_until_sync
 
@@ -21,87 +21,91 @@ PROMPT = "to guide:"
 Terminal = Callable[..., PtyChat]
 
 
-def words(start: int, count: int = 60) -> str:
+def numbered_words(start: int, count: int = 60) -> str:
     return " ".join(f"w{number}" for number in range(start, start + count))
 
 
-def shown_after(chat: PtyChat, header: str, *, number: int) -> str:
-    """The line below the n-th header: what stands there as the answer."""
+def line_after_header(chat: PtyChat, header: str, *, number: int) -> str:
+    """The line below the n-th header, which shows the answer."""
     lines = chat.screen.lines
     at = [index for index, line in enumerate(lines) if line == header][number]
     return lines[at + 1]
 
 
-# The house goes, and comes back
+# --- server restarts ---
 
 
-def test_an_answer_stands_there_exactly_once_through_five_kills(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", "--agent", "guide", columns=50, rows=20)
+def test_an_answer_is_on_the_screen_exactly_once_after_five_kills(
+    own_server: ServerProcess, terminal: Terminal
+) -> None:
+    chat = terminal(own_server.home, "chat", "--agent", "guide", columns=50, rows=20)
     chat.wait_for(PROMPT)
     expected: list[str] = []
     for number in range(5):
         first = 1000 * (number + 1)
-        expected.append(words(first))
+        expected.append(numbered_words(first))
         chat.type(f"echo {expected[-1]}\r")
-        # Once typed, and once said: the kill comes when a part of the answer is on the screen.
+        # Once as input, once in the answer: kill the server when a part of the answer is on the screen.
         chat.wait_for(f"w{first + 3 + 9 * number}", times=2)
-        own_house.kill()
+        own_server.kill()
         chat.wait_for("the server is not answering, waiting...")
-        own_house.open()
+        own_server.open()
         chat.wait_until(lambda text, n=number: text.count(PROMPT) == n + 2, what="the next prompt")
 
-    assert [shown_after(chat, "guide:", number=number) for number in range(5)] == expected
-    assert own_house.answers() == expected
+    assert [line_after_header(chat, "guide:", number=number) for number in range(5)] == expected
+    assert own_server.list_answer_texts() == expected
     assert "waiting" not in chat.screen.text
     assert "starts again" not in chat.screen.text
 
 
-def test_a_long_answer_that_scrolls_away_is_still_there_once(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", "--agent", "guide", columns=20, rows=6)
+def test_a_long_answer_that_scrolled_off_is_on_the_screen_once_after_a_kill(
+    own_server: ServerProcess, terminal: Terminal
+) -> None:
+    chat = terminal(own_server.home, "chat", "--agent", "guide", columns=20, rows=6)
     chat.wait_for(PROMPT)
     chat.type("count to 60\r")
     chat.wait_for("33 34 35 36 37")
-    own_house.kill()
+    own_server.kill()
     chat.wait_for("the server is not answering")
-    own_house.open()
+    own_server.open()
     chat.wait_for(PROMPT, times=2)
 
-    assert shown_after(chat, "guide:", number=0) == " ".join(map(str, range(1, 61))) + " Done."
-    assert own_house.answers() == [shown_after(chat, "guide:", number=0)]
+    assert line_after_header(chat, "guide:", number=0) == " ".join(map(str, range(1, 61))) + " Done."
+    assert own_server.list_answer_texts() == [line_after_header(chat, "guide:", number=0)]
 
 
-def test_one_question_from_a_terminal_survives_a_kill_too(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", "--agent", "guide", "--once", f"echo {words(0)}", columns=40, rows=8)
+def test_chat_once_at_a_terminal_survives_a_kill(own_server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(
+        own_server.home, "chat", "--agent", "guide", "--once", f"echo {numbered_words(0)}", columns=40, rows=8
+    )
     chat.wait_for("w30")
-    own_house.kill()
+    own_server.kill()
     chat.wait_for("the server is not answering, waiting...")
-    own_house.open()
+    own_server.open()
 
     assert chat.wait_for_end() == 0
-    assert chat.screen.text == words(0)
+    assert chat.screen.text == numbered_words(0)
 
 
-def test_what_is_typed_while_the_house_is_closed_is_sent_once_when_it_opens(
-    own_house: HouseProcess, terminal: Terminal
+def test_a_line_typed_while_the_server_is_down_is_sent_once_after_it_starts(
+    own_server: ServerProcess, terminal: Terminal
 ) -> None:
-    chat = terminal(own_house.home, "chat", "--agent", "guide")
+    chat = terminal(own_server.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     chat.type("echo before\r")
     chat.wait_for(PROMPT, times=2)
-    own_house.kill()
+    own_server.kill()
     chat.wait_for("the server is not answering, waiting...")
     chat.type("echo in between\r")
-    chat.wait_until(lambda text: "waiting" in text.splitlines()[-1], what="the wait")
-    own_house.open()
+    chat.wait_until(lambda text: "waiting" in text.splitlines()[-1], what="the waiting notice")
+    own_server.open()
     chat.wait_for(PROMPT, times=3)
 
     assert chat.screen.lines[-4:] == ["to guide: echo in between", "guide:", "in between", "to guide:"]
-    assert len(own_house.envelopes_with("echo in between")) == 1
+    assert len(own_server.list_envelopes_with_text("echo in between")) == 1
 
 
-def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
-    tmp_path: Path, terminal: Terminal
-) -> None:
+def test_a_later_attempt_with_another_text_replaces_the_earlier_one(tmp_path: Path, terminal: Terminal) -> None:
     final = "Good evening, 皆さん. " + "It is late. " * 12
     tries = iter(
         [
@@ -114,8 +118,8 @@ def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
 
     def script(request: Request, link: socket.socket) -> None:
         match request.path.partition("?")[0]:
-            case "/api/house/status":
-                reply(link, {"you": "person:owner", "cursor": 0, "agents": [{"name": "guide"}], "approvals": []})
+            case "/api/server/status":
+                reply(link, {"principal": "person:owner", "cursor": 0, "agents": [{"name": "guide"}], "approvals": []})
             case "/api/session/list":
                 reply(link, {"sessions": []})
             case "/api/envelope/send":
@@ -133,44 +137,44 @@ def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
                 if attempt in shown_of:
                     wait_until_sync(lambda: shown_of[attempt] in chats[0].raw, f"attempt {attempt} is shown")
                 if attempt == 3:
-                    for number, news in enumerate(ending(final), start=1):
-                        link.sendall(chunk(event("news", {"seq": number, "session": "s", **news})))
-                    leaving.wait(60)
+                    for number, news in enumerate(build_end_events(final), start=1):
+                        link.sendall(chunk(event("event", {"seq": number, "session": "s", **news})))
+                    has_left.wait(60)
 
     shown_of = {1: "morning", 2: "early"}
     chats: list[PtyChat] = []
-    leaving = threading.Event()
-    with fake_house(tmp_path, script):
+    has_left = threading.Event()
+    with run_fake_server(tmp_path, script):
         chat = terminal(tmp_path, "chat", "--agent", "guide", columns=30, rows=24)
         chats.append(chat)
         chat.wait_for(PROMPT)
         chat.type("hello\r")
         chat.wait_for(PROMPT, times=2)
-        leaving.set()
+        has_left.set()
 
     assert chat.screen.lines[-4:] == ["to guide: hello", "guide:", final.rstrip(), "to guide:"]
-    assert "morning" in chat.raw, "the first attempt was shown while it lasted"
+    assert "morning" in chat.raw, "the first attempt was shown before the second began"
 
 
 def delta(attempt: int, offset: int, text: str) -> dict[str, Any]:
     return {"run": "r", "turn": 0, "attempt": attempt, "kind": "text", "offset": offset, "text": text}
 
 
-def ending(text: str) -> list[dict[str, Any]]:
+def build_end_events(text: str) -> list[dict[str, Any]]:
     answer = {"envelope": "a", "kind": "answer", "from": "agent:guide/s", "to": "person:owner", "text": text}
     ended = {"run": "r", "status": "completed", "outcome": "answered", "answer": "a", "envelopes": ["e"]}
     return [
-        {"news": "run.started", "run": "r", "envelopes": ["e"]},
-        {"news": "envelope.accepted", **answer},
-        {"news": "run.ended", **ended},
+        {"event": "run.started", "run": "r", "envelopes": ["e"]},
+        {"event": "envelope.accepted", **answer},
+        {"event": "run.ended", **ended},
     ]
 
 
-# What is seen
+# --- display ---
 
 
-def test_words_calls_results_and_thoughts_are_seen_in_their_order(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "order")
+def test_text_calls_results_and_thinking_are_shown_in_order(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "order")
     chat.wait_for(PROMPT)
     chat.type("call session_status; read SOUL.md\r")
     chat.wait_for(PROMPT, times=2)
@@ -189,11 +193,11 @@ def test_words_calls_results_and_thoughts_are_seen_in_their_order(house: HousePr
     assert lines[4].startswith("  = now: ")
     assert lines[6] == "  = (empty)"
     assert lines[-3].startswith("You asked me to think about tea.")
-    assert "\x1b[2mI " in chat.raw, "thoughts are dim"
+    assert "\x1b[2mI " in chat.raw, "thinking is dim"
 
 
-def test_a_question_is_answered_from_the_terminal(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "clerk", "--session", "asks")
+def test_an_approval_is_answered_at_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "clerk", "--session", "asks")
     chat.wait_for("to clerk:")
     chat.type("read SOUL.md\r")
     text = chat.wait_for("to clerk:", times=2)
@@ -212,33 +216,37 @@ def test_a_question_is_answered_from_the_terminal(house: HouseProcess, terminal:
     assert "`read` was not done: approval " in chat.wait_for("to clerk:", times=5)
 
 
-def test_mail_of_others_and_its_answer_appear_above_the_prompt(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "shared")
+def test_a_message_of_others_and_its_answer_appear_above_the_prompt(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "shared")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
     chat.wait_for(PROMPT, times=2)
-    house.retinue("send", "agent:guide", "echo theirs", "--conversation", "shared")
-    chat.wait_until(lambda text: text.endswith("guide:\ntheirs\nto guide:"), what="their answer")
+    server.retinue("send", "agent:guide", "echo theirs", "--conversation", "shared")
+    chat.wait_until(lambda text: text.endswith("guide:\ntheirs\nto guide:"), what="the answer of the other agent")
 
     assert chat.screen.lines[-5:] == ["person:owner:", "echo theirs", "guide:", "theirs", "to guide:"]
 
 
-def test_mail_that_comes_while_a_line_is_typed_waits_for_the_line(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "typing")
+def test_a_message_that_arrives_while_a_line_is_typed_waits_for_the_line(
+    server: ServerProcess, terminal: Terminal
+) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "typing")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
     chat.wait_for(PROMPT, times=2)
     chat.type("echo half a li")
     chat.wait_for("echo half a li")
-    house.retinue("send", "agent:guide", "echo theirs", "--conversation", "typing")
+    server.retinue("send", "agent:guide", "echo theirs", "--conversation", "typing")
     chat.type("ne\r")
-    text = chat.wait_until(lambda text: "theirs\n" in text and text.endswith("half a line\nto guide:"), what="both")
+    text = chat.wait_until(
+        lambda text: "theirs\n" in text and text.endswith("half a line\nto guide:"), what="both answers"
+    )
 
     assert "to guide: echo half a line\n" in text
 
 
-def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "ctrl-c")
+def test_ctrl_c_stops_the_answer_and_the_chat_continues(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "ctrl-c")
     chat.wait_for(PROMPT)
     chat.type("count to 900\r")
     chat.wait_for("3 4 5")
@@ -250,8 +258,8 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(house: HouseProces
     assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=3)
 
 
-def test_ctrl_c_twice_leaves_and_the_terminal_is_as_it_was(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "leave")
+def test_ctrl_c_twice_leaves_and_restores_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "leave")
     chat.wait_for(PROMPT)
     chat.type("\x03")
     chat.wait_for("Ctrl-C again to leave")
@@ -261,24 +269,24 @@ def test_ctrl_c_twice_leaves_and_the_terminal_is_as_it_was(house: HouseProcess, 
     assert chat.echoes
 
 
-def test_ctrl_c_twice_in_an_answer_leaves_at_once(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", "--agent", "guide")
+def test_ctrl_c_twice_during_an_answer_leaves_at_once(own_server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(own_server.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     chat.type("count to 900\r")
     chat.wait_for("3 4 5")
-    own_house.pause()  # it cannot even hear that we want it to stop
+    own_server.pause()  # the paused server cannot receive the stop request
     chat.type("\x03")
     chat.wait_for("Ctrl-C again to leave")
     chat.type("\x03")
 
     code = chat.wait_for_end()
-    own_house.resume()
+    own_server.resume()
     assert code == 130
     assert chat.echoes
 
 
-def test_a_polite_end_puts_the_terminal_in_order(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "term")
+def test_sigterm_restores_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "term")
     chat.wait_for(PROMPT)
     assert not chat.echoes
     chat.process.terminate()
@@ -287,23 +295,23 @@ def test_a_polite_end_puts_the_terminal_in_order(house: HouseProcess, terminal: 
     assert chat.echoes
 
 
-def test_ctrl_c_gives_up_a_message_for_a_closed_house(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", "--agent", "guide")
+def test_ctrl_c_abandons_a_message_for_a_stopped_server(own_server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(own_server.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
-    own_house.kill()
+    own_server.kill()
     chat.type("echo never mind\r")
     chat.wait_for("the server is not answering, waiting...")
     chat.type("\x03")
     assert "stopped sending; if the message arrived after all" in chat.wait_for(PROMPT, times=2)
 
-    own_house.open()
+    own_server.open()
     chat.type("echo hello\r")
     assert "\nguide:\nhello\n" in chat.wait_for(PROMPT, times=3)
-    assert own_house.envelopes_with("echo never mind") == []
+    assert own_server.list_envelopes_with_text("echo never mind") == []
 
 
-def test_a_terminal_that_can_only_print_has_a_prompt_too(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "printer", term="dumb")
+def test_a_dumb_terminal_has_a_prompt(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "printer", term="dumb")
     chat.wait_for(PROMPT)
     chat.type("echo hello\r")
     chat.wait_for(PROMPT, times=2)
@@ -315,8 +323,8 @@ def test_a_terminal_that_can_only_print_has_a_prompt_too(house: HouseProcess, te
 
 
 @pytest.mark.parametrize("leave", ["\x04", "/quit\r"])
-def test_leaving_is_no_failure(house: HouseProcess, terminal: Terminal, leave: str) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "bye")
+def test_leaving_the_chat_exits_0(server: ServerProcess, terminal: Terminal, leave: str) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "bye")
     chat.wait_for(PROMPT)
     chat.type("fail\r")
     chat.wait_for(PROMPT, times=2)
@@ -326,21 +334,21 @@ def test_leaving_is_no_failure(house: HouseProcess, terminal: Terminal, leave: s
     assert chat.echoes
 
 
-def test_typing_ahead_is_not_echoed_into_the_answer_and_is_sent_after_it(
-    house: HouseProcess, terminal: Terminal
+def test_text_typed_during_an_answer_is_not_echoed_into_it_and_is_sent_afterwards(
+    server: ServerProcess, terminal: Terminal
 ) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "ahead")
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "ahead")
     chat.wait_for(PROMPT)
-    chat.type(f"echo {words(0, 40)}\r")
+    chat.type(f"echo {numbered_words(0, 40)}\r")
     chat.wait_for("w10", times=2)
     chat.type("echo next\r")
     chat.wait_for(PROMPT, times=3)
 
-    assert chat.screen.lines[-5:] == [words(0, 40), "to guide: echo next", "guide:", "next", "to guide:"]
+    assert chat.screen.lines[-5:] == [numbered_words(0, 40), "to guide: echo next", "guide:", "next", "to guide:"]
 
 
-def test_commands_and_mistakes_are_answered_at_the_prompt(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "mistakes")
+def test_commands_and_unknown_commands_are_answered_at_the_prompt(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "mistakes")
     chat.wait_for(PROMPT)
     chat.type("/hlep\r")
     assert "Unknown command /hlep. Did you mean /help?" in chat.wait_for(PROMPT, times=2)
@@ -353,12 +361,12 @@ def test_commands_and_mistakes_are_answered_at_the_prompt(house: HouseProcess, t
     assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=6)
 
 
-def test_words_of_others_cannot_act_on_our_terminal(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "hostile")
+def test_control_characters_in_messages_of_others_are_escaped(server: ServerProcess, terminal: Terminal) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "hostile")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
     chat.wait_for(PROMPT, times=2)
-    house.retinue(
+    server.retinue(
         "send", "agent:guide", "-", "--conversation", "hostile", stdin="echo \x1b]0;owned\x07\x1b[2J\x9b1A end"
     )
     chat.wait_for("end", times=2)
@@ -369,8 +377,10 @@ def test_words_of_others_cannot_act_on_our_terminal(house: HouseProcess, termina
     assert "␛]0;owned␇␛[2J" in chat.screen.text
 
 
-def test_the_way_to_one_answer_is_told_beside_it(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "once", "--once", "read SOUL.md")
+def test_chat_once_at_a_terminal_shows_calls_and_results_beside_the_answer(
+    server: ServerProcess, terminal: Terminal
+) -> None:
+    chat = terminal(server.home, "chat", "--agent", "guide", "--session", "once", "--once", "read SOUL.md")
 
     assert chat.wait_for_end() == 0
     assert chat.screen.lines == [
@@ -381,23 +391,23 @@ def test_the_way_to_one_answer_is_told_beside_it(house: HouseProcess, terminal: 
     ]
 
 
-def test_without_colours_there_are_none_and_a_dumb_terminal_gets_no_signs_at_all(
-    house: HouseProcess, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+def test_no_color_disables_colors_and_a_dumb_terminal_gets_no_control_sequences(
+    server: ServerProcess, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dumb = terminal(house.home, "chat", "--agent", "guide", "--session", "dumb", "--once", "echo plain", term="dumb")
+    dumb = terminal(server.home, "chat", "--agent", "guide", "--session", "dumb", "--once", "echo plain", term="dumb")
     assert dumb.wait_for_end() == 0
     assert dumb.raw == "plain\r\n"
 
     monkeypatch.setenv("NO_COLOR", "1")
-    plain = terminal(house.home, "chat", "--agent", "guide", "--session", "plain", "--once", "think about tea")
+    plain = terminal(server.home, "chat", "--agent", "guide", "--session", "plain", "--once", "think about tea")
     assert plain.wait_for_end() == 0
     assert "\x1b[2m" not in plain.raw
 
-    wrong = terminal(house.home, "show", "00000000")
+    wrong = terminal(server.home, "show", "00000000")
     assert wrong.wait_for_end() == 1
     assert wrong.raw.startswith("error: no envelope")
 
     monkeypatch.delenv("NO_COLOR")
-    wrong = terminal(house.home, "show", "00000000")
+    wrong = terminal(server.home, "show", "00000000")
     assert wrong.wait_for_end() == 1
     assert wrong.raw.startswith("\x1b[31merror:\x1b[0m no envelope")

@@ -1,4 +1,4 @@
-"""The hand-made HTTP of the command line, against someone who answers badly."""
+"""The HTTP client of the command line, against a server that sends bad responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli.fake_server import STREAM_HEAD, Request, chunk, event, fake_house, reply
+from cli.fake_server import STREAM_HEAD, Request, chunk, event, reply, run_fake_server
 
 from retinue.cli import client
 from retinue.cli.client import ApiError, ChunkedDecoder, EventStream, call, send_until_accepted
@@ -20,47 +20,50 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_operation_is_asked_for_and_its_answer_given_back(home: Path) -> None:
-    with fake_house(home, lambda _, link: reply(link, {"grüße": "日本"})) as house:
-        assert call("house.status", {"id": "é"}) == {"grüße": "日本"}
+def test_a_call_sends_the_operation_and_returns_the_response(home: Path) -> None:
+    with run_fake_server(home, lambda _, link: reply(link, {"grüße": "日本"})) as server:
+        assert call("server.status", {"id": "é"}) == {"grüße": "日本"}
 
-    [request] = house.heard
-    assert (request.method, request.path, request.body) == ("POST", "/api/house/status", {"id": "é"})
+    [request] = server.received
+    assert (request.method, request.path, request.body) == ("POST", "/api/server/status", {"id": "é"})
     assert request.headers["authorization"] == "Bearer sesame"
 
 
-def test_a_childs_own_token_wins_over_the_owners(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_in_the_environment_overrides_the_owner_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_TOKEN", "mine")
-    with fake_house(home, lambda _, link: reply(link, {})) as house:
-        call("house.status")
+    with run_fake_server(home, lambda _, link: reply(link, {})) as server:
+        call("server.status")
 
-    assert house.heard[0].headers["authorization"] == "Bearer mine"
+    assert server.received[0].headers["authorization"] == "Bearer mine"
 
 
-def test_an_answer_is_read_whole_in_whatever_pieces_it_comes(home: Path) -> None:
-    def slowly(_: Request, link: socket.socket) -> None:
+def test_a_response_is_read_completely_however_it_is_split(home: Path) -> None:
+    def send_byte_by_byte(_: Request, link: socket.socket) -> None:
         for byte in STREAM_HEAD + chunk(b'{"a": ') + chunk(b'"' + b"x" * 300 + b'"}') + b"0\r\n\r\n":
             link.sendall(bytes([byte]))
 
-    with fake_house(home, slowly):
-        assert call("house.status") == {"a": "x" * 300}
+    with run_fake_server(home, send_byte_by_byte):
+        assert call("server.status") == {"a": "x" * 300}
 
 
-def test_a_refusal_has_all_that_the_house_said(home: Path) -> None:
+def test_a_refusal_contains_the_error_of_the_server(home: Path) -> None:
     error = {"code": "agent.not_found", "sentence": "no agent 'x'", "because": "none", "try": "retinue status"}
-    with fake_house(home, lambda _, link: reply(link, {"error": error}, status=404)), pytest.raises(ApiError) as caught:
+    with (
+        run_fake_server(home, lambda _, link: reply(link, {"error": error}, status=404)),
+        pytest.raises(ApiError) as caught,
+    ):
         call("envelope.send")
 
     assert caught.value.to_lines() == ["error: no agent 'x' [agent.not_found]", "because: none", "try: retinue status"]
     assert caught.value.exit_code == 1
 
 
-def test_a_refusal_without_words_is_still_an_error_with_a_code(home: Path) -> None:
-    def grunt(_: Request, link: socket.socket) -> None:
+def test_a_refusal_without_a_message_is_an_error_with_a_code(home: Path) -> None:
+    def send_plain_error(_: Request, link: socket.socket) -> None:
         link.sendall(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\nOops")
 
-    with fake_house(home, grunt), pytest.raises(ApiError, match="sent an error without a message"):
-        call("house.status")
+    with run_fake_server(home, send_plain_error), pytest.raises(ApiError, match="sent an error without a message"):
+        call("server.status")
 
 
 @pytest.mark.parametrize(
@@ -75,79 +78,79 @@ def test_a_refusal_without_words_is_still_an_error_with_a_code(home: Path) -> No
         b"x" * 100_000,
     ],
 )
-def test_a_line_that_breaks_in_the_middle_is_a_closed_house_that_may_have_heard_us(home: Path, said: bytes) -> None:
-    with fake_house(home, lambda _, link: link.sendall(said)), pytest.raises(ServerNotAnswering) as caught:
-        call("house.status")
+def test_an_interrupted_response_means_that_the_request_may_have_arrived(home: Path, said: bytes) -> None:
+    with run_fake_server(home, lambda _, link: link.sendall(said)), pytest.raises(ServerNotAnswering) as caught:
+        call("server.status")
 
     assert caught.value.may_have_arrived
     assert caught.value.exit_code == 3
 
 
-def test_no_home_and_no_listener_are_a_closed_house_that_heard_nothing(home: Path) -> None:
+def test_a_missing_data_directory_or_listener_means_that_the_request_has_not_arrived(home: Path) -> None:
     with pytest.raises(ServerNotAnswering, match="no server is running in") as never_opened:
-        call("house.status")
-    with fake_house(home, lambda _, link: reply(link, {})):
+        call("server.status")
+    with run_fake_server(home, lambda _, link: reply(link, {})):
         pass
     with pytest.raises(ServerNotAnswering, match="no server is running in") as left_behind:
-        call("house.status")
+        call("server.status")
 
     assert not never_opened.value.may_have_arrived
     assert not left_behind.value.may_have_arrived
     assert "no answer at" in left_behind.value.because
 
 
-def test_a_home_that_is_no_absolute_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_data_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_HOME", "here")
     with pytest.raises(CliError, match="invalid value for RETINUE_HOME: 'here'"):
-        call("house.status")
+        call("server.status")
 
 
-def test_a_send_that_was_cut_off_is_repeated_with_the_same_key(home: Path) -> None:
+def test_an_interrupted_send_is_repeated_with_the_same_key(home: Path) -> None:
     told: list[bool] = []
 
-    def cut_off_twice(_: Request, link: socket.socket) -> None:
-        if len(house.heard) > 2:
+    def close_twice(_: Request, link: socket.socket) -> None:
+        if len(server.received) > 2:
             reply(link, {"envelope": "1"})
 
-    with fake_house(home, cut_off_twice) as house:
+    with run_fake_server(home, close_twice) as server:
         sent = send_until_accepted({"text": "hello", "key": "k"}, wait_s=0, on_waiting=lambda: told.append(True))
 
     assert sent == {"envelope": "1"}
-    assert [request.body["key"] for request in house.heard] == ["k", "k", "k"]
+    assert [request.body["key"] for request in server.received] == ["k", "k", "k"]
     assert told == [True]
 
 
-def test_a_send_to_a_closed_house_waits_only_if_it_is_told_to(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
-    monkeypatch.setattr(client.time, "sleep", naps.append)
-    monkeypatch.setattr(client.time, "monotonic", lambda: sum(naps))
+def test_a_send_to_a_stopped_server_waits_only_if_requested(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(client.time, "sleep", sleeps.append)
+    monkeypatch.setattr(client.time, "monotonic", lambda: sum(sleeps))
     with pytest.raises(ServerNotAnswering):
-        send_until_accepted({"key": "k"}, wait_s=0, on_waiting=lambda: pytest.fail("it waits"))
-    assert not naps
+        send_until_accepted({"key": "k"}, wait_s=0, on_waiting=lambda: pytest.fail("the client waits"))
+    assert not sleeps
 
     with pytest.raises(ServerNotAnswering):
         send_until_accepted({"key": "k"}, wait_s=0.05, on_waiting=lambda: None)
-    assert naps
+    assert sleeps
 
 
 def test_a_refused_send_is_not_repeated(home: Path) -> None:
     reused = {"error": {"code": "key.reused"}}
-    with fake_house(home, lambda _, link: reply(link, reused, status=409)) as house, pytest.raises(ApiError):
-        send_until_accepted({"key": "k"}, wait_s=10, on_waiting=lambda: pytest.fail("it waits"))
+    with run_fake_server(home, lambda _, link: reply(link, reused, status=409)) as server, pytest.raises(ApiError):
+        send_until_accepted({"key": "k"}, wait_s=10, on_waiting=lambda: pytest.fail("the client waits"))
 
-    assert len(house.heard) == 1
+    assert len(server.received) == 1
 
 
-def test_news_is_read_from_a_cursor_on_in_whatever_pieces_it_comes(home: Path) -> None:
-    said = event("hello", {"cursor": 7}) + b": still here\n\n" + event("news", {"seq": 8, "text": "日本\n\n"})
+def test_events_are_read_from_a_cursor_however_the_stream_is_split(home: Path) -> None:
+    said = event("hello", {"cursor": 7}) + b": still here\n\n" + event("event", {"seq": 8, "text": "日本\n\n"})
 
-    def in_pieces(_: Request, link: socket.socket) -> None:
+    def send_in_pieces(_: Request, link: socket.socket) -> None:
         link.sendall(STREAM_HEAD + chunk(said[:11]))
         for start in range(11, len(said), 5):
             for byte in chunk(said[start : start + 5]):
                 link.sendall(bytes([byte]))
 
-    with fake_house(home, in_pieces) as house:
+    with run_fake_server(home, send_in_pieces) as server:
         stream = EventStream(after=7, session="s")
         events = stream.take_buffered()
         while len(events) < 2:
@@ -156,25 +159,25 @@ def test_news_is_read_from_a_cursor_on_in_whatever_pieces_it_comes(home: Path) -
             stream.receive()
         stream.close()
 
-    assert house.heard[0].path == "/api/news?after=7&session=s"
-    assert events == [("hello", {"cursor": 7}), ("news", {"seq": 8, "text": "日本\n\n"})]
+    assert server.received[0].path == "/api/events?after=7&session=s"
+    assert events == [("hello", {"cursor": 7}), ("event", {"seq": 8, "text": "日本\n\n"})]
 
 
-def test_a_stream_that_is_refused_says_why(home: Path) -> None:
+def test_a_refused_event_stream_reports_the_reason(home: Path) -> None:
     error = {"code": "auth.not_signed_in", "sentence": "not signed in"}
-    refuse = fake_house(home, lambda _, link: reply(link, {"error": error}, status=401))
+    refuse = run_fake_server(home, lambda _, link: reply(link, {"error": error}, status=401))
     with refuse, pytest.raises(ApiError, match="not signed in"):
         EventStream(after=0, session="s")
 
 
-def test_chunks_with_extensions_are_taken_apart() -> None:
+def test_chunks_with_extensions_are_decoded() -> None:
     chunks = ChunkedDecoder()
 
     assert chunks.feed(b"3;x=y\r\nabc\r\n0\r\n\r\n") == b"abc"
     assert chunks.is_complete
 
 
-def test_an_ambiguous_id_lists_its_candidates_and_has_an_exit_code_of_its_own() -> None:
+def test_an_ambiguous_id_lists_its_candidates_and_has_its_own_exit_code() -> None:
     error = {
         "code": "id.ambiguous",
         "sentence": "the id 'aaaaaaaa' is ambiguous: it matches aaaaaaaa1, aaaaaaaa2 and 21 more",

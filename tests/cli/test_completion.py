@@ -1,4 +1,4 @@
-"""Shells complete what can be typed, and nothing else."""
+"""Shell completion offers the words that are valid at the cursor, and no others."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import subprocess
 
 import pytest
 
-from retinue.cli.aliases import ALIASES
+from retinue.cli.aliases import ALIASES, split_command
 from retinue.cli.completion import build_script
 from retinue.cli.operation_table import OPERATIONS
 from retinue.cli.parser import list_nouns
 
 
-def completed(*words: str) -> list[str]:
-    """What a real bash offers for the last word."""
+def complete(*words: str) -> list[str]:
+    """Return the completions that a real bash offers for the last word."""
     typed = " ".join(f"'{word}'" for word in ("retinue", *words))
-    asking = f"{build_script('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words)}; _retinue\n"
-    asking += "printf '%s\\n' \"${COMPREPLY[@]}\""
-    done = subprocess.run(["bash", "--norc", "-c", asking], capture_output=True, text=True, check=True)
+    bash_script = f"{build_script('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words)}; _retinue\n"
+    bash_script += "printf '%s\\n' \"${COMPREPLY[@]}\""
+    done = subprocess.run(["bash", "--norc", "-c", bash_script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 
 
-def test_the_first_word_is_a_short_name_or_a_noun() -> None:
-    assert set(completed("")) == {*ALIASES, *list_nouns(), "help"}
-    assert completed("led") == ["ledger"]
+def test_the_first_word_completes_to_an_alias_or_a_noun() -> None:
+    assert set(complete("")) == {*ALIASES, *list_nouns(), "help"}
+    assert complete("led") == ["ledger"]
 
 
-def test_behind_a_noun_come_its_verbs_and_behind_them_its_options() -> None:
-    assert {"create", "list", "revoke", "rotate"} <= set(completed("token", ""))
-    assert completed("token", "create", "--exp") == ["--expires-in-days"]
-    assert completed("session", "stop", "5e6f7a8b", "--no") == ["--no-clear"]
+def test_a_noun_completes_to_its_verbs_and_a_verb_to_its_options() -> None:
+    assert {"create", "list", "revoke", "rotate"} <= set(complete("token", ""))
+    assert complete("token", "create", "--exp") == ["--expires-in-days"]
+    assert complete("session", "stop", "5e6f7a8b", "--no") == ["--no-clear"]
 
 
-def test_behind_a_short_name_come_its_options() -> None:
-    assert completed("send", "agent:guide", "hello", "--del") == ["--deliver-at"]
-    assert completed("inbox", "--a") == ["--ack"]
-    assert completed("inbox", "l") == ["list"]
+def test_an_alias_completes_to_its_options() -> None:
+    assert complete("send", "agent:guide", "hello", "--del") == ["--deliver-at"]
+    assert complete("inbox", "--a") == ["--ack"]
+    assert complete("inbox", "l") == ["list"]
 
 
-def test_an_option_of_a_few_words_offers_them() -> None:
-    assert completed("queue", "5e6f7a8b", "--mode", "st") == ["steer", "steer-backlog"]
-    assert completed("session", "queue", "--overflow", "ref") == ["refuse"]
-    assert set(completed("completion", "")) >= {"bash", "zsh", "fish"}
+def test_an_option_with_fixed_values_completes_to_them() -> None:
+    assert complete("queue", "5e6f7a8b", "--mode", "st") == ["steer", "steer-backlog"]
+    assert complete("session", "set-queue", "--overflow", "ref") == ["refuse"]
+    assert set(complete("completion", "")) >= {"bash", "zsh", "fish"}
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_every_verb_is_in_the_script_of_each_shell_and_the_shell_can_read_it(shell: str) -> None:
+def test_every_verb_is_in_each_completion_script_and_the_shell_accepts_it(shell: str) -> None:
     text = build_script(shell)
 
-    assert all(noun in text and verb in text for noun, verb, *_ in OPERATIONS)
+    assert all(word in text for name, *_ in OPERATIONS for word in split_command(name))
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=text, text=True, check=True)

@@ -1,4 +1,4 @@
-"""An owner connects a bot with one command: asked for what it needs, checked with its place, told what to do next."""
+"""`retinue connector add` asks for the required values, tests the connection and prints the next steps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 from cli.pty_chat import PtyChat
-from cli.server_process import HouseProcess, command, environment
+from cli.server_process import ServerProcess, command, environment
 
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 SETTINGS = """\
 # Ours.
-[house]
+[server]
 drain_s = 5.0  # not longer
 """
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[HouseProcess]:
-    process = HouseProcess(tmp_path / "home")
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path / "home")
     process.home.mkdir()
     (process.home / "retinue.toml").write_text(SETTINGS)
     process.open()
@@ -36,7 +36,7 @@ def house(tmp_path: Path) -> Iterator[HouseProcess]:
 
 @pytest.fixture
 def telegram() -> Iterator[str]:
-    """The address of a Telegram on loopback, served from a thread of its own."""
+    """Serve a fake Telegram on loopback in its own thread; its URL."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
@@ -65,8 +65,8 @@ def retinue(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_person_at_a_terminal_is_asked_and_a_bot_is_connected(house: HouseProcess, telegram: str) -> None:
-    typing = PtyChat(house.home, "connector", "add", "telegram", "--settings", f'{{"api_base": "{telegram}"}}')
+def test_connector_add_prompts_at_a_terminal_and_connects_a_bot(server: ServerProcess, telegram: str) -> None:
+    typing = PtyChat(server.home, "connector", "add", "telegram", "--settings", f'{{"api_base": "{telegram}"}}')
     try:
         typing.wait_for("Connector name [telegram]:")
         typing.type("family\n")
@@ -76,36 +76,34 @@ def test_a_person_at_a_terminal_is_asked_and_a_bot_is_connected(house: HouseProc
         told = typing.screen.text
     finally:
         typing.close()
-    assert "'family' was added as @house_bot" in told and "Next steps:" in told and "pairing accept" in told
+    assert "'family' was added as @retinue_bot" in told and "Next steps:" in told and "pairing accept" in told
     assert TOKEN not in told and TOKEN not in typing.raw  # not even while it was typed
-    text = (house.home / "retinue.toml").read_text()
+    text = (server.home / "retinue.toml").read_text()
     assert text.startswith("# Ours.") and "# not longer" in text and TOKEN not in text
-    [file] = (house.home / "secrets").iterdir()
+    [file] = (server.home / "secrets").iterdir()
     assert file.read_text() == TOKEN and stat.S_IMODE(file.stat().st_mode) == 0o600
 
-    listed = retinue(house.home, "connector", "list")
+    listed = retinue(server.home, "connector", "list")
     assert "name: family" in listed.stdout and "state: listening" in listed.stdout, listed.stderr
-    tested = retinue(house.home, "connector", "test", "family")
-    assert tested.returncode == 0 and "account: @house_bot" in tested.stdout
+    tested = retinue(server.home, "connector", "test", "family")
+    assert tested.returncode == 0 and "account: @retinue_bot" in tested.stdout
 
 
-def test_a_token_that_the_place_does_not_know_is_refused_and_nothing_is_kept(
-    house: HouseProcess, telegram: str
-) -> None:
+def test_a_token_rejected_by_the_platform_is_refused_and_not_stored(server: ServerProcess, telegram: str) -> None:
     words = ("connector", "add", "telegram", "--settings", f'{{"api_base": "{telegram}"}}', "--secrets")
-    refused = retinue(house.home, *words, '{"token": "777:wrong"}')
+    refused = retinue(server.home, *words, '{"token": "777:wrong"}')
     assert refused.returncode == 1 and "connector.rejected" in refused.stderr, refused.stderr
     assert "777:wrong" not in refused.stderr
-    assert list((house.home / "secrets").iterdir()) == []
-    assert (house.home / "retinue.toml").read_text() == SETTINGS
+    assert list((server.home / "secrets").iterdir()) == []
+    assert (server.home / "retinue.toml").read_text() == SETTINGS
 
-    unchecked = retinue(house.home, *words, '{"token": "777:wrong"}', "--no-check")
+    unchecked = retinue(server.home, *words, '{"token": "777:wrong"}', "--no-check")
     assert unchecked.returncode == 0, unchecked.stderr
-    tested = retinue(house.home, "connector", "test", "telegram")
+    tested = retinue(server.home, "connector", "test", "telegram")
     assert tested.returncode == 1 and "cannot connect" in tested.stderr
 
 
 @pytest.mark.spec("C122.whatsapp")
-def test_a_place_that_is_not_spoken_here_is_refused_by_its_name(house: HouseProcess) -> None:
-    refused = retinue(house.home, "connector", "add", "whatsapp")
+def test_an_unknown_platform_is_refused_by_name(server: ServerProcess) -> None:
+    refused = retinue(server.home, "connector", "add", "whatsapp")
     assert refused.returncode == 1 and "whatsapp" in refused.stderr and "because: " in refused.stderr

@@ -1,4 +1,4 @@
-"""The last rows of a terminal: whatever is painted over whatever, it ends up as if it had been written once."""
+"""The last rows of a terminal: repainting any text over any other gives the same screen as writing it once."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from retinue.cli.live_region import REPEATED_TEXT, LiveRegion, common_prefix_len
     [
         ("", 10, [0]),
         ("abc", 10, [0]),
-        ("0123456789", 10, [0]),  # full, but the next row begins only with one more character
+        ("0123456789", 10, [0]),  # full, but the next row begins only with the next character
         ("0123456789a", 10, [0, 10]),
         ("a\nb", 10, [0, 2]),
         ("\n\n", 10, [0, 1, 2]),
         ("0123456789\nb", 10, [0, 11]),
         ("0123456789a\n" + "b" * 21, 10, [0, 10, 12, 22, 32]),
         ("日本語", 4, [0, 2]),
-        ("a日本語", 4, [0, 2]),  # the second wide one does not fit into one column
-        ("e\u0301" * 5, 5, [0]),  # accents of their own take no room
+        ("a日本語", 4, [0, 2]),  # the second wide character does not fit into one column
+        ("e\u0301" * 5, 5, [0]),  # combining accents take no column
         ("é" * 6, 5, [0, 5]),
         ("\tab", 10, [0]),
         ("\tabc", 10, [0, 3]),
     ],
 )
-def test_a_text_is_broken_into_rows_as_a_terminal_does(text: str, columns: int, starts: list[int]) -> None:
+def test_text_is_wrapped_into_rows_as_a_terminal_does(text: str, columns: int, starts: list[int]) -> None:
     assert find_row_starts(text, columns) == starts
 
 
@@ -44,19 +44,19 @@ def test_a_text_is_broken_into_rows_as_a_terminal_does(text: str, columns: int, 
         ("Grüße, 日本, 👩\u200d🚀", "Grüße, 日本, 👩\u200d🚀"),
     ],
 )
-def test_words_cannot_act_on_a_terminal(hostile: str, shown: str) -> None:
+def test_control_characters_are_escaped(hostile: str, shown: str) -> None:
     assert escape_controls(hostile) == shown
 
 
 @given(st.text("ab"), st.text("ab"))
-def test_the_common_beginning_is_found(one: str, other: str) -> None:
+def test_the_common_prefix_is_found(one: str, other: str) -> None:
     length = common_prefix_length(one, other)
 
     assert one[:length] == other[:length]
     assert length in (len(one), len(other)) or one[length] != other[length]
 
 
-def test_growing_text_is_written_on_and_nothing_is_erased() -> None:
+def test_growing_text_is_appended_without_erasing() -> None:
     region = LiveRegion(use_colors=False)
 
     written = [region.extend("", "one two three"[:end], columns=5, rows=24) for end in range(1, 14)]
@@ -64,7 +64,7 @@ def test_growing_text_is_written_on_and_nothing_is_erased() -> None:
     assert "".join(written) == "one two three"
 
 
-def test_a_later_attempt_that_says_the_same_leaves_the_screen_alone() -> None:
+def test_a_later_attempt_with_the_same_text_leaves_the_screen_unchanged() -> None:
     region = LiveRegion(use_colors=False)
     region.extend("", "one two three", columns=20, rows=24)
 
@@ -72,7 +72,7 @@ def test_a_later_attempt_that_says_the_same_leaves_the_screen_alone() -> None:
     assert region.extend("", "one two three four", columns=20, rows=24) == " four"
 
 
-def test_a_later_attempt_that_says_otherwise_takes_its_place() -> None:
+def test_a_later_attempt_with_another_text_replaces_the_earlier_one() -> None:
     screen = Screen(10, 6)
     region = LiveRegion(use_colors=True)
     for text in ("Hello, 日本の皆さん, how are", "Hello", "Hello, 日本 is far away", "Hel"):
@@ -85,7 +85,7 @@ def test_a_later_attempt_that_says_otherwise_takes_its_place() -> None:
     assert screen.lines == ["Help", "next"]
 
 
-def test_thoughts_are_dim_and_stand_above_the_words() -> None:
+def test_thinking_is_dim_and_above_the_text() -> None:
     region = LiveRegion(use_colors=True)
 
     written = region.extend("hm", "", columns=20, rows=24) + region.extend("hm", "yes", columns=20, rows=24)
@@ -93,7 +93,7 @@ def test_thoughts_are_dim_and_stand_above_the_words() -> None:
     assert written == "\x1b[2mhm\x1b[0m\nyes"
 
 
-def test_what_left_the_screen_is_not_erased_but_said_to_begin_again() -> None:
+def test_text_that_scrolled_off_is_not_erased_and_its_repetition_is_announced() -> None:
     screen = Screen(30, 4)
     region = LiveRegion(use_colors=False)
     old = [f"old {n}" for n in range(9)]
@@ -103,18 +103,18 @@ def test_what_left_the_screen_is_not_erased_but_said_to_begin_again() -> None:
     assert screen.lines == [*old, REPEATED_TEXT, "new"]
 
 
-WORDS = st.text("ab 日é\u0301\n\t", max_size=30)
+TEXTS = st.text("ab 日é\u0301\n\t", max_size=30)
 
 
 @settings(max_examples=100)
 @given(
     steps=st.lists(
-        st.tuples(st.booleans(), WORDS, WORDS, st.sampled_from(["", "footer", "a footer of two rows"])), max_size=8
+        st.tuples(st.booleans(), TEXTS, TEXTS, st.sampled_from(["", "footer", "a footer of two rows"])), max_size=8
     ),
-    final=st.tuples(WORDS, WORDS),
+    final=st.tuples(TEXTS, TEXTS),
     columns=st.integers(4, 20),
 )
-def test_however_a_text_came_to_be_the_screen_shows_only_its_end(
+def test_the_screen_shows_only_the_final_text_whatever_was_painted_before(
     steps: list[tuple[bool, str, str, str]], final: tuple[str, str], columns: int
 ) -> None:
     painted, plain = Screen(columns, 100), Screen(columns, 100)
@@ -134,5 +134,5 @@ def test_however_a_text_came_to_be_the_screen_shows_only_its_end(
 
 
 def tty(text: str) -> str:
-    """As the line discipline passes it on."""
+    """Convert newlines as the line discipline of a terminal does."""
     return text.replace("\n", "\r\n")

@@ -1,4 +1,4 @@
-"""With no house open, some questions are answered by the store itself, and nothing of it is changed by that."""
+"""Commands that read the database directly when no server is running, without changing it."""
 
 from __future__ import annotations
 
@@ -11,271 +11,277 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli.server_process import HouseProcess, environment
-from cli.test_commands import settled
+from cli.server_process import ServerProcess, environment
+from cli.test_commands import wait_until_settled
 
 from retinue.app import offline
 from retinue.cli.operation_command import OFFLINE_OPERATIONS
 from retinue.operations.catalog import OPERATIONS
 
-SQLITE_FILES = ("house.db", "house.db-wal", "house.db-shm")
+SQLITE_FILES = ("retinue.db", "retinue.db-wal", "retinue.db-shm")
 
 
 @pytest.fixture(scope="module")
-def lived_in(tmp_path_factory: pytest.TempPathFactory) -> tuple[HouseProcess, str]:
-    """A house that was killed after it had answered an envelope: its log of changes still lies beside the store."""
-    house = HouseProcess(tmp_path_factory.mktemp("closed") / "home")
-    house.open()
-    envelope = house.json("send", "agent:guide", "echo hello")["envelope"]
-    settled(house, envelope)
-    house.kill()
-    return house, envelope
+def killed_server(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServerProcess, str]:
+    """A server that was killed after it answered an envelope: its write-ahead log is still beside the database."""
+    server = ServerProcess(tmp_path_factory.mktemp("closed") / "home")
+    server.open()
+    envelope = server.json("send", "agent:guide", "echo hello")["envelope"]
+    wait_until_settled(server, envelope)
+    server.kill()
+    return server, envelope
 
 
-def bytes_of(home: Path) -> dict[str, str]:
-    """What the store holds on disk; the index of the log is memory that processes share, and holds nothing."""
+def hash_store_files(home: Path) -> dict[str, str]:
+    """Hash the database and its log. The index of the log is shared memory without data of its own."""
     found = {name: (home / name).read_bytes() for name in SQLITE_FILES[:2] if (home / name).exists()}
     return {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
 
 
-def test_the_ledger_of_a_closed_house_is_proved_and_not_a_byte_is_changed(lived_in: tuple[HouseProcess, str]) -> None:
-    house, _ = lived_in
-    before = bytes_of(house.home)
-    assert "house.db-wal" in before
+def test_the_ledger_of_a_stopped_server_is_checked_without_changing_its_files(
+    killed_server: tuple[ServerProcess, str],
+) -> None:
+    server, _ = killed_server
+    before = hash_store_files(server.home)
+    assert "retinue.db-wal" in before
 
-    told = house.retinue("ledger")
+    completed = server.retinue("ledger")
 
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "ledger holds" in told.stdout
-    assert house.json("ledger")["holds"] is True
-    assert bytes_of(house.home) == before
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "ledger is consistent" in completed.stdout
+    assert server.json("ledger")["ok"] is True
+    assert hash_store_files(server.home) == before
 
 
-def test_why_is_told_of_a_closed_house_as_of_an_open_one(lived_in: tuple[HouseProcess, str]) -> None:
-    house, envelope = lived_in
+def test_the_why_command_works_on_a_stopped_server(killed_server: tuple[ServerProcess, str]) -> None:
+    server, envelope = killed_server
 
-    told = house.retinue("why", envelope[:8])
-    unknown = house.retinue("house", "why", "00000000", "--json")
+    completed = server.retinue("why", envelope[:8])
+    unknown = server.retinue("server", "why", "00000000", "--json")
 
-    assert told.returncode == 0
-    assert told.stdout.startswith(f"Envelope {envelope[:8]}") or envelope[:8] in told.stdout
+    assert completed.returncode == 0
+    assert completed.stdout.startswith(f"Envelope {envelope[:8]}") or envelope[:8] in completed.stdout
     assert unknown.returncode == 1
     assert unknown.stderr.splitlines()[0].endswith("[id.not_found]")
     assert json.loads(unknown.stdout)["error"]["code"] == "id.not_found"
 
 
-def test_a_session_is_exported_from_a_closed_house(lived_in: tuple[HouseProcess, str]) -> None:
-    house, envelope = lived_in
-    with closing(sqlite3.connect(f"file:{house.home / 'house.db'}?mode=ro", uri=True)) as db:
+def test_a_session_is_exported_from_a_stopped_server(killed_server: tuple[ServerProcess, str]) -> None:
+    server, envelope = killed_server
+    with closing(sqlite3.connect(f"file:{server.home / 'retinue.db'}?mode=ro", uri=True)) as db:
         [session] = db.execute("select session from envelopes where id = ?", (envelope,)).fetchone()
 
-    assert house.json("export", session)["files"]
+    assert server.json("export", session)["files"]
 
 
-def test_a_closed_house_is_seen_by_the_doctor_and_copied(lived_in: tuple[HouseProcess, str], tmp_path: Path) -> None:
-    house, _ = lived_in
-    told = house.retinue("doctor")
-    copied = house.json("backup", "--to", str(tmp_path / "copy"), "--verify")
+def test_the_doctor_and_backup_commands_work_on_a_stopped_server(
+    killed_server: tuple[ServerProcess, str], tmp_path: Path
+) -> None:
+    server, _ = killed_server
+    completed = server.retinue("doctor")
+    copied = server.json("backup", "--to", str(tmp_path / "copy"), "--verify")
 
-    assert "ledger: the ledger is consistent" in told.stdout
-    assert ("[server.unhealthy]" in told.stderr) == (told.returncode == 1)
+    assert "ledger: the ledger is consistent" in completed.stdout
+    assert ("[server.unhealthy]" in completed.stderr) == (completed.returncode == 1)
     assert copied["verified"] is True
     assert (tmp_path / "copy").is_dir()
 
 
-def test_a_backup_is_put_back_and_the_house_is_as_it_was(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    kept = house.json("send", "agent:guide", "echo kept")["envelope"]
-    settled(house, kept)
-    house.json("backup", "--to", str(tmp_path / "copy"), "--verify")
-    late = house.json("send", "agent:guide", "echo late")["envelope"]
-    assert "[server.already_running]" in house.retinue("restore", str(tmp_path / "copy")).stderr
-    house.close()
+def test_restoring_a_backup_restores_the_instance(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    kept = server.json("send", "agent:guide", "echo kept")["envelope"]
+    wait_until_settled(server, kept)
+    server.json("backup", "--to", str(tmp_path / "copy"), "--verify")
+    late = server.json("send", "agent:guide", "echo late")["envelope"]
+    assert "[server.already_running]" in server.retinue("restore", str(tmp_path / "copy")).stderr
+    server.close()
 
-    restored = house.retinue("restore", str(tmp_path / "copy"))
+    restored = server.retinue("restore", str(tmp_path / "copy"))
 
     assert restored.returncode == 0, restored.stderr
-    assert house.retinue("why", kept).returncode == 0
-    assert house.retinue("why", late).returncode == 1
-    assert house.json("ledger")["holds"] is True
+    assert server.retinue("why", kept).returncode == 0
+    assert server.retinue("why", late).returncode == 1
+    assert server.json("ledger")["ok"] is True
 
 
-def test_what_has_the_house_run_as_a_service_is_printed(tmp_path: Path) -> None:
-    told = HouseProcess(tmp_path / "home").retinue("service", "install")
+def test_the_service_command_prints_a_systemd_unit(tmp_path: Path) -> None:
+    completed = ServerProcess(tmp_path / "home").retinue("service", "install")
 
-    assert told.returncode == 0
-    [started] = [line for line in told.stdout.splitlines() if line.startswith("ExecStart=")]
+    assert completed.returncode == 0
+    [started] = [line for line in completed.stdout.splitlines() if line.startswith("ExecStart=")]
     assert started.endswith("-m retinue run")
     shown = subprocess.run([sys.executable, "-m", "retinue", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("retinue ")
 
 
-def test_rights_are_those_of_the_open_house(lived_in: tuple[HouseProcess, str]) -> None:
-    house, _ = lived_in
+def test_offline_commands_check_the_token(killed_server: tuple[ServerProcess, str]) -> None:
+    server, _ = killed_server
 
-    stranger = house.retinue("ledger", env={"RETINUE_TOKEN": "made-up"})
+    stranger = server.retinue("ledger", env={"RETINUE_TOKEN": "made-up"})
 
     assert stranger.returncode == 1
     assert stranger.stderr.startswith("error: not signed in: the token is missing or invalid [auth.not_signed_in]\n")
 
 
-def test_what_needs_the_house_itself_is_not_to_be_had(lived_in: tuple[HouseProcess, str]) -> None:
-    house, envelope = lived_in
+def test_an_operation_that_needs_the_server_is_refused_offline(killed_server: tuple[ServerProcess, str]) -> None:
+    server, envelope = killed_server
 
-    told = house.retinue("show", envelope)
+    completed = server.retinue("show", envelope)
 
-    assert told.returncode == 3
-    assert "[server.not_running]" in told.stderr
+    assert completed.returncode == 3
+    assert "[server.not_running]" in completed.stderr
 
 
-def test_nobody_opens_the_house_while_it_is_looked_at(lived_in: tuple[HouseProcess, str]) -> None:
-    house, _ = lived_in
+def test_the_server_cannot_start_while_its_store_is_read_offline(killed_server: tuple[ServerProcess, str]) -> None:
+    server, _ = killed_server
     script = (
         "import os, sys\nfrom retinue.config import load_settings\nfrom retinue.app.offline import open_offline_store\n"
         "with open_offline_store(load_settings(os.environ)):\n    print('looking', flush=True)\n    sys.stdin.read()\n"
     )
     looking = subprocess.Popen(
         [sys.executable, "-c", script],
-        env=environment(house.home),
+        env=environment(server.home),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert looking.stdout is not None
     assert looking.stdout.readline() == "looking\n"
-    refused = house.retinue("up")
+    refused = server.retinue("up")
     looking.communicate("")
 
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[0] == (
-        f"error: a server is already running in {house.home} (pid {looking.pid}) [server.already_running]"
+        f"error: a server is already running in {server.home} (pid {looking.pid}) [server.already_running]"
     )
 
 
-def test_a_home_in_which_there_was_never_a_house_is_left_as_it_is(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "nothing")
+def test_an_offline_command_creates_no_data_directory(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "nothing")
 
-    told = house.retinue("ledger")
+    completed = server.retinue("ledger")
 
-    assert told.returncode == 3
+    assert completed.returncode == 3
     assert (
-        f"error: no server is running in {house.home} [server.not_running]\nbecause: no server was ever started there\n"
-        in told.stderr
+        f"error: no server is running in {server.home} [server.not_running]\n"
+        "because: no server was ever started there\n" in completed.stderr
     )
-    assert not house.home.exists()
+    assert not server.home.exists()
 
 
-def test_a_store_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    house.close()
-    with closing(sqlite3.connect(house.home / "house.db")) as db, db:
-        db.execute("update alembic_version set version_num = '0001'")
+def test_a_store_with_another_schema_version_is_refused_offline(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    server.close()
+    with closing(sqlite3.connect(server.home / "retinue.db")) as db, db:
+        db.execute("update alembic_version set version_num = '9999'")
 
-    told = house.retinue("ledger")
+    completed = server.retinue("ledger")
 
-    assert told.returncode == 1
-    assert "[store.schema_mismatch]" in told.stderr
+    assert completed.returncode == 1
+    assert "[store.schema_mismatch]" in completed.stderr
 
 
-def test_settings_that_cannot_be_used_keep_nobody_from_looking(lived_in: tuple[HouseProcess, str]) -> None:
-    house, _ = lived_in
-    (house.home / "retinue.toml").write_text("no = [settings\n")
+def test_invalid_settings_do_not_prevent_offline_commands(killed_server: tuple[ServerProcess, str]) -> None:
+    server, _ = killed_server
+    (server.home / "retinue.toml").write_text("no = [settings\n")
     try:
-        assert house.retinue("ledger").returncode == 0
+        assert server.retinue("ledger").returncode == 0
     finally:
-        (house.home / "retinue.toml").unlink()
+        (server.home / "retinue.toml").unlink()
 
 
-def test_a_ledger_that_does_not_hold_ends_with_an_error_here_too(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    settled(house, house.json("send", "agent:guide", "echo hello")["envelope"])
-    house.close()
-    with closing(sqlite3.connect(house.home / "house.db")) as db, db:
+def test_an_inconsistent_ledger_exits_1_offline(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    wait_until_settled(server, server.json("send", "agent:guide", "echo hello")["envelope"])
+    server.close()
+    with closing(sqlite3.connect(server.home / "retinue.db")) as db, db:
         db.execute("delete from outcomes")
 
-    told = house.retinue("ledger")
+    completed = server.retinue("ledger")
 
-    assert told.returncode == 1
-    assert "BROKEN settled" in told.stdout
-    assert "error: the ledger is inconsistent [ledger.broken]" in told.stderr
+    assert completed.returncode == 1
+    assert "BROKEN settled" in completed.stdout
+    assert "error: the ledger is inconsistent [ledger.broken]" in completed.stderr
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory: pytest.TempPathFactory) -> HouseProcess:
-    """A house in which something was decided, killed."""
-    house = HouseProcess(tmp_path_factory.mktemp("audited") / "home")
-    house.open()
-    house.json("person", "invite", "maria")
-    house.kill()
-    return house
+def server_with_audit_log(tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
+    """A killed server with an audit log."""
+    server = ServerProcess(tmp_path_factory.mktemp("audited") / "home")
+    server.open()
+    server.json("person", "invite", "maria")
+    server.kill()
+    return server
 
 
-def test_the_audit_of_a_closed_house_is_listed_verified_and_given_out(audited: HouseProcess, tmp_path: Path) -> None:
-    before = bytes_of(audited.home)
+def test_the_audit_log_of_a_stopped_server_is_listed_verified_and_exported(
+    server_with_audit_log: ServerProcess, tmp_path: Path
+) -> None:
+    before = hash_store_files(server_with_audit_log.home)
 
-    listed = audited.retinue("audit", "list")
-    verified = audited.retinue("audit", "verify", "--log")
-    exported = audited.retinue("audit", "export")
+    listed = server_with_audit_log.retinue("audit", "list")
+    verified = server_with_audit_log.retinue("audit", "verify", "--log")
+    exported = server_with_audit_log.retinue("audit", "export")
 
     assert [each.returncode for each in (listed, verified, exported)] == [0, 0, 0]
-    assert "who: person:owner" in listed.stdout, "as an open house has it listed"
+    assert "principal: person:owner" in listed.stdout, "as a running server lists it"
     assert verified.stdout.startswith("the audit log is intact: ")
     (tmp_path / "audit.jsonl").write_text(exported.stdout)
     script = Path(__file__).parents[2] / "examples" / "verify_audit.py"
     subprocess.run([sys.executable, script, tmp_path / "audit.jsonl"], check=True, capture_output=True)
-    assert bytes_of(audited.home) == before
+    assert hash_store_files(server_with_audit_log.home) == before
 
-    stranger = audited.retinue("audit", "verify", env={"RETINUE_TOKEN": "x" * 43})
+    stranger = server_with_audit_log.retinue("audit", "verify", env={"RETINUE_TOKEN": "x" * 43})
     assert "[auth.not_signed_in]" in stranger.stderr
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
-def test_an_audit_that_does_not_hold_ends_with_an_error(tmp_path: Path, is_open: bool) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    house.json("person", "invite", "maria")
-    house.close()
-    with closing(sqlite3.connect(house.home / "house.db")) as db, db:
+def test_an_inconsistent_audit_log_exits_1(tmp_path: Path, is_open: bool) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    server.json("person", "invite", "maria")
+    server.close()
+    with closing(sqlite3.connect(server.home / "retinue.db")) as db, db:
         changed = db.execute("update audit set who = 'person:mallory' where who = 'person:owner'").rowcount
         assert changed
     if is_open:
-        house.open()
+        server.open()
     try:
-        told = house.retinue("audit", "verify")
+        completed = server.retinue("audit", "verify")
     finally:
-        house.close()
-    assert told.returncode == 1
-    assert "flaw: house entry" in told.stdout
-    assert "error: the audit log is inconsistent [audit.broken]" in told.stderr
+        server.close()
+    assert completed.returncode == 1
+    assert "flaw: server entry" in completed.stdout
+    assert "error: the audit log is inconsistent [audit.broken]" in completed.stderr
 
 
-def test_how_well_a_closed_house_is_closed_is_looked_at_with_its_store_and_without(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    house.retinue("token", "create", "--label", "forever")
-    house.close()
-    house.home.chmod(0o755)
-    told = house.retinue("doctor", "--security", "--quick")
-    assert "files.home" in told.stdout and "ok       ledger" not in told.stdout
-    assert "tokens.wide" in told.stdout, "the store was read"
-    assert "skipped  tools of agents: no server is running" in told.stdout
-    for name in ("house.db-wal", "house.db-shm"):
-        (house.home / name).unlink(missing_ok=True)
-    (house.home / "house.db").write_bytes(b"x" * 4096)
+def test_the_security_doctor_works_offline_with_and_without_a_readable_store(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    server.retinue("token", "create", "--label", "forever")
+    server.close()
+    server.home.chmod(0o755)
+    completed = server.retinue("doctor", "--security", "--quick")
+    assert "files.data_directory" in completed.stdout and "ok       ledger" not in completed.stdout
+    assert "tokens.no_expiry" in completed.stdout, "the command reads the database"
+    assert "skipped  tools of agents: no server is running" in completed.stdout
+    for name in ("retinue.db-wal", "retinue.db-shm"):
+        (server.home / name).unlink(missing_ok=True)
+    (server.home / "retinue.db").write_bytes(b"x" * 4096)
 
-    damaged = house.retinue("doctor", "--security", "--quick")
-    assert "files.home" in damaged.stdout and "problem  schema" not in damaged.stdout
+    damaged = server.retinue("doctor", "--security", "--quick")
+    assert "files.data_directory" in damaged.stdout and "problem  schema" not in damaged.stdout
     assert "skipped  tokens, people, agents and the audit: " in damaged.stdout and "damaged" in damaged.stdout
 
-    fixed = house.retinue("doctor", "--security", "--fix", "--quick")
-    assert "fixed" in fixed.stdout and house.home.stat().st_mode & 0o077 == 0
-    assert (house.home / "house.db").read_bytes() == b"x" * 4096
-    assert "files.home" not in house.retinue("doctor", "--security", "--quick").stdout
+    fixed = server.retinue("doctor", "--security", "--fix", "--quick")
+    assert "fixed" in fixed.stdout and server.home.stat().st_mode & 0o077 == 0
+    assert (server.home / "retinue.db").read_bytes() == b"x" * 4096
+    assert "files.data_directory" not in server.retinue("doctor", "--security", "--quick").stdout
 
 
-def test_the_command_line_and_the_store_know_the_same_questions() -> None:
+def test_the_command_line_and_the_server_agree_on_offline_operations() -> None:
     assert OFFLINE_OPERATIONS == offline.OFFLINE_OPERATIONS
-    assert {"house.ledger", "house.why"} <= set(OPERATIONS)
+    assert {"server.ledger", "server.why"} <= set(OPERATIONS)

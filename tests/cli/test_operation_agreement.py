@@ -1,4 +1,4 @@
-"""One declaration, every door: HTTP, tools, terminal and reference page agree on parameters, rights and validation."""
+"""HTTP, tools, command line and reference agree on the parameters, rights and validation of each operation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.cli import client
+from retinue.cli.aliases import split_command
 from retinue.cli.errors import UsageError
 from retinue.cli.operation_command import collect_parameters as typed
 from retinue.cli.parser import build_operation_parser, find_operation, parse_arguments, to_dest
@@ -34,10 +35,10 @@ every_operation = pytest.mark.parametrize("name", OPERATIONS)
 
 
 @pytest.fixture(scope="module")
-def served(house: HouseProcess) -> dict[str, Any]:
-    """What the house itself says about its HTTP door."""
+def openapi_document(server: ServerProcess) -> dict[str, Any]:
+    """The OpenAPI document of the server."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RETINUE_HOME", str(house.home))
+        patch.setenv("RETINUE_HOME", str(server.home))
         patch.delenv("RETINUE_TOKEN", raising=False)
         link, host = client._connect(30)
         try:
@@ -49,79 +50,81 @@ def served(house: HouseProcess) -> dict[str, Any]:
             link.close()
 
 
-def declared(operation: Operation) -> dict[str, bool]:
-    """Each parameter as it is called in JSON, and whether it is required: read from the declaration itself."""
+def list_declared_parameters(operation: Operation) -> dict[str, bool]:
+    """The JSON name of each declared parameter, and whether it is required."""
     return {field.encode_name: field.required for field in msgspec.structs.fields(operation.parameters)}
 
 
 @every_operation
-def test_http_asks_for_what_is_declared(served: dict[str, Any], name: str) -> None:
+def test_the_http_schema_of_an_operation_matches_its_declaration(openapi_document: dict[str, Any], name: str) -> None:
     operation = OPERATIONS[name]
-    path = served["paths"][operation.route]["post"]
+    path = openapi_document["paths"][operation.route]["post"]
     schema = path["requestBody"]["content"]["application/json"]["schema"]
     while "$ref" in schema:
-        schema = served["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        schema = openapi_document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
 
-    required = {key for key, needed in declared(operation).items() if needed}
-    assert set(schema.get("properties", {})) == set(declared(operation))
+    required = {key for key, needed in list_declared_parameters(operation).items() if needed}
+    assert set(schema.get("properties", {})) == set(list_declared_parameters(operation))
     assert set(schema.get("required", [])) == required
     assert path["x-permission"] == operation.permission
     assert path["x-effect"] == operation.has_effect
 
 
 @every_operation
-def test_a_tool_asks_for_what_is_declared(name: str) -> None:
+def test_the_tool_schema_of_an_operation_matches_its_declaration(name: str) -> None:
     offered = schema_of(OPERATIONS[name].parameters)
 
-    assert set(offered["properties"]) == set(declared(OPERATIONS[name]))
-    assert set(offered["required"]) == {key for key, needed in declared(OPERATIONS[name]).items() if needed}
+    assert set(offered["properties"]) == set(list_declared_parameters(OPERATIONS[name]))
+    assert set(offered["required"]) == {
+        key for key, needed in list_declared_parameters(OPERATIONS[name]).items() if needed
+    }
 
 
 @every_operation
-def test_the_terminal_asks_for_what_is_declared_and_says_what_it_is(name: str) -> None:
+def test_the_command_line_options_of_an_operation_match_its_declaration_and_have_help(name: str) -> None:
     operation = OPERATIONS[name]
-    noun, verb, summary, effect, permission, _ = find_operation(name)
+    table_name, summary, effect, permission, _ = find_operation(name)
     parser = build_operation_parser(find_operation(name))
     actions = {action.dest: action for action in reversed(parser._actions)}
 
-    assert (f"{noun}.{verb}", summary, effect, permission) == (
+    assert (table_name, summary, effect, permission) == (
         operation.name,
         operation.summary,
         operation.has_effect,
         operation.permission,
     )
-    for key, needed in declared(operation).items():
+    for key, needed in list_declared_parameters(operation).items():
         action = actions.pop(to_dest(key))
         assert action.help
         [parameter] = [each for each in describe_parameters(operation) if each.name == key]
         is_asked_for = action.required or parameter.kind is ParameterKind.BOOLEAN or parameter.nullable
         assert is_asked_for if needed else not action.required
     assert set(actions) <= {"help", "json", "key", "wait"}
-    assert ("key" in actions) == (effect and "key" not in declared(operation))
+    assert ("key" in actions) == (effect and "key" not in list_declared_parameters(operation))
 
 
 @every_operation
-def test_the_page_tells_each_parameter_its_option_its_meaning_and_who_may_ask(name: str) -> None:
+def test_the_reference_of_an_operation_matches_its_declaration(name: str) -> None:
     operation = OPERATIONS[name]
     section = SECTIONS[name]
     rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
 
     assert f"`POST {operation.route}`" in section
-    assert f"`retinue {name.replace('.', ' ')}" in section
+    assert f"`retinue {' '.join(split_command(name))}" in section
     assert f" needs {operation.permission} " in section
     assert operation.summary in section
-    assert list(rows) == list(declared(operation))
+    assert list(rows) == list(list_declared_parameters(operation))
     for each in describe_parameters(operation):
         row = rows[each.name]
         assert each.help.replace("|", "\\|") in row
-        assert f"`{each.option[2:].upper().replace('-', '_')}`" in row if each.place else each.option[2:] in row
+        assert f"`{each.option[2:].upper().replace('-', '_')}`" in row if each.positional else each.option[2:] in row
         assert ("| required |" in row) == each.required
         assert all(f"`{choice}`" in row for choice in each.choices)
 
 
-def test_no_page_and_no_command_is_left_of_what_is_no_more() -> None:
+def test_no_removed_operation_is_left_in_the_reference_or_the_command_table() -> None:
     assert set(SECTIONS) == set(OPERATIONS)
-    assert {f"{noun}.{verb}" for noun, verb, *_ in generate_table()} == set(OPERATIONS)
+    assert {name for name, *_ in generate_table()} == set(OPERATIONS)
 
 
 def generate_table() -> tuple[Any, ...]:
@@ -130,7 +133,7 @@ def generate_table() -> tuple[Any, ...]:
     return TABLE
 
 
-# The same validation
+# --- same validation ---
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20).filter(
@@ -144,7 +147,7 @@ jsons = st.recursive(
 
 
 @cache
-def values(kind: ParameterKind, choices: tuple[str, ...]) -> st.SearchStrategy[Any]:
+def value_strategy(kind: ParameterKind, choices: tuple[str, ...]) -> st.SearchStrategy[Any]:
     match kind:
         case ParameterKind.TEXT | ParameterKind.LONG_TEXT:
             return texts
@@ -161,13 +164,13 @@ def values(kind: ParameterKind, choices: tuple[str, ...]) -> st.SearchStrategy[A
 
 
 @st.composite
-def requests(draw: st.DrawFn, operation: Operation) -> dict[str, Any]:
-    """A request as JSON, of which some fit the declaration and some do not."""
+def request_strategy(draw: st.DrawFn, operation: Operation) -> dict[str, Any]:
+    """JSON requests, of which some are valid and some are not."""
     body: dict[str, Any] = {}
     for each in describe_parameters(operation):
         if each.kind is ParameterKind.FILE or not (each.required or draw(st.booleans())):
             continue
-        one = values(each.kind, each.choices)
+        one = value_strategy(each.kind, each.choices)
         if each.nullable:
             one |= st.none()
         body[each.name] = draw(
@@ -176,15 +179,15 @@ def requests(draw: st.DrawFn, operation: Operation) -> dict[str, Any]:
     return body
 
 
-def words_of(operation: Operation, body: dict[str, Any]) -> list[str]:
-    """The same, as it is typed."""
+def build_command_words(operation: Operation, body: dict[str, Any]) -> list[str]:
+    """The same request as words of a command."""
     words: list[str] = []
     places: list[str] = []
     for each in describe_parameters(operation):
         if each.name not in body:
             continue
         value = body[each.name]
-        if each.place:
+        if each.positional:
             places.append(value)
         elif value is None and each.kind is not ParameterKind.JSON:
             words.append(f"--no-{each.option[2:]}")
@@ -192,15 +195,15 @@ def words_of(operation: Operation, body: dict[str, Any]) -> list[str]:
             words.append(each.option if value else f"--no-{each.option[2:]}")
         else:
             words += [f"{each.option}={_typed(each, one)}" for one in (list(value or ()) if each.repeated else [value])]
-    return [*operation.name.split("."), *words, *(["--", *places] if places else [])]
+    return [*split_command(operation.name), *words, *(["--", *places] if places else [])]
 
 
 def _typed(parameter: OperationParameter, value: Any) -> str:
     return value if isinstance(value, str) and parameter.kind is not ParameterKind.JSON else json.dumps(value)
 
 
-def judged(operation: Operation, body: dict[str, Any]) -> Any:
-    """What the declaration makes of a request: its parameters, or what is wrong with them."""
+def validate_request(operation: Operation, body: dict[str, Any]) -> Any:
+    """The parsed parameters of a request, or its error."""
     try:
         return base.parse_request(json.dumps(body).encode(), operation.parameters)
     except Invalid as error:
@@ -211,22 +214,20 @@ def judged(operation: Operation, body: dict[str, Any]) -> Any:
 @every_operation
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_what_is_typed_is_the_same_request_as_what_is_posted_and_is_judged_the_same(
-    name: str, data: st.DataObject
-) -> None:
+def test_a_typed_command_equals_the_posted_request_and_is_validated_alike(name: str, data: st.DataObject) -> None:
     operation = OPERATIONS[name]
-    body = data.draw(requests(operation))
+    body = data.draw(request_strategy(operation))
 
-    options = parse_arguments(words_of(operation, body))
+    options = parse_arguments(build_command_words(operation, body))
 
     assert options.operation == name
     assert json.loads(json.dumps(typed(options))) == json.loads(json.dumps(body))
-    assert judged(operation, typed(options)) == judged(operation, body)
+    assert validate_request(operation, typed(options)) == validate_request(operation, body)
 
 
 @pytest.mark.spec("A45")
 @every_operation
-def test_what_a_declaration_refuses_is_refused_at_both_doors(name: str) -> None:
+def test_an_invalid_request_is_refused_over_http_and_on_the_command_line(name: str) -> None:
     operation = OPERATIONS[name]
     needed: dict[str, Any] = {}
     for each in describe_parameters(operation):
@@ -239,14 +240,14 @@ def test_what_a_declaration_refuses_is_refused_at_both_doors(name: str) -> None:
     for each in describe_parameters(operation):
         if each.required and not each.nullable:
             short = {key: value for key, value in needed.items() if key != each.name}
-            assert isinstance(judged(operation, short), str)
+            assert isinstance(validate_request(operation, short), str)
             with pytest.raises(UsageError):
-                parse_arguments(words_of(operation, short))
+                parse_arguments(build_command_words(operation, short))
         if each.kind in (ParameterKind.NUMBER, ParameterKind.DECIMAL, ParameterKind.CHOICE):
             wrong = {**needed, each.name: ["none of these"] if each.repeated else "none of these"}
-            assert isinstance(judged(operation, wrong), str)
+            assert isinstance(validate_request(operation, wrong), str)
             with pytest.raises(UsageError):
-                parse_arguments(words_of(operation, wrong))
-    assert isinstance(judged(operation, {**needed, "no_such_parameter": 1}), str)
+                parse_arguments(build_command_words(operation, wrong))
+    assert isinstance(validate_request(operation, {**needed, "no_such_parameter": 1}), str)
     with pytest.raises(UsageError):
-        parse_arguments([*words_of(operation, needed)[:2], "--no-such-parameter=1"])
+        parse_arguments([*build_command_words(operation, needed)[:2], "--no-such-parameter=1"])

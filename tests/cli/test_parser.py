@@ -1,4 +1,4 @@
-"""What can be typed, and what is said about what cannot."""
+"""The command line parser: valid commands, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue import __version__
-from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES
+from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES, split_command
 from retinue.cli.errors import UsageError
 from retinue.cli.help import EXIT_CODES_TEXT, format_noun, format_overview
 from retinue.cli.main import main
@@ -34,12 +34,14 @@ def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["-h"]])
-def test_the_overview_is_found_in_several_ways(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_is_shown_without_arguments_and_by_the_help_options(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 0
     assert capsys.readouterr().out == format_overview()
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"retinue {__version__}\n"
 
@@ -154,22 +156,22 @@ def test_every_example_can_be_parsed(command: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_understood_is_said_with_what_was_probably_meant(
+def test_an_invalid_command_is_explained_with_the_probable_one(
     words: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
 
-    said = capsys.readouterr()
-    assert said.err.splitlines() == lines
-    assert not said.out
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == lines
+    assert not captured.out
 
 
-def test_options_cannot_be_shortened_so_that_new_ones_break_no_script() -> None:
+def test_options_cannot_be_abbreviated() -> None:
     with pytest.raises(UsageError):
         build_alias_parser("send").parse_args(["agent:guide", "hello", "--deliver", "+1h"])
 
 
-# What comes from the declarations
+# --- declared operations ---
 
 
 @pytest.mark.parametrize("noun", list_nouns())
@@ -177,14 +179,14 @@ def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[s
     shown = format_noun(noun)
 
     assert all(f"\n  {verb}" in shown for verb in list_verbs(noun))
-    assert noun in NOUN_SUMMARIES, "say in shorts.NOUNS what it is"
+    assert noun in NOUN_SUMMARIES, "describe it in shorts.NOUNS"
     if noun not in ALIASES:
         assert main([noun]) == 0
         assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("words", [["help", "envelope", "list"], ["envelope", "list", "-h"]])
-def test_every_operation_has_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operation_has_help_in_both_forms(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)
 
@@ -192,42 +194,42 @@ def test_every_operation_has_help(words: list[str], capsys: pytest.CaptureFixtur
     assert "usage: retinue envelope list [-h]" in capsys.readouterr().out
 
 
-def test_no_short_name_hides_a_noun_with_verbs_of_its_own() -> None:
-    for noun, verb, *_ in OPERATIONS:
-        assert parse_arguments([noun, verb, *_needed(noun, verb)]).operation == f"{noun}.{verb}"
+def test_no_alias_hides_a_noun_with_verbs() -> None:
+    for name, *_ in OPERATIONS:
+        assert parse_arguments([*split_command(name), *_required_arguments(name)]).operation == name
 
 
-def _needed(noun: str, verb: str) -> list[str]:
+def _required_arguments(name: str) -> list[str]:
     words: list[str] = []
-    for _, option, kind, marks, _, choices, _ in find_operation(f"{noun}.{verb}")[5]:
+    for _, option, kind, marks, _, choices, _ in find_operation(name)[4]:
         if "required" in marks and "nullable" not in marks:
             value = choices[0] if choices else "1"
-            words += [value] if "place" in marks else [option] if kind == "flag" else [option, value]
+            words += [value] if "positional" in marks else [option] if kind == "boolean" else [option, value]
     return words
 
 
-def test_what_was_not_typed_is_not_asked_for() -> None:
-    options = parse_arguments(["session", "queue", "5e6f7a8b"])
+def test_an_option_that_was_not_typed_is_none() -> None:
+    options = parse_arguments(["session", "set-queue", "5e6f7a8b"])
 
     assert vars(options)[to_dest("session")] == "5e6f7a8b"
     assert vars(options)[to_dest("mode")] is None
 
 
-def test_a_yes_or_no_can_be_said_either_way() -> None:
+def test_a_boolean_option_has_a_positive_and_a_negative_form() -> None:
     assert vars(parse_arguments(["session", "stop", "5e6f7a8b", "--no-clear"]))[to_dest("clear")] is False
     assert vars(parse_arguments(["session", "stop", "5e6f7a8b", "--clear"]))[to_dest("clear")] is True
     with pytest.raises(UsageError, match="one of the arguments --allow --no-allow is required"):
         parse_arguments(["approval", "answer", "9c8d7e6f"])
 
 
-def test_parameters_of_every_kind_are_taken_and_null_is_something_else_than_nothing() -> None:
+def test_parameters_of_every_kind_are_parsed_and_null_differs_from_a_missing_value() -> None:
     parameters = (
         ("name", "--name", "text", "required nullable", None, (), "its name"),
         ("tags", "--tags", "text", "repeated", None, (), "words"),
         ("attributes", "--attributes", "json", "", None, (), "values"),
         ("cost", "--cost", "decimal", "", 1.5, (), "100% of it"),
     )
-    parser = build_operation_parser(("thing", "make", "Make a thing.", True, "boss", parameters))
+    parser = build_operation_parser(("thing.make", "Make a thing.", True, "boss", parameters))
 
     taken = vars(
         parser.parse_args(["--no-name", "--tags", "a", "--tags", "b", "--attributes", '{"a": 1}', "--cost", "2"])

@@ -1,4 +1,4 @@
-"""`up`, `down` and `logs`: the house as a process that people start, stop and read."""
+"""`up`, `down` and `logs`: start, stop and read the server process."""
 
 from __future__ import annotations
 
@@ -14,53 +14,54 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli.server_process import HouseProcess, command, environment
-from cli.test_commands import settled
+from cli.server_process import ServerProcess, command, environment
+from cli.test_commands import wait_until_settled
 
 from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[HouseProcess]:
-    """A home whose house is opened and closed by commands alone."""
-    house = HouseProcess(tmp_path / "home")
-    yield house
-    while (lock := house.home / "lock").exists() and house.retinue("down", "--wait", "1").returncode == 0:
+def home(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A home directory whose server is started and stopped by commands alone."""
+    server = ServerProcess(tmp_path / "home")
+    yield server
+    while (lock := server.home / "lock").exists() and server.retinue("down", "--wait", "1").returncode == 0:
         assert lock.exists()
 
 
-def process_of(house: HouseProcess) -> int:
-    return int((house.home / "lock").read_text())
+def read_pid(server: ServerProcess) -> int:
+    return int((server.home / "lock").read_text())
 
 
-def is_gone(process: int) -> bool:
+def has_ended(process: int) -> bool:
     try:
         return "\nState:\tZ" in Path(f"/proc/{process}/status").read_text()
     except OSError:
         return True
 
 
-def test_up_opens_the_house_and_says_where_its_log_is(home: HouseProcess) -> None:
+def test_up_starts_the_server_and_prints_its_log_path(home: ServerProcess) -> None:
     told = home.json("up")
 
-    assert told == {"house": "open", "home": str(home.home), "process": process_of(home), "log": told["log"]}
+    assert told == {"server": "running", "data_directory": str(home.home), "pid": read_pid(home), "log": told["log"]}
     assert Path(told["log"]).exists()
-    assert home.json("status")["you"] == "person:owner"
+    assert home.json("status")["principal"] == "person:owner"
     assert (
-        home.retinue("down").stdout == f"house: closed\nhome: {home.home}\nprocess: {told['process']}\nhow: finished\n"
+        home.retinue("down").stdout
+        == f"server: stopped\ndata-directory: {home.home}\npid: {told['pid']}\nhow: finished\n"
     )
     assert home.retinue("status").returncode == 3
 
 
-def test_what_is_started_here_outlives_the_terminal_it_was_started_in(home: HouseProcess) -> None:
-    process = home.json("up")["process"]
+def test_a_server_started_by_up_outlives_its_terminal(home: ServerProcess) -> None:
+    process = home.json("up")["pid"]
 
     assert os.getsid(process) == process
 
 
 @pytest.mark.spec("H69")
-def test_a_second_start_is_refused_and_what_a_crash_left_behind_is_cleared_away(home: HouseProcess) -> None:
-    first = home.json("up")["process"]
+def test_a_second_start_is_refused_and_stale_files_of_a_crash_are_replaced(home: ServerProcess) -> None:
+    first = home.json("up")["pid"]
     second = home.retinue("up")
 
     assert second.returncode == 1
@@ -68,19 +69,19 @@ def test_a_second_start_is_refused_and_what_a_crash_left_behind_is_cleared_away(
         f"error: a server is already running in {home.home} (pid {first}) [server.already_running]",
         "because: only one process can use a data directory",
     ]
-    assert process_of(home) == first
+    assert read_pid(home) == first
 
     os.kill(first, signal.SIGKILL)
-    wait_until_gone(first)
-    assert Path((home.home / "socket").read_text()).exists()  # stale, as a crash leaves it
+    wait_until_ended(first)
+    assert Path((home.home / "socket").read_text()).exists()  # stale, as after a crash
     assert (home.home / "lock").exists()
     assert home.retinue("status").returncode == 3
 
-    assert home.json("up")["process"] != first
+    assert home.json("up")["pid"] != first
     assert home.retinue("status").returncode == 0
 
 
-HOLDS = """
+HOLD_LOCK_PROGRAM = """
 import fcntl, sys, time
 lock = open(sys.argv[1], "a")
 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -90,34 +91,34 @@ time.sleep(1)
 
 
 @pytest.mark.spec("H69")
-def test_a_lock_that_outlives_its_house_for_a_moment_is_waited_for(home: HouseProcess) -> None:
-    """By a program that a house was about to run when it was killed: until it runs, it has all that the house had."""
+def test_a_start_waits_for_a_lock_that_is_released_shortly(home: ServerProcess) -> None:
+    """A child process of the killed server holds the lock until it executes its own program."""
     with subprocess.Popen([sys.executable, "-c", ""]) as killed:
         pass
     home.home.mkdir()
     lock = home.home / "lock"
     for start, close in ((lambda: home.json("up"), lambda: home.json("down")), (home.open, home.close)):
         lock.write_text(f"{killed.pid}")
-        with subprocess.Popen([sys.executable, "-c", HOLDS, str(lock)], stdout=subprocess.PIPE) as left:
+        with subprocess.Popen([sys.executable, "-c", HOLD_LOCK_PROGRAM, str(lock)], stdout=subprocess.PIPE) as left:
             assert left.stdout is not None and left.stdout.readline()
             start()
         close()
 
 
 @pytest.mark.spec("D67")
-def test_only_one_house_is_open_and_a_forced_start_stops_the_old_one_and_waits(home: HouseProcess) -> None:
-    first = home.json("up")["process"]
+def test_a_forced_start_stops_the_running_server_first(home: ServerProcess) -> None:
+    first = home.json("up")["pid"]
     envelope = home.json("send", "agent:guide", "echo still here")["envelope"]
 
-    second = home.json("up", "--force")["process"]
+    second = home.json("up", "--force")["pid"]
 
     assert second != first
-    assert is_gone(first)
-    assert process_of(home) == second
+    assert has_ended(first)
+    assert read_pid(home) == second
     assert home.json("show", envelope)["id"] == envelope
 
 
-def test_of_two_starts_at_once_one_opens_the_house_and_the_other_says_who_did(home: HouseProcess) -> None:
+def test_of_two_concurrent_starts_one_succeeds_and_the_other_is_refused(home: ServerProcess) -> None:
     home.home.mkdir()
     starts = [
         subprocess.Popen(
@@ -134,17 +135,17 @@ def test_of_two_starts_at_once_one_opens_the_house_and_the_other_says_who_did(ho
     assert sorted(code for _, _, code in told) == [0, 1]
     [opened] = [json.loads(out) for out, _, code in told if code == 0]
     [refused] = [error for _, error, code in told if code == 1]
-    assert opened["process"] == process_of(home)
+    assert opened["pid"] == read_pid(home)
     assert "[server.already_running]" in refused
 
 
 @pytest.mark.spec("H70")
-def test_a_start_that_fails_prints_the_reason(home: HouseProcess) -> None:
+def test_a_start_that_fails_prints_the_reason(home: ServerProcess) -> None:
     home.home.mkdir()
-    (home.home / "house.db").write_bytes(b"no database" * 1000)
+    (home.home / "retinue.db").write_bytes(b"no database" * 1000)
     damaged = home.retinue("up")
-    (home.home / "house.db").unlink()
-    (home.home / "retinue.toml").write_text("[house]\nlissten = 1\n")
+    (home.home / "retinue.db").unlink()
+    (home.home / "retinue.toml").write_text("[server]\nlissten = 1\n")
     misspelt = home.retinue("up", "--json")
 
     first, *rest = damaged.stderr.splitlines()
@@ -152,13 +153,13 @@ def test_a_start_that_fails_prints_the_reason(home: HouseProcess) -> None:
     assert re.fullmatch(r"error: .* \[store\.[a-z_]+\]", first)
     assert [line.partition(":")[0] for line in rest] == ["because", "try"]
     assert misspelt.returncode == 1
-    assert "lissten" in misspelt.stderr or "house" in misspelt.stderr
+    assert "lissten" in misspelt.stderr
     assert json.loads(misspelt.stdout)["error"]["code"].startswith("config.")
     assert home.retinue("status").returncode == 3
 
 
 @pytest.mark.spec("H70")
-def test_logs_rotate_at_each_start_and_only_so_many_are_kept(home: HouseProcess) -> None:
+def test_start_logs_rotate_at_each_start_and_only_five_old_ones_are_kept(home: ServerProcess) -> None:
     logs = home.home / "logs"
     logs.mkdir(parents=True)
     for number in range(5):
@@ -176,17 +177,17 @@ def test_logs_rotate_at_each_start_and_only_so_many_are_kept(home: HouseProcess)
 
 
 @pytest.mark.spec("H70")
-def test_the_log_of_a_house_is_put_away_when_it_is_opened_again_and_not_when_that_is_refused(
-    home: HouseProcess,
+def test_the_server_log_rotates_at_a_start_and_not_at_a_refused_one(
+    home: ServerProcess,
 ) -> None:
     log = Path(home.json("up")["log"])
     assert log == home.home / "logs" / "retinue.log"
-    settled(home, home.json("send", "agent:guide", "fail")["envelope"])
+    wait_until_settled(home, home.json("send", "agent:guide", "fail")["envelope"])
     assert '"run failed"' in log.read_text()
 
     assert "[server.already_running]" in home.retinue("run").stderr
     assert '"run failed"' in log.read_text()
-    assert '"run failed"' not in (log.parent / "start.log").read_text(), "one log of each thing is enough"
+    assert '"run failed"' not in (log.parent / "start.log").read_text(), "only one log file for each purpose"
 
     home.json("up", "--force")
     assert '"run failed"' not in log.read_text()
@@ -194,28 +195,28 @@ def test_the_log_of_a_house_is_put_away_when_it_is_opened_again_and_not_when_tha
 
 
 @pytest.mark.spec("H70")
-def test_a_house_that_does_not_stop_is_killed_after_a_while_and_loses_nothing(home: HouseProcess) -> None:
-    process = home.json("up")["process"]
+def test_down_kills_a_server_that_does_not_stop_and_nothing_is_lost(home: ServerProcess) -> None:
+    process = home.json("up")["pid"]
     sent = home.json("send", "agent:guide", "echo kept")["envelope"]
-    os.kill(process, signal.SIGSTOP)  # alive, and deaf to every request
+    os.kill(process, signal.SIGSTOP)  # alive, but it does not answer
 
-    told = home.retinue("down", "--wait", "0.2")
+    completed = home.retinue("down", "--wait", "0.2")
 
-    assert told.returncode == 0
-    assert "how: killed\n" in told.stdout
-    assert is_gone(process)
-    with closing(sqlite3.connect(home.home / "house.db")) as db:
+    assert completed.returncode == 0
+    assert "how: killed\n" in completed.stdout
+    assert has_ended(process)
+    with closing(sqlite3.connect(home.home / "retinue.db")) as db:
         assert db.execute("select count(*) from envelopes where id = ?", (sent,)).fetchone() == (1,)
 
 
-def test_with_no_house_open_there_is_nothing_to_close(home: HouseProcess) -> None:
-    told = home.retinue("down")
+def test_down_without_a_running_server_exits_3(home: ServerProcess) -> None:
+    completed = home.retinue("down")
 
-    assert told.returncode == 3
-    assert told.stderr.startswith(f"error: no server is running in {home.home} [server.not_running]\n")
+    assert completed.returncode == 3
+    assert completed.stderr.startswith(f"error: no server is running in {home.home} [server.not_running]\n")
 
 
-def test_the_last_lines_of_the_log_are_shown(home: HouseProcess) -> None:
+def test_the_logs_command_shows_the_last_lines(home: ServerProcess) -> None:
     logs = home.home / "logs"
     logs.mkdir(parents=True)
     assert "[logs.missing]" in home.retinue("logs").stderr
@@ -228,7 +229,7 @@ def test_the_last_lines_of_the_log_are_shown(home: HouseProcess) -> None:
     assert home.retinue("logs", "--lines", "0").stdout == ""
 
 
-def test_a_log_is_followed_through_its_rotation(home: HouseProcess) -> None:
+def test_the_logs_command_follows_a_log_through_its_rotation(home: ServerProcess) -> None:
     log = home.home / "logs" / "retinue.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\n")
@@ -253,5 +254,5 @@ def test_a_log_is_followed_through_its_rotation(home: HouseProcess) -> None:
         following.communicate()
 
 
-def wait_until_gone(process: int) -> None:
-    wait_until_sync(lambda: is_gone(process), f"process {process} is gone")
+def wait_until_ended(process: int) -> None:
+    wait_until_sync(lambda: has_ended(process), f"process {process} has ended")

@@ -1,4 +1,4 @@
-"""Agents call the command all day: it must not load what it does not need."""
+"""The command starts fast: it does not load modules that it does not need."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from cli.server_process import HouseProcess, environment
+from cli.server_process import ServerProcess, environment
 
-from retinue.cli.aliases import ALIASES
+from retinue.cli.aliases import ALIASES, split_command
 from retinue.cli.operation_table import OPERATIONS
 
-# Each costs more than the rest of a command together, or belongs to the other side of the socket.
+# Each costs more than the rest of a command together, or belongs to the server.
 HEAVY = {
     "asyncio",
     "dataclasses",
@@ -32,18 +32,18 @@ HEAVY = {
     "urllib",
     "uvicorn",
 }
-LOCAL = {
+LOCAL_ALIASES = {
     "up",
     "down",
     "run",
     "logs",
-    "rehearse",
+    "dry-run",
     "restore",
     "service",
     "completion",
     "version",
-}  # these do not speak to the house, or do more than that
-WORDS = {
+}  # these do not call the server, or do more than that
+ALIAS_ARGUMENTS = {
     "chat": ["--once", "hello"],
     "send": ["agent:guide", "hello"],
     "reset": ["00000000", "words"],
@@ -51,7 +51,7 @@ WORDS = {
     "allow": ["00000000"],
     "deny": ["00000000"],
 }
-_RUN = """
+_PRINT_MODULES_PROGRAM = """
 import json, sys
 from retinue.cli.main import main
 code = main(sys.argv[1:])
@@ -60,57 +60,64 @@ print("\\n" + json.dumps([code, sorted(sys.modules)]))
 """
 
 
-def loaded_by(house: HouseProcess, *words: str) -> tuple[int, set[str]]:
-    """What a command had loaded when it ended."""
+def list_loaded_modules(server: ServerProcess, *words: str) -> tuple[int, set[str]]:
+    """The modules that a command has loaded at its end."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", _RUN, *words], env=environment(house.home), capture_output=True, check=True
+        [sys.executable, "-I", "-c", _PRINT_MODULES_PROGRAM, *words],
+        env=environment(server.home),
+        capture_output=True,
+        check=True,
     )
     code, modules = json.loads(done.stdout.splitlines()[-1])
     return code, set(modules)
 
 
-def words_for(noun: str, verb: str) -> list[str]:
-    """The least that can be typed for an operation."""
-    words = [noun, verb]
-    [parameters] = [each[5] for each in OPERATIONS if each[:2] == (noun, verb)]
+def build_minimal_command(name: str) -> list[str]:
+    """The shortest valid command for an operation."""
+    words = [*split_command(name)]
+    [parameters] = [each[4] for each in OPERATIONS if each[0] == name]
     for _, option, kind, marks, _, choices, _ in parameters:
-        if "required" in marks and "place" in marks:
+        if "required" in marks and "positional" in marks:
             words.append("00000000")
         elif "required" in marks and "nullable" not in marks:
             value = choices[0] if choices else "{}" if kind == "json" else "1"
-            words += [option] if kind == "flag" else [option, value]
+            words += [option] if kind == "boolean" else [option, value]
     return words
 
 
-TYPED = [[name, *WORDS.get(name, words_for(*short[0].split("."))[2:])] for name, short in ALIASES.items() if short[0]]
-TYPED += [["chat", *WORDS["chat"]], ["join", "made-up"]]
-SPOKEN = [words_for(noun, verb) for noun, verb, *_ in OPERATIONS]
+ALIAS_COMMANDS = [
+    [name, *ALIAS_ARGUMENTS.get(name, build_minimal_command(short[0])[2:])]
+    for name, short in ALIASES.items()
+    if short[0]
+]
+ALIAS_COMMANDS += [["chat", *ALIAS_ARGUMENTS["chat"]], ["join", "made-up"]]
+OPERATION_COMMANDS = [build_minimal_command(name) for name, *_ in OPERATIONS]
 
 
-@pytest.mark.parametrize("words", TYPED + SPOKEN, ids=lambda words: "-".join(words[:2]))
-def test_a_command_loads_nothing_of_the_house_and_nothing_heavy(house: HouseProcess, words: list[str]) -> None:
-    code, modules = loaded_by(house, *words)
+@pytest.mark.parametrize("words", ALIAS_COMMANDS + OPERATION_COMMANDS, ids=lambda words: "-".join(words[:2]))
+def test_a_command_loads_no_server_code_and_no_heavy_module(server: ServerProcess, words: list[str]) -> None:
+    code, modules = list_loaded_modules(server, *words)
 
     assert code in (0, 1)
-    assert "_socket" in modules, "it spoke to the house"
+    assert "_socket" in modules, "it called the server"
     assert not modules & HEAVY
     assert {name for name in modules if name.startswith("retinue.")} == {
         name for name in modules if name == "retinue.cli" or name.startswith("retinue.cli.")
     }
 
 
-def test_every_short_name_is_looked_at() -> None:
-    assert {words[0] for words in TYPED} | LOCAL == set(ALIASES)
+def test_every_alias_is_tested_or_listed_as_local() -> None:
+    assert {words[0] for words in ALIAS_COMMANDS} | LOCAL_ALIASES == set(ALIASES)
 
 
-def test_a_mistyped_command_does_not_even_open_a_socket(house: HouseProcess) -> None:
-    code, modules = loaded_by(house, "sned")
+def test_a_mistyped_command_opens_no_socket(server: ServerProcess) -> None:
+    code, modules = list_loaded_modules(server, "sned")
 
     assert code == 2
     assert not modules & (HEAVY | {"_socket", "retinue.cli.client"})
 
 
-def test_the_version_needs_neither_a_parser_nor_a_socket() -> None:
+def test_the_version_needs_no_parser_and_no_socket() -> None:
     script = "import sys; from retinue.cli.main import main; main(['--version']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, check=True, text=True)
 

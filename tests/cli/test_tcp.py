@@ -1,11 +1,11 @@
-"""The house over TCP: where it is told to be, and never with the owner's token on another machine."""
+"""The command line over TCP: which address it uses, and that the owner's token never goes to another host."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from cli.server_process import HouseProcess
+from cli.server_process import ServerProcess
 
 from retinue.cli import tcp
 from retinue.cli.errors import CliError
@@ -17,12 +17,12 @@ from retinue.cli.errors import CliError
         ("http://127.0.0.1:7717", ("127.0.0.1", 7717, False)),
         ("http://127.0.0.1:7717/\n", ("127.0.0.1", 7717, False)),
         ("127.0.0.1:7717", ("127.0.0.1", 7717, False)),
-        ("https://House.example", ("house.example", 443, True)),
+        ("https://Chat.example", ("chat.example", 443, True)),
         ("http://[::1]:7717", ("::1", 7717, False)),
         ("http://localhost", ("localhost", 80, False)),
     ],
 )
-def test_an_address_is_read(url: str, place: tcp.Endpoint) -> None:
+def test_a_server_url_is_parsed(url: str, place: tcp.Endpoint) -> None:
     assert tcp.parse_url(url) == place
 
 
@@ -30,49 +30,49 @@ def test_an_address_is_read(url: str, place: tcp.Endpoint) -> None:
     "url",
     ["ftp://x", "http://", "http://x:0", "http://x:99999", "http://x:y", "http://x/path", "http://me@x", "http://[::1"],
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_server_url_is_refused(url: str) -> None:
     with pytest.raises(CliError) as refused:
         tcp.parse_url(url)
 
     assert refused.value.code == "config.url_invalid"
 
 
-def test_the_house_is_spoken_to_over_tcp_where_the_environment_says_so(house: HouseProcess, tmp_path: Path) -> None:
-    address = (house.home / "address").read_text()
-    token = (house.home / "owner-token").read_text().strip()
-    elsewhere = HouseProcess(tmp_path / "elsewhere")
+def test_the_server_is_reached_over_tcp_by_the_url_in_the_environment(server: ServerProcess, tmp_path: Path) -> None:
+    address = (server.home / "address").read_text()
+    token = (server.home / "owner-token").read_text().strip()
+    elsewhere = ServerProcess(tmp_path / "elsewhere")
 
-    told = elsewhere.retinue("status", env={"RETINUE_URL": address, "RETINUE_TOKEN": token})
-    assert told.returncode == 0, told.stderr
-    assert "\nyou: person:owner\n" in told.stdout
+    completed = elsewhere.retinue("status", env={"RETINUE_URL": address, "RETINUE_TOKEN": token})
+    assert completed.returncode == 0, completed.stderr
+    assert "\nprincipal: person:owner\n" in completed.stdout
 
     talk = elsewhere.retinue("chat", "--once", "echo hello", env={"RETINUE_URL": address, "RETINUE_TOKEN": token})
     assert (talk.returncode, talk.stdout) == (0, "hello\n")
 
-    with_file = house.retinue("status", env={"RETINUE_URL": address})
+    with_file = server.retinue("status", env={"RETINUE_URL": address})
     assert with_file.returncode == 0
 
 
-def test_the_owners_token_does_not_leave_this_machine(house: HouseProcess) -> None:
-    told = house.retinue("status", env={"RETINUE_URL": "http://house.invalid"})
+def test_the_owner_token_is_not_sent_to_another_machine(server: ServerProcess) -> None:
+    completed = server.retinue("status", env={"RETINUE_URL": "http://chat.invalid"})
 
-    assert told.returncode == 1
-    assert told.stderr.startswith("error: no token for house.invalid [auth.no_token]\n")
-
-
-def test_nobody_at_the_address_is_a_closed_house_that_is_not_looked_at_here(house: HouseProcess) -> None:
-    told = house.retinue("ledger", env={"RETINUE_URL": "http://127.0.0.1:1"})
-
-    assert told.returncode == 3
-    assert "no answer at 127.0.0.1:1" in told.stderr
+    assert completed.returncode == 1
+    assert completed.stderr.startswith("error: no token for chat.invalid [auth.no_token]\n")
 
 
-def test_an_address_in_the_home_is_used_while_the_house_is_open_and_never_after(own_house: HouseProcess) -> None:
-    (own_house.home / "socket").unlink()
-    address = (own_house.home / "address").read_text()
+def test_an_unreachable_url_does_not_fall_back_to_the_local_store(server: ServerProcess) -> None:
+    completed = server.retinue("ledger", env={"RETINUE_URL": "http://127.0.0.1:1"})
 
-    assert own_house.retinue("status").returncode == 0
+    assert completed.returncode == 3
+    assert "no answer at 127.0.0.1:1" in completed.stderr
 
-    own_house.kill()
-    assert (own_house.home / "address").read_text() == address  # by now, it may be anyone's
-    assert own_house.retinue("status").returncode == 3
+
+def test_the_address_file_is_used_while_the_server_runs_and_not_afterwards(own_server: ServerProcess) -> None:
+    (own_server.home / "socket").unlink()
+    address = (own_server.home / "address").read_text()
+
+    assert own_server.retinue("status").returncode == 0
+
+    own_server.kill()
+    assert (own_server.home / "address").read_text() == address  # the port may belong to another process by now
+    assert own_server.retinue("status").returncode == 3

@@ -1,4 +1,4 @@
-"""A home on disk with settings files in it."""
+"""A data directory on disk with settings files in it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from retinue.config import Configuration, InvalidSettings, SettingFault, load_configuration
 
 
-class Home:
-    """Write files, then read the settings as a house would."""
+class SettingsDirectory:
+    """Writes files, then reads the settings as the server would."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,14 +32,14 @@ class Home:
         return load_configuration(self.environment | environment)
 
     def faults(self, text: str, **environment: str) -> dict[str, SettingFault]:
-        """What is wrong with this text, by path. That nothing is wrong fails the test."""
+        """Return the faults of this text by path. The test fails if there are none."""
         self.write(text)
         with pytest.raises(InvalidSettings) as refused:
             load_configuration(self.environment | environment)
         return {fault.path: fault for fault in refused.value.faults}
 
     def fault(self, text: str, **environment: str) -> SettingFault:
-        """The one thing that is wrong with this text."""
+        """Return the only fault of this text."""
         faults = self.faults(text, **environment)
         assert len(faults) == 1, faults
         return next(iter(faults.values()))

@@ -1,11 +1,11 @@
-"""What the file declares of the staff becomes data for `apply`, whole and checked; nothing here is applied."""
+"""Agents, people, bindings and schedules of the settings file are read and checked. Nothing is applied here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from config.data_directory import Home
+from config.data_directory import SettingsDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,21 +27,26 @@ from retinue.domain.person import Role
 from retinue.domain.session import QueueMode, QueuePolicy
 
 
-def agents(home: Home, text: str) -> dict[str, Agent]:
+def agents(home: SettingsDirectory, text: str) -> dict[str, Agent]:
     return {each.name: each for each in home.load(text).declarations.agents}
 
 
-def test_an_agent_is_declared_in_full(home: Home) -> None:
+def test_an_agent_declared_with_every_field_is_read_completely(home: SettingsDirectory) -> None:
     text = """
     [agents.ada]
     description = "d"
     model = "m"
     instructions = "i"
-    delivery = "at-most-once"
+    crash_policy = "at-most-once"
     concurrency = 1
     queue = { mode = "followup", cap = 3 }
     tools = { allow = ["a"], ask = ["b"], deny = ["c"] }
-    delegation = { allow = ["bo"], deny = ["b*"], depth_max = 2, open_max = 3, exchanges_max = 4, histories = true }
+    delegation.other_sessions = true
+    delegation.allow = ["bo"]
+    delegation.deny = ["b*"]
+    delegation.depth_max = 2
+    delegation.open_max = 3
+    delegation.exchanges_max = 4
     subagents = { allow = ["*"], model = "s", effort = "low", run_seconds_max = 5, archive_after_s = 0 }
     turns_max = 5
     run_seconds_max = 60
@@ -57,12 +62,12 @@ def test_an_agent_is_declared_in_full(home: Home) -> None:
         description="d",
         model="m",
         instructions="i",
-        delivery=CrashPolicy.AT_MOST_ONCE,
+        crash_policy=CrashPolicy.AT_MOST_ONCE,
         concurrency=1,
         queue=QueuePolicy(mode=QueueMode.FOLLOWUP, cap=3),
         tools=ToolRules(allow=("a",), ask=("b",), deny=("c",)),
         delegation=DelegationRules(
-            allow=("bo",), deny=("b*",), depth_max=2, open_max=3, exchanges_max=4, histories=True
+            allow=("bo",), deny=("b*",), depth_max=2, open_max=3, exchanges_max=4, other_sessions=True
         ),
         subagents=SubagentRules(allow=("*",), model="s", effort="low", run_seconds_max=5.0, archive_after_s=0.0),
         turns_max=5,
@@ -76,7 +81,7 @@ def test_an_agent_is_declared_in_full(home: Home) -> None:
     )
 
 
-def test_an_agent_of_which_nothing_is_said_has_the_defaults(home: Home) -> None:
+def test_an_agent_declared_without_fields_has_the_defaults(home: SettingsDirectory) -> None:
     assert agents(home, "[agents.ada]") == {"ada": Agent(name="ada")}
 
 
@@ -111,7 +116,7 @@ def test_an_agent_of_which_nothing_is_said_has_the_defaults(home: Home) -> None:
         ("[defaults]\ntime_format = '13'", "defaults.time_format"),
         ("[defaults]\nconcurrency = 0", "defaults.concurrency"),
         ("[sessions]\ndm_scope = 'per-mood'", "sessions.dm_scope"),
-        ("[agents.ada]\ndelivery = 'twice'", "agents.ada.delivery"),
+        ("[agents.ada]\ncrash_policy = 'twice'", "agents.ada.crash_policy"),
         ("[agents.ada]\nqueue = { mode = 'pile' }", "agents.ada.queue.mode"),
         ("[agents.ada]\nqueue = { cap = 0 }", "agents.ada.queue.cap"),
         ("[agents.ada]\ntools = { allow = ['a', 1] }", "agents.ada.tools.allow[1]"),
@@ -133,14 +138,16 @@ def test_an_agent_of_which_nothing_is_said_has_the_defaults(home: Home) -> None:
         ("[bindings.b]\nagent='a'\nconnector='c'\n[bindings.d]\nagent='e'\nconnector='c'", "bindings.d"),
     ],
 )
-def test_a_declaration_that_cannot_stand_is_refused_with_its_exact_path(home: Home, text: str, path: str) -> None:
+def test_an_invalid_agent_declaration_is_refused_with_its_exact_path(
+    home: SettingsDirectory, text: str, path: str
+) -> None:
     fault = home.fault(text)
     assert fault.path == path
     assert fault.because and fault.try_this
 
 
 @pytest.mark.spec("A2")
-def test_a_house_with_such_a_fault_does_not_start(home: Home) -> None:
+def test_all_invalid_agent_declarations_are_reported_with_their_lines(home: SettingsDirectory) -> None:
     faults = home.faults("[agents.Ada]\n[agents.ada]\n[agents.x]\nrunner = 'external'\n[agents.y]\nrunner = 'openai'")
     assert {path: fault.position.line for path, fault in faults.items()} == {
         "agents.ada": 2,
@@ -149,14 +156,14 @@ def test_a_house_with_such_a_fault_does_not_start(home: Home) -> None:
     }
 
 
-def test_a_runner_of_a_plug_in_is_known_where_it_is_named(home: Home) -> None:
+def test_a_runner_of_a_plugin_is_accepted_in_an_agent_declaration(home: SettingsDirectory) -> None:
     home.write("[agents.ada]\nrunner = 'mine'")
     found = load_configuration(home.environment, runners=frozenset({"loop", "mine"}))
     assert found.declarations.agents[0].runner == "mine"
 
 
 @pytest.mark.spec("A4")
-def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(home: Home) -> None:
+def test_an_external_agent_is_declared_with_a_url_and_a_reference_to_its_secret(home: SettingsDirectory) -> None:
     text = """
     [agents.far]
     runner = "external"
@@ -173,16 +180,18 @@ def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(ho
     assert (near.runner, near.external) == (
         "loop",
         ExternalAgentEndpoint(),
-    )  # chat is what an agent is that says nothing
+    )  # the default runner
     assert home.load(export_declarations([far, near], [])).declarations.agents == (far, near)
 
 
-# --- keys whose part comes later ---
+# --- keys that are not supported yet ---
 
 
 @pytest.mark.parametrize("key", ["memory_search", "memorySearch", "human_delay", "groupChat", "cli-backends"])
 @pytest.mark.parametrize("section", ["agents.ada", "templates.careful", "defaults"])
-def test_a_key_whose_part_is_not_there_yet_is_refused_by_name(home: Home, section: str, key: str) -> None:
+def test_an_unsupported_agent_key_is_refused_as_not_supported_yet(
+    home: SettingsDirectory, section: str, key: str
+) -> None:
     with pytest.raises(InvalidSettings) as refused:
         home.load(f"[{section}]\n{key} = {{ enabled = true }}")
     assert refused.value.code == "config.not_supported"
@@ -191,17 +200,17 @@ def test_a_key_whose_part_is_not_there_yet_is_refused_by_name(home: Home, sectio
     assert refused.value.as_json()[0]["code"] == "config.not_supported"
 
 
-def test_a_key_that_nobody_knows_is_no_key_of_later(home: Home) -> None:
+def test_an_unknown_agent_key_is_refused_as_invalid(home: SettingsDirectory) -> None:
     with pytest.raises(InvalidSettings) as refused:
         home.load("[agents.ada]\nmemory_serch = 1")
     assert refused.value.code == "config.invalid"
 
 
-# --- what the house has for all ---
+# --- defaults of the instance ---
 
 
 @pytest.mark.spec("C114.subagents_archive")
-def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built_in(home: Home) -> None:
+def test_agent_settings_override_the_default_settings_and_these_the_built_in_ones(home: SettingsDirectory) -> None:
     text = """
     [defaults]
     workspace = "/srv/work"
@@ -211,24 +220,24 @@ def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built
     subagents = { model = "small", archive_after_s = 10 }
     [agents.ada]
     [agents.bo]
-    workspace = "desk"
+    workspace = "studio"
     effort = "high"
     concurrency = 1
     run_seconds_max = 5
     subagents = { model = "large", effort = "none", run_seconds_max = 3, archive_after_s = 0 }
     """
     found = home.load(text)
-    house, (ada, bo), at = found.settings.defaults, found.declarations.agents, Path("/house/agents/x")
-    for said, concurrency, seconds, effort, workspace in (
-        (house, 2, 60.0, "low", Path("/srv/work/ada")),
+    server, (ada, bo), at = found.settings.defaults, found.declarations.agents, Path("/data/agents/x")
+    for defaults, concurrency, seconds, effort, workspace in (
+        (server, 2, 60.0, "low", Path("/srv/work/ada")),
         (AgentDefaults(), 4, 3600.0, None, at),
     ):
-        assert (said.concurrency_of(ada), said.run_seconds_of(ada)) == (concurrency, seconds)
-        assert (said.effort_of(ada), said.workspace_of(ada, at)) == (effort, workspace)
-        assert (said.concurrency_of(bo), said.run_seconds_of(bo), said.effort_of(bo)) == (1, 5.0, "high")
-        assert said.workspace_of(bo, at) == at / "desk"
-        assert said.subagents_of(bo) == bo.subagents
-    assert house.subagents_of(ada) == SubagentRules(model="small", archive_after_s=10.0)
+        assert (defaults.concurrency_of(ada), defaults.run_seconds_of(ada)) == (concurrency, seconds)
+        assert (defaults.effort_of(ada), defaults.workspace_of(ada, at)) == (effort, workspace)
+        assert (defaults.concurrency_of(bo), defaults.run_seconds_of(bo), defaults.effort_of(bo)) == (1, 5.0, "high")
+        assert defaults.workspace_of(bo, at) == at / "studio"
+        assert defaults.subagents_of(bo) == bo.subagents
+    assert server.subagents_of(ada) == SubagentRules(model="small", archive_after_s=10.0)
     assert AgentDefaults().subagents_of(ada) == SubagentRules(archive_after_s=3600.0)
     relative = home.load('[defaults]\nworkspace = "work"').settings
     assert relative.defaults.workspace == relative.home / "work"
@@ -238,7 +247,7 @@ def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built
 
 
 @pytest.mark.spec("A3")
-def test_several_templates_are_laid_over_each_other_and_the_agent_over_all(home: Home) -> None:
+def test_templates_are_merged_in_order_and_the_agent_overrides_them(home: SettingsDirectory) -> None:
     text = """
     [templates.base]
     model = "base"
@@ -262,7 +271,7 @@ def test_several_templates_are_laid_over_each_other_and_the_agent_over_all(home:
 
 
 @pytest.mark.spec("A3")
-def test_what_is_cleared_is_not_inherited_and_its_default_holds_again(home: Home) -> None:
+def test_a_cleared_key_is_not_inherited_and_has_its_default(home: SettingsDirectory) -> None:
     text = """
     [templates.t]
     instructions = "t"
@@ -285,11 +294,11 @@ def test_what_is_cleared_is_not_inherited_and_its_default_holds_again(home: Home
     assert (staff["ada"].instructions, staff["ada"].tokens_max) == ("t", None)
     assert staff["ada"].tools == ToolRules(ask=("b",))
     assert (staff["bob"].tokens_max, staff["bob"].tools) == (None, ToolRules(deny=("z",)))
-    assert staff["eve"].tokens_max == 5  # what one parent does not inherit, another may still bring
+    assert staff["eve"].tokens_max == 5  # inherited from the other parent
 
 
 @pytest.mark.spec("A3")
-def test_templates_in_a_circle_are_refused_with_the_way_round(home: Home) -> None:
+def test_circular_templates_are_refused_with_the_cycle(home: SettingsDirectory) -> None:
     fault = home.fault(
         "[templates.a]\nextends = ['x', 'b']\n[templates.b]\nextends = 'c'\n[templates.c]\nextends = 'a'\n[templates.x]"
     )
@@ -298,12 +307,12 @@ def test_templates_in_a_circle_are_refused_with_the_way_round(home: Home) -> Non
     assert home.fault("[templates.a]\nextends = 'A'").because == "a -> a"
 
 
-def test_an_agent_that_extends_a_circle_is_told_of_it_once(home: Home) -> None:
+def test_an_agent_that_extends_circular_templates_adds_no_second_error(home: SettingsDirectory) -> None:
     fault = home.fault("[templates.a]\nextends = 'b'\n[templates.b]\nextends = 'a'\n[agents.ada]\nextends = 'a'")
     assert "circular" in fault.sentence
 
 
-def test_an_agent_may_bear_the_name_of_its_template(home: Home) -> None:
+def test_an_agent_can_have_the_name_of_its_template(home: SettingsDirectory) -> None:
     assert agents(home, "[templates.ada]\nmodel = 'm'\n[agents.ada]\nextends = 'ada'")["ada"].model == "m"
 
 
@@ -321,30 +330,32 @@ def test_an_agent_may_bear_the_name_of_its_template(home: Home) -> None:
         ("[templates.t]\nturns_max = 'x'\n[agents.ada]\nextends = 't'", "templates.t.turns_max", "whole number"),
     ],
 )
-def test_what_is_wrong_with_a_template_is_told_at_its_own_path(home: Home, text: str, path: str, says: str) -> None:
+def test_an_error_in_a_template_is_reported_at_its_own_path(
+    home: SettingsDirectory, text: str, path: str, says: str
+) -> None:
     fault = home.fault(text)
     assert fault.path == path
     assert fault.because and fault.try_this
     assert says in f"{fault.sentence} {fault.because} {fault.try_this}"
 
 
-def test_templates_extend_only_so_deep(home: Home) -> None:
+def test_the_depth_of_templates_is_limited(home: SettingsDirectory) -> None:
     chain = "".join(f"[templates.t{n}]\nextends = 't{n + 1}'\n" for n in range(EXTENDS_DEPTH_MAX + 5))
     faults = home.faults(chain + f"[templates.t{EXTENDS_DEPTH_MAX + 5}]")
     assert any("too deep" in fault.sentence for fault in faults.values())
 
 
-def test_templates_that_share_their_parents_many_times_over_are_laid_out_once_each(home: Home) -> None:
+def test_a_template_shared_by_many_templates_is_merged_once(home: SettingsDirectory) -> None:
     diamonds = "".join(f"[templates.t{n}]\nextends = ['t{n + 1}', 't{n + 1}', 't{n + 1}']\n" for n in range(18))
     text = diamonds + "[templates.t18]\nmodel = 'm'\n[agents.ada]\nextends = 't0'"
-    assert agents(home, text)["ada"].model == "m"  # by way of each single path this would be 3^18 layings
+    assert agents(home, text)["ada"].model == "m"  # following each path separately would be 3^18 merges
 
 
-# --- names, and who answers where nobody is named ---
+# --- names and the default agent ---
 
 
 @pytest.mark.spec("C5")
-def test_names_are_brought_into_form(home: Home) -> None:
+def test_agent_names_in_declarations_are_normalized(home: SettingsDirectory) -> None:
     staff = home.load(
         "[agents.'Night  Clerk!']\n[agents.Ada]\n[schedules.s]\nagent = 'night clerk'\nkind='every'\nevery_s=60"
     ).declarations
@@ -356,31 +367,31 @@ def test_names_are_brought_into_form(home: Home) -> None:
 @pytest.mark.parametrize(
     ("text", "answers"),
     [
-        ("[house]\ndefault_agent = 'ADA'\n[agents.main]\n[agents.Ada]", "Ada"),
-        ("[house]\ndefault_agent = 'guide'\n[agents.main]", "guide"),
+        ("[server]\ndefault_agent = 'ADA'\n[agents.main]\n[agents.Ada]", "Ada"),
+        ("[server]\ndefault_agent = 'guide'\n[agents.main]", "guide"),
         ("[agents.ada]\n[agents.Main]", "Main"),
         ("[agents.bob]\n[agents.ada]", "bob"),
         ("", None),
     ],
 )
-def test_the_default_agent_is_the_one_named_else_main_else_the_first(
-    home: Home, text: str, answers: str | None
+def test_the_default_agent_is_the_configured_one_or_main_or_the_first(
+    home: SettingsDirectory, text: str, answers: str | None
 ) -> None:
     assert home.load(text).default_agent == answers
 
 
 @given(st.text())
-def test_the_normal_form_of_anything_is_a_name_and_is_its_own_normal_form(text: str) -> None:
+def test_normalize_id_makes_a_valid_name_of_any_text_and_is_idempotent(text: str) -> None:
     formed = normalize_id(text)
     assert validate_name(formed, what="an agent") == formed
     assert normalize_id(formed) == formed
     assert choose_default_agent(text, [formed]) == formed
 
 
-# --- the rest ---
+# --- people, bindings and schedules ---
 
 
-def test_people_bindings_and_schedules_are_kept_as_tables(home: Home) -> None:
+def test_declared_people_bindings_and_schedules_are_kept_as_tables(home: SettingsDirectory) -> None:
     text = """
     [people.maria]
     role = "member"

@@ -1,9 +1,9 @@
-"""Providers, models, contexts and budgets are settings like all others: strict, told by path, and without secrets."""
+"""Settings of providers, models, context and budgets: strict, with faults by path, and without secrets."""
 
 from __future__ import annotations
 
 import pytest
-from config.data_directory import Home
+from config.data_directory import SettingsDirectory
 
 from retinue.config import SecretReference, SettingEffect, reload_configuration
 from retinue.config.models import (
@@ -19,7 +19,7 @@ from retinue.config.models import (
     WireFormat,
 )
 
-EVERYTHING = """
+ALL_MODEL_SETTINGS = """
 [providers.anthropic]
 key = { env = "WORK_KEY" }
 requests_per_minute = 50
@@ -30,18 +30,18 @@ url = "http://10.0.0.5:8000/v1"
 key = { file = "rack.key" }
 window_tokens = 32768
 quirks = ["no-stream-options"]
-headers = { x-title = "house", authorization = { env = "GATE" } }
+headers = { x-title = "retinue", authorization = { env = "GATE" } }
 [models]
 default = { primary = "opus", fallbacks = ["rack/qwen3"] }
 image = "google/gemini-2.5-flash"
 utility = "rack/qwen3"
 allow = ["opus", "rack/*", "google/gemini-2.5-flash"]
 retries_max = 1
-first_byte_s = 30
-silence_s = 20
+first_byte_timeout_s = 30
+stream_idle_timeout_s = 20
 [models.entries."anthropic/claude-opus-4-5"]
 alias = "opus"
-params = { temperature = 0.3, metadata = { user_id = "house" }, stop = ["END"] }
+params = { temperature = 0.3, metadata = { user_id = "retinue" }, stop = ["END"] }
 [models.entries."rack/qwen3"]
 window_tokens = 16384
 output_tokens_max = 2048
@@ -66,26 +66,30 @@ tools = { allow = ["read"], deny = ["shell"] }
 soft_trim = { max_chars = 10, head_chars = 4, tail_chars = 4 }
 hard_clear = { enabled = false, placeholder = "gone" }
 [budgets]
-house_day_usd = 5
+instance_day_usd = 5
 person_month_usd = 20.5
 """
 
 
-def test_everything_about_minds_can_be_said(home: Home) -> None:
-    settings = home.load(EVERYTHING).settings
+def test_every_provider_model_context_and_budget_setting_is_read_from_the_file(home: SettingsDirectory) -> None:
+    settings = home.load(ALL_MODEL_SETTINGS).settings
     rack = settings.providers["rack"]
     assert (rack.format, rack.url, rack.window_tokens) == (WireFormat.OPENAI_CHAT, "http://10.0.0.5:8000/v1", 32768)
     assert rack.quirks == (ProviderQuirk.NO_STREAM_OPTIONS,)
     assert rack.key == SecretReference(file=home.folder / "rack.key")
-    assert rack.headers == {"x-title": "house", "authorization": SecretReference(env="GATE")}
+    assert rack.headers == {"x-title": "retinue", "authorization": SecretReference(env="GATE")}
     assert settings.providers["anthropic"].requests_per_minute == 50
     assert settings.models.default == ModelChoice(primary="opus", fallbacks=("rack/qwen3",))
     assert settings.models.allow == ("opus", "rack/*", "google/gemini-2.5-flash")
-    assert (settings.models.retries_max, settings.models.first_byte_s, settings.models.silence_s) == (1, 30.0, 20.0)
+    assert (
+        settings.models.retries_max,
+        settings.models.first_byte_timeout_s,
+        settings.models.stream_idle_timeout_s,
+    ) == (1, 30.0, 20.0)
     opus, qwen = settings.models.entries.values()
     assert opus.alias == "opus" and opus.params == {
         "temperature": 0.3,
-        "metadata": {"user_id": "house"},
+        "metadata": {"user_id": "retinue"},
         "stop": ["END"],
     }
     assert (qwen.efforts, qwen.vision, qwen.input_usd, qwen.output_usd) == (("low", "high"), False, 0.0, 0.25)
@@ -95,17 +99,17 @@ def test_everything_about_minds_can_be_said(home: Home) -> None:
     assert settings.context.pruning.mode is PruningMode.CACHE_TTL
     assert settings.context.pruning.tools.deny == ("shell",)
     assert settings.context.pruning.hard_clear.placeholder == "gone"
-    assert (settings.budgets.house_day_usd, settings.budgets.person_month_usd) == (5.0, 20.5)
+    assert (settings.budgets.instance_day_usd, settings.budgets.person_month_usd) == (5.0, 20.5)
 
 
-def test_a_house_without_a_file_has_the_documented_defaults_for_minds(home: Home) -> None:
+def test_without_a_settings_file_model_settings_have_their_defaults(home: SettingsDirectory) -> None:
     settings = home.load().settings
     assert (settings.providers, settings.models) == ({}, ModelRoutingSettings())
     assert (settings.context, settings.budgets) == (ContextSettings(), BudgetSettings())
 
 
 @pytest.mark.spec("C105.setting")
-def test_a_model_setting_is_a_text_or_a_table_of_primary_and_fallbacks(home: Home) -> None:
+def test_a_model_setting_is_a_text_or_a_table_of_primary_and_fallbacks(home: SettingsDirectory) -> None:
     plain = home.load('[models]\ndefault = "openai/gpt-5.2"').settings.models.default
     table = home.load('[models.default]\nprimary = "openai/gpt-5.2"\nfallbacks = ["groq/x"]').settings.models.default
     assert plain == ModelChoice(primary="openai/gpt-5.2")
@@ -113,7 +117,7 @@ def test_a_model_setting_is_a_text_or_a_table_of_primary_and_fallbacks(home: Hom
 
 
 @pytest.mark.spec("C105.setting")
-def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: Home) -> None:
+def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: SettingsDirectory) -> None:
     text = """
     [agents.ada]
     model = { primary = "openai/gpt-5.2", fallbacks = ["groq/x", "local"] }
@@ -132,7 +136,7 @@ def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: Hom
     assert (di.model, di.fallbacks) == ("guide", ("openai/gpt-5.2",))
 
 
-def test_an_agents_own_model_replaces_a_templates_table_and_parts_of_it_can_be_cleared(home: Home) -> None:
+def test_an_agents_model_overrides_its_templates_model_and_parts_can_be_cleared(home: SettingsDirectory) -> None:
     text = """
     [templates.careful]
     model = { primary = "openai/gpt-5.2", fallbacks = ["groq/x"] }
@@ -184,8 +188,8 @@ def test_an_agents_own_model_replaces_a_templates_table_and_parts_of_it_can_be_c
         ('[models.entries."openai/x"]\nparams = { a = [nan] }', 'models.entries."openai/x".params.a[0]'),
         ("[context]\ncompact = {}", "context.compact"),
         ("[context.compaction]\nmax_history_share = 2", "context.compaction.max_history_share"),
-        ("[budgets]\nhouse_day_usd = -1", "budgets.house_day_usd"),
-        ("[house.models]\nretries_max = 1", "house.models"),
+        ("[budgets]\ninstance_day_usd = -1", "budgets.instance_day_usd"),
+        ("[server.models]\nretries_max = 1", "server.models"),
         ('[agents.ada]\nmodel = { primary = "a/" }', "agents.ada.model.primary"),
         ('[agents.ada]\nmodel = { frist = "a/b" }', "agents.ada.model.frist"),
         ('[agents.ada]\nmodel = { fallbacks = ["a"] }\nfallbacks = ["b"]', "agents.ada.fallbacks"),
@@ -193,20 +197,20 @@ def test_an_agents_own_model_replaces_a_templates_table_and_parts_of_it_can_be_c
         ("[agents.ada]\nday_microusd_max = -5", "agents.ada.day_microusd_max"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_its_path_and_line(home: Home, text: str, path: str) -> None:
+def test_invalid_model_settings_are_refused_with_path_and_line(home: SettingsDirectory, text: str, path: str) -> None:
     fault = home.fault(text)
     assert fault.path == path
     assert fault.position.line is not None and fault.because and fault.try_this
 
 
 @pytest.mark.spec("C104")
-def test_two_models_with_one_alias_are_reported_at_load(home: Home) -> None:
+def test_two_models_with_one_alias_are_refused(home: SettingsDirectory) -> None:
     fault = home.fault('[models.entries."openai/a"]\nalias = "Fast"\n[models.entries."groq/b"]\nalias = "fast"')
     assert fault.path == 'models.entries."groq/b".alias' and fault.position.line == 4
     assert "already the alias of openai/a" in fault.sentence
 
 
-def test_a_provider_that_is_misspelled_is_told_with_the_nearest(home: Home) -> None:
+def test_a_misspelled_provider_is_refused_with_the_nearest_name(home: SettingsDirectory) -> None:
     assert "`openai`" in home.fault('[models]\ndefault = "opnai/gpt-5"').try_this
     assert "[providers.google]" in home.fault("[providers.gemini]").try_this
 
@@ -221,25 +225,26 @@ def test_a_provider_that_is_misspelled_is_told_with_the_nearest(home: Home) -> N
         '[models.entries."openai/x"]\nparams = { api_key = "sk-very-private" }',
     ],
 )
-def test_a_key_is_never_taken_in_plain_text_and_never_shown(home: Home, text: str) -> None:
+def test_a_provider_key_in_plain_text_is_refused_and_not_shown_in_the_error(home: SettingsDirectory, text: str) -> None:
     fault = home.fault(text, PRIVATE="sk-very-private")
     assert "secret" in fault.sentence and "env" in fault.try_this
     assert "sk-very-private" not in str(fault)
 
 
-def test_a_secret_among_the_params_of_a_model_is_refused(home: Home) -> None:
+def test_a_secret_reference_in_the_params_of_a_model_is_refused(home: SettingsDirectory) -> None:
     fault = home.fault('[models.entries."openai/x"]\nparams = { api_key = { env = "X" } }')
     assert "which JSON cannot express" in fault.sentence
 
 
-def test_an_alias_of_a_provider_is_understood_in_references(home: Home) -> None:
+def test_a_provider_alias_is_accepted_in_model_references(home: SettingsDirectory) -> None:
     assert home.load('[models]\ndefault = "Gemini/gemini-2.5-flash"').settings.models.default.primary
     assert set(PROVIDER_ALIASES.values()) <= KNOWN_PROVIDERS and not set(PROVIDER_ALIASES) & KNOWN_PROVIDERS
 
 
-def test_changes_about_minds_are_told_by_their_path_and_taken_up_without_a_restart(home: Home) -> None:
-    before = home.load(EVERYTHING)
-    home.write(EVERYTHING.replace("retries_max = 1", "retries_max = 3").replace('alias = "opus"', 'alias = "big"')
+def test_model_setting_changes_are_reported_by_path_and_need_no_restart(home: SettingsDirectory) -> None:
+    before = home.load(ALL_MODEL_SETTINGS)
+    home.write(ALL_MODEL_SETTINGS.replace("retries_max = 1", "retries_max = 3")
+        .replace('alias = "opus"', 'alias = "big"')
         .replace('["opus",', '["big",').replace('primary = "opus"', 'primary = "big"')
         .replace("[providers.rack]", "[providers.groq]\n[providers.rack]\nrequests_per_minute = 9"))  # fmt: skip
     found = reload_configuration(before, home.environment)
@@ -254,7 +259,7 @@ def test_changes_about_minds_are_told_by_their_path_and_taken_up_without_a_resta
 
 
 @pytest.mark.spec("H80")
-def test_an_effort_in_the_file_is_one_of_the_list_or_default(home: Home) -> None:
+def test_an_agents_effort_in_the_file_must_be_a_known_level_or_default(home: SettingsDirectory) -> None:
     levels = ("none", "low", "medium", "high", "xhigh")
     for level in levels:
         assert home.load(f'[agents.ada]\neffort = "{level}"').declarations.agents[0].effort == level

@@ -1,4 +1,4 @@
-"""A secret is read when it is needed, from where it is, and never shown."""
+"""A secret is read from its source when it is needed, and never shown."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_secret_is_read_from_the_environment_or_a_file_as_it_is_now(file: Path) -> None:
+def test_a_secret_is_read_from_its_variable_or_file_at_each_use(file: Path) -> None:
     assert SecretReference(env="KEY").read({"KEY": "hunter2"}) == "hunter2"
     assert SecretReference(file=file).read({}) == "hunter2"
     file.write_text("another")
     assert SecretReference(file=file).read({}) == "another"
 
 
-def test_a_secret_shows_where_it_is_and_never_what_it_is(file: Path) -> None:
+def test_a_secret_reference_shows_its_source_and_never_its_value(file: Path) -> None:
     secret = SecretReference(file=file)
     secret.read({})
     assert "hunter2" not in f"{secret!r} {secret} {[secret]}"
@@ -36,7 +36,7 @@ def test_a_secret_shows_where_it_is_and_never_what_it_is(file: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610])
-def test_a_secret_file_that_others_may_touch_is_refused(file: Path, mode: int) -> None:
+def test_a_secret_file_accessible_to_other_users_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
     with pytest.raises(Invalid, match="other users can access") as refused:
         SecretReference(file=file).read({})
@@ -44,7 +44,7 @@ def test_a_secret_file_that_others_may_touch_is_refused(file: Path, mode: int) -
     assert refused.value.try_this == f"chmod 600 {file}"
 
 
-def test_a_secret_that_is_not_there_is_told_without_guessing(file: Path, tmp_path: Path) -> None:
+def test_a_missing_or_unusable_secret_is_refused_with_the_reason(file: Path, tmp_path: Path) -> None:
     file.write_text("\n")
     large = tmp_path / "large"
     large.write_bytes(b"x" * (SECRET_BYTES_MAX + 1))

@@ -1,9 +1,9 @@
-"""What the settings say of contexts and of what goes out: read in full, or refused with its name and its line."""
+"""Settings of sessions and of sending: read completely, or refused with name and line."""
 
 from __future__ import annotations
 
 import pytest
-from config.data_directory import Home
+from config.data_directory import SettingsDirectory
 
 from retinue.config import hash_settings_text, load_configuration
 from retinue.config.declarations_export import export_declarations
@@ -14,7 +14,7 @@ from retinue.domain.reset_rules import ResetRules
 from retinue.domain.send_policy import SendAction
 from retinue.domain.session_keys import ChatType
 
-EVERYTHING = """\
+ALL_SESSION_SETTINGS = """\
 [sessions]
 greeting = true
 
@@ -41,8 +41,8 @@ key_prefix = "channel:telegram:-100"
 """
 
 
-def test_all_of_it_is_read(home: Home) -> None:
-    sessions = home.load(EVERYTHING).settings.sessions
+def test_every_session_setting_is_read_from_the_file(home: SettingsDirectory) -> None:
+    sessions = home.load(ALL_SESSION_SETTINGS).settings.sessions
     assert sessions.greeting
     assert sessions.reset == SessionResetSettings(
         daily_at="4:00",
@@ -57,7 +57,7 @@ def test_all_of_it_is_read(home: Home) -> None:
     assert sessions.send == SendSettings(default=SendAction.DENY, rules={"family": family})
 
 
-def test_not_a_word_of_it_is_said_unless_somebody_says_it(home: Home) -> None:
+def test_session_settings_have_defaults(home: SettingsDirectory) -> None:
     sessions = home.load("").settings.sessions
     assert (sessions.reset, sessions.send, sessions.greeting) == (SessionResetSettings(), SendSettings(), False)
 
@@ -82,14 +82,16 @@ def test_not_a_word_of_it_is_said_unless_somebody_says_it(home: Home) -> None:
         ("[agents.ada.reset]\ncontext_tokens_max = 1.5", "agents.ada.reset.context_tokens_max", "a whole number"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_name_and_its_line(home: Home, text: str, path: str, sentence: str) -> None:
+def test_invalid_session_settings_are_refused_with_path_and_line(
+    home: SettingsDirectory, text: str, path: str, sentence: str
+) -> None:
     fault = home.fault(f"\n\n{text}")
     assert fault.path == path
     assert sentence in fault.sentence
     assert fault.position.line in (3, 4)
 
 
-def test_an_agent_has_a_word_of_its_own_and_keeps_it_through_an_export(home: Home) -> None:
+def test_an_agents_reset_rules_are_read_and_exported(home: SettingsDirectory) -> None:
     rules = ResetRules(daily_at="05:30", idle_minutes=90, context_tokens_max=0)
     ada = Agent(name="ada", reset=rules)
     (declared,) = home.load(
@@ -99,7 +101,7 @@ def test_an_agent_has_a_word_of_its_own_and_keeps_it_through_an_export(home: Hom
     assert home.load(export_declarations([ada], [])).declarations.agents == (ada,)
 
 
-def test_a_change_by_the_house_keeps_what_stands_around_it(home: Home) -> None:
+def test_a_patch_of_session_settings_keeps_the_rest_of_the_file(home: SettingsDirectory) -> None:
     text = '# Ours.\n[sessions.reset]\ndaily_at = "04:00"  # early\n'
     changes = {"sessions": {"reset": {"idle_minutes": 30, "by_kind": {"group": {"idle_minutes": 5}}}}}
     result = patch_settings_text(

@@ -1,4 +1,4 @@
-"""Changes to the text of a settings file: comments and order stay, and nothing but the change is changed."""
+"""Patching the text of a settings file: comments, order and everything else stay as they are."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from retinue.config.toml_patch import patch_settings_text
 from retinue.domain.errors import Conflict, Invalid, RetinueError
 
 TEXT = """\
-# My house.
+# My server.
 config_version = 2  # two
 
 # What people see.
-[house]
+[server]
 zone = "UTC"  # the wall clock
 drain_s = 5
 
-[house.listen]  # the door
+[server.listen]  # the address
 port = 7000
 
-# The staff.
+# The agents.
 
 # Ada came first.
 [agents.ada]
@@ -45,104 +45,104 @@ id = "blue"
 """
 
 
-def patched(text: str, changes: dict[str, Any], validate: Callable[[str], object] = tomllib.loads) -> str:
+def apply_patch(text: str, changes: dict[str, Any], validate: Callable[[str], object] = tomllib.loads) -> str:
     return patch_settings_text(text, changes, expected_hash=hash_settings_text(text), validate=validate)
 
 
-def test_a_change_touches_its_own_line_alone() -> None:
-    result = patched(TEXT, {"house": {"zone": "Europe/Berlin"}})
+def test_a_toml_patch_changes_only_its_own_line() -> None:
+    result = apply_patch(TEXT, {"server": {"zone": "Europe/Berlin"}})
     assert result == TEXT.replace('"UTC"', '"Europe/Berlin"')
 
 
-def test_a_new_key_comes_after_the_keys_of_its_table_and_above_the_comments_of_the_next() -> None:
-    result = patched(TEXT, {"house": {"listen": {"host": "::1"}}})
+def test_a_toml_patch_adds_a_new_key_after_the_last_key_of_its_table() -> None:
+    result = apply_patch(TEXT, {"server": {"listen": {"host": "::1"}}})
     assert result == TEXT.replace("port = 7000\n", 'port = 7000\nhost = "::1"\n')
 
 
-def test_a_new_table_comes_after_its_sisters() -> None:
-    result = patched(TEXT, {"house": {"logs": {"level": "debug"}}, "agents": {"bob": {"model": "m"}}})
-    expected = TEXT.replace("port = 7000\n", 'port = 7000\n\n[house.logs]\nlevel = "debug"\n')
+def test_a_toml_patch_adds_a_new_table_after_its_sibling_tables() -> None:
+    result = apply_patch(TEXT, {"server": {"logs": {"level": "debug"}}, "agents": {"bob": {"model": "m"}}})
+    expected = TEXT.replace("port = 7000\n", 'port = 7000\n\n[server.logs]\nlevel = "debug"\n')
     assert result == expected.replace("# careful\n", '# careful\n\n[agents.bob]\nmodel = "m"\n')
 
 
-def test_a_key_at_the_top_stays_above_the_tables() -> None:
-    result = patched(TEXT, {"include": ["a.toml"]})
+def test_a_toml_patch_adds_a_top_level_key_above_the_tables() -> None:
+    result = apply_patch(TEXT, {"include": ["a.toml"]})
     assert result == TEXT.replace("# two\n", '# two\ninclude = ["a.toml"]\n')
 
 
-def test_none_takes_out_a_key_or_a_table_and_leaves_the_comments_of_others() -> None:
-    result = patched(TEXT, {"house": {"drain_s": None, "listen": None}, "nobody": None})
-    assert result == TEXT.replace("drain_s = 5\n", "").replace("\n[house.listen]  # the door\nport = 7000\n", "")
+def test_none_removes_a_key_or_table_and_keeps_other_comments() -> None:
+    result = apply_patch(TEXT, {"server": {"drain_s": None, "listen": None}, "nobody": None})
+    assert result == TEXT.replace("drain_s = 5\n", "").replace("\n[server.listen]  # the address\nport = 7000\n", "")
 
 
-def test_a_table_takes_its_own_comment_along_and_leaves_those_that_stand_apart() -> None:
-    result = patched(TEXT, {"agents": {"ada": None}})
-    assert "# The staff.\n\n[[rooms]]" in result and "# Ada came first." not in result
-    assert patched("# My house.\n[house]\nzone = 'UTC'\n", {"house": None}) == "# My house.\n"
+def test_removing_a_table_removes_its_own_comment_and_keeps_separate_comments() -> None:
+    result = apply_patch(TEXT, {"agents": {"ada": None}})
+    assert "# The agents.\n\n[[rooms]]" in result and "# Ada came first." not in result
+    assert apply_patch("# My server.\n[server]\nzone = 'UTC'\n", {"server": None}) == "# My server.\n"
 
 
-def test_the_last_of_a_section_can_be_taken_out() -> None:
-    assert "agents" not in tomllib.loads(patched(TEXT, {"agents": {"ada": None}}))
+def test_the_last_table_of_a_section_can_be_removed() -> None:
+    assert "agents" not in tomllib.loads(apply_patch(TEXT, {"agents": {"ada": None}}))
 
 
 @pytest.mark.spec("C3.arrays")
-def test_tables_in_an_array_are_merged_by_their_id_and_others_added() -> None:
-    result = patched(TEXT, {"rooms": [{"id": "blue", "size": 9}, {"id": "green"}]})
+def test_tables_of_an_array_are_merged_by_id_and_new_ones_added() -> None:
+    result = apply_patch(TEXT, {"rooms": [{"id": "blue", "size": 9}, {"id": "green"}]})
     assert tomllib.loads(result)["rooms"] == [{"id": "red", "size": 1}, {"id": "blue", "size": 9}, {"id": "green"}]
     assert "size = 1  # small" in result and "# The large one." in result
 
 
-def test_tables_in_an_array_are_merged_by_name_where_they_have_no_id() -> None:
+def test_tables_of_an_array_without_ids_are_merged_by_name() -> None:
     text = "rooms = [\n  { name = 'a', x = 1 }, # first\n  { name = 'b' },\n]\n"
-    result = patched(text, {"rooms": [{"name": "a", "y": 2}, {"name": "c"}]})
+    result = apply_patch(text, {"rooms": [{"name": "a", "y": 2}, {"name": "c"}]})
     assert tomllib.loads(result)["rooms"] == [{"name": "a", "x": 1, "y": 2}, {"name": "b"}, {"name": "c"}]
     assert "# first" in result
 
 
 @pytest.mark.parametrize("given_", [[{"id": "a"}, {"x": 1}], [{"id": "a"}, {"id": "a"}], [1], []])
-def test_an_array_whose_tables_cannot_be_told_apart_is_replaced_whole(given_: list[object]) -> None:
-    assert tomllib.loads(patched(TEXT, {"rooms": given_})).get("rooms", []) == given_
+def test_an_array_without_distinct_ids_is_replaced_completely(given_: list[object]) -> None:
+    assert tomllib.loads(apply_patch(TEXT, {"rooms": given_})).get("rooms", []) == given_
 
 
-def test_one_is_not_true() -> None:
-    assert patched("a = 1 # x\n", {"a": True}) == "a = true # x\n"
+def test_a_toml_patch_distinguishes_one_from_true() -> None:
+    assert apply_patch("a = 1 # x\n", {"a": True}) == "a = true # x\n"
 
 
-def test_an_empty_file_takes_a_change() -> None:
-    assert tomllib.loads(patched("", {"house": {"listen": {"port": 1}}})) == {"house": {"listen": {"port": 1}}}
+def test_a_toml_patch_works_on_an_empty_file() -> None:
+    assert tomllib.loads(apply_patch("", {"server": {"listen": {"port": 1}}})) == {"server": {"listen": {"port": 1}}}
 
 
-def test_a_change_made_for_another_text_is_refused() -> None:
+def test_a_toml_patch_with_a_stale_hash_is_refused() -> None:
     with pytest.raises(Conflict) as refused:
         patch_settings_text(
-            TEXT + "#", {"house": {"zone": "UTC"}}, expected_hash=hash_settings_text(TEXT), validate=tomllib.loads
+            TEXT + "#", {"server": {"zone": "UTC"}}, expected_hash=hash_settings_text(TEXT), validate=tomllib.loads
         )
     assert refused.value.code == "config.changed"
 
 
-def test_what_is_not_accepted_is_not_given_back() -> None:
+def test_a_toml_patch_rejected_by_validation_raises_its_error() -> None:
     def refuse(text: str) -> None:
         assert "drain_s = 6" in text
         raise Invalid("no")
 
     with pytest.raises(Invalid, match="no"):
-        patched(TEXT, {"house": {"drain_s": 6}}, refuse)
+        apply_patch(TEXT, {"server": {"drain_s": 6}}, refuse)
 
 
 @pytest.mark.parametrize("value", [object(), [None], {"a": [None]}, {3: 4}, b"x"])
-def test_what_toml_cannot_say_is_refused(value: object) -> None:
+def test_a_value_that_toml_cannot_express_is_refused(value: object) -> None:
     with pytest.raises(Invalid, match="cannot write"):
-        patched(TEXT, {"x": value})
+        apply_patch(TEXT, {"x": value})
 
 
-def test_a_table_that_cannot_be_added_to_is_left_alone() -> None:
-    text = 'house.zone = "UTC"\nhouse.drain_s = 1\n[agents.x]\n'
+def test_a_table_written_as_dotted_keys_is_extended_correctly_or_refused() -> None:
+    text = 'server.zone = "UTC"\nserver.drain_s = 1\n[agents.x]\n'
     try:
-        result = patched(text, {"house": {"listen": {"port": 1}}})
+        result = apply_patch(text, {"server": {"listen": {"port": 1}}})
     except RetinueError as error:
         assert error.code == "config.unchangeable"
     else:
-        assert tomllib.loads(result)["house"] == {"zone": "UTC", "drain_s": 1, "listen": {"port": 1}}
+        assert tomllib.loads(result)["server"] == {"zone": "UTC", "drain_s": 1, "listen": {"port": 1}}
 
 
 KEYS = st.sampled_from(["a", "b", "c", "d e", "f.g", "é"])
@@ -156,8 +156,8 @@ CHANGES = st.dictionaries(
 )
 
 
-def merged(table: Any, change: Any) -> Any:
-    """What a change means, said once more in the plainest way."""
+def expected_merge(table: Any, change: Any) -> Any:
+    """Compute the effect of a change in the simplest way."""
     if not isinstance(change, dict):
         return change
     result = dict(table) if isinstance(table, dict) else {}
@@ -165,7 +165,7 @@ def merged(table: Any, change: Any) -> Any:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = merged(result.get(key), value)
+            result[key] = expected_merge(result.get(key), value)
     return result
 
 
@@ -177,14 +177,14 @@ def without_empty(value: Any) -> Any:
 
 
 @given(tree=TREES, changes=CHANGES)
-def test_a_changed_text_says_what_it_said_and_what_was_asked_for_or_is_not_changed(
+def test_any_toml_patch_gives_exactly_the_merged_values_or_is_refused(
     tree: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     text = "# first\n" + tomlkit.dumps(tree) + "# last\n"
     try:
-        result = patched(text, changes)
+        result = apply_patch(text, changes)
     except RetinueError as error:
         assert error.code == "config.unchangeable"
         return
-    assert without_empty(tomllib.loads(result)) == without_empty(merged(tree, changes))
+    assert without_empty(tomllib.loads(result)) == without_empty(expected_merge(tree, changes))
     assert "# first\n" in result and "# last\n" in result

@@ -42,7 +42,7 @@ y = -inf
 '''
 
 
-def test_every_form_of_toml_is_found_on_its_line() -> None:
+def test_keys_of_every_toml_form_are_found_on_their_lines() -> None:
     tomllib.loads(TEXT)
     assert find_key_lines(TEXT) == {
         ("a",): 1,
@@ -78,7 +78,7 @@ def test_every_form_of_toml_is_found_on_its_line() -> None:
     }
 
 
-def test_lines_are_counted_alike_whatever_ends_them() -> None:
+def test_key_lines_are_the_same_with_crlf_line_endings() -> None:
     assert find_key_lines(TEXT.replace("\n", "\r\n")) == find_key_lines(TEXT)
 
 
@@ -98,19 +98,19 @@ def paths(value: Any, path: KeyPath = ()) -> set[KeyPath]:
 
 
 @given(TREES)
-def test_whatever_a_file_says_every_key_of_it_is_found_and_nothing_else(tree: dict[str, Any]) -> None:
+def test_exactly_the_keys_of_any_toml_are_found(tree: dict[str, Any]) -> None:
     text = tomlkit.dumps(tree)
     try:
-        told = tomllib.loads(text)
+        parsed = tomllib.loads(text)
     except tomllib.TOMLDecodeError:  # The library does not escape everything that it should.
         return
     found = set(find_key_lines(text))
-    leaves = {path for path in paths(told) if path}
-    # A table that only holds tables has no line of its own.
+    leaves = {path for path in paths(parsed) if path}
+    # A table that contains only tables has no line.
     assert found <= leaves
     assert all(path in found or any(each[: len(path)] == path for each in found) for path in leaves)
 
 
 @given(st.text(alphabet="[]{}\"'=.,#\\\n ab1"))
-def test_a_text_that_is_no_toml_does_no_harm(text: str) -> None:
+def test_finding_key_lines_in_invalid_toml_raises_no_error(text: str) -> None:
     find_key_lines(text)

@@ -1,4 +1,4 @@
-"""Mails, parcels, and whoever stands in for the house; and a wire to the post office that can be cut."""
+"""Helpers for email tests: emails, delivery parts, a fake intake, and a TCP proxy that can cut a connection."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from retinue.domain.trust import Trust
 from retinue.testing.email_servers import AUTHSERV, MARIA_ADDRESS, SERVER_ADDRESS, EmailServers
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
-# --- mails, parcels, and whoever stands in for the house ---
+# --- emails, delivery parts and a fake intake ---
 
 
-def mail(
+def make_email(
     text: str,
     *,
     sender: str = f"Maria Example <{MARIA_ADDRESS}>",
@@ -48,7 +48,7 @@ def mail(
     return made
 
 
-def parcel(
+def make_delivery_part(
     room: str,
     text: str,
     *,
@@ -89,64 +89,64 @@ def parcel(
     return DeliveryPart(envelope=envelope, text=text, quoted_message_id=quote, files=files, index=index, count=count)
 
 
-class MemoryShelf:
+class InMemoryConnectorState:
     def __init__(self) -> None:
-        self.words: dict[str, str] = {}
+        self.entries: dict[str, str] = {}
 
     async def get(self, key: str) -> str | None:
-        return self.words.get(key)
+        return self.entries.get(key)
 
     async def put(self, key: str, value: str) -> None:
-        self.words[key] = value
+        self.entries[key] = value
 
 
-class Ear:
-    """Stands in for the house at `accept`: keeps what it was handed, and says what it is told to say."""
+class FakeIntake:
+    """A fake `accept`: keeps the messages it gets, and accepts, refuses or fails as a test sets it."""
 
     def __init__(self) -> None:
-        self.heard: list[InboundMessage] = []
+        self.received: list[InboundMessage] = []
         self.refuse = False
         self.fail_times = 0
         self.files: dict[str, bytes] = {}
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
 
     async def accept(self, incoming: InboundMessage) -> Receipt | None:
         if self.fail_times:
             self.fail_times -= 1
-            raise RuntimeError("the house could not say")
+            raise RuntimeError("the store failed")
         for each in incoming.files:
             self.files[each.name] = b"".join([chunk async for chunk in each.fetch()])
-        self.heard.append(incoming)
-        self._news.set()
+        self.received.append(incoming)
+        self._arrived.set()
         return None if self.refuse else Receipt(envelope=EnvelopeId("e" * 32), session=None, event_seq=1)
 
-    async def hears(self, count: int) -> list[InboundMessage]:
-        """What was heard, once it is so many."""
+    async def wait_for_messages(self, count: int) -> list[InboundMessage]:
+        """Wait for this many messages and return all received so far."""
         async with asyncio.timeout(WAIT_LIMIT_S):
-            while len(self.heard) < count:
-                self._news.clear()
-                await self._news.wait()
-        return self.heard
+            while len(self.received) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.received
 
 
 def connector(
-    office: EmailServers,
+    mail_servers: EmailServers,
     *,
-    shelf: MemoryShelf | None = None,
+    connector_state: InMemoryConnectorState | None = None,
     clock: Clock | None = None,
-    password: str = "secret-house",
+    password: str = "secret-retinue",
     path_of: Callable[[Attachment], Path] = lambda _: Path("/nowhere"),
     **settings: object,
 ) -> EmailConnector:
     known: dict[str, object] = {
         "address": SERVER_ADDRESS,
-        "display_name": "The House",
-        "username": "house",
+        "display_name": "The Team",
+        "username": "retinue",
         "imap_host": "127.0.0.1",
-        "imap_port": office.imap,
+        "imap_port": mail_servers.imap,
         "imap_security": EmailSecurity.NONE,
         "smtp_host": "127.0.0.1",
-        "smtp_port": office.smtp,
+        "smtp_port": mail_servers.smtp,
         "smtp_security": EmailSecurity.NONE,
         "authserv_id": AUTHSERV,
     }
@@ -154,7 +154,7 @@ def connector(
         name="post",
         clock=clock or RealClock(),
         random=Random(1),
-        state=shelf or MemoryShelf(),
+        state=connector_state or InMemoryConnectorState(),
         get_attachment_path=path_of,
         read_secret=lambda _: password,
     )
@@ -162,8 +162,8 @@ def connector(
 
 
 @asynccontextmanager
-async def listening(made: EmailConnector, accept: Accept) -> AsyncGenerator[asyncio.Task[None]]:
-    """A connector that listens until the end of the block, or until its line breaks."""
+async def listen_in_background(made: EmailConnector, accept: Accept) -> AsyncGenerator[asyncio.Task[None]]:
+    """Run `listen` until the end of the block, or until its connection breaks."""
     task = asyncio.create_task(made.listen(accept))
     try:
         yield task
@@ -172,18 +172,18 @@ async def listening(made: EmailConnector, accept: Accept) -> AsyncGenerator[asyn
         await asyncio.gather(task, return_exceptions=True)
 
 
-# --- a wire that can be cut ---
+# --- a TCP proxy ---
 
 
-class Wire:
-    """Stands between a client and a real server. `to_server` and `to_client` see each piece: what they give back goes
-    on; None cuts the wire there."""
+class TcpProxy:
+    """Relays between a client and a real server. `to_server` and `to_client` see each piece and return what is sent on;
+    None cuts the connection."""
 
     def __init__(self, port: int) -> None:
         self.port = 0
         self.to_server: Callable[[bytes], bytes | None] = lambda piece: piece
         self.to_client: Callable[[bytes], bytes | None] = lambda piece: piece
-        self.pieces = 0  # that came to the wire
+        self.pieces = 0  # that were relayed or held
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._target = port
@@ -191,18 +191,18 @@ class Wire:
         self._ends: list[asyncio.StreamWriter] = []
 
     def freeze(self) -> None:
-        """Nothing passes any more, and the wire stands as if it were whole."""
+        """Stop relaying without closing the connection."""
         self._thawed.clear()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         self._ends += [writer, far_writer]
         ways = [
-            asyncio.create_task(self._one_way(reader, far_writer, lambda piece: self.to_server(piece))),
-            asyncio.create_task(self._one_way(far_reader, writer, lambda piece: self.to_client(piece))),
+            asyncio.create_task(self._copy_bytes(reader, far_writer, lambda piece: self.to_server(piece))),
+            asyncio.create_task(self._copy_bytes(far_reader, writer, lambda piece: self.to_client(piece))),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -214,13 +214,13 @@ class Wire:
             await asyncio.gather(*ways, return_exceptions=True)
             self._tasks.discard(task)
 
-    async def _one_way(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, see: Callable[[bytes], bytes | None]
+    async def _copy_bytes(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, transform: Callable[[bytes], bytes | None]
     ) -> None:
         while piece := await reader.read(65536):
             self.pieces += 1
             await self._thawed.wait()
-            seen = see(piece)
+            seen = transform(piece)
             if seen is None:
                 return
             writer.write(seen)
@@ -228,17 +228,17 @@ class Wire:
 
     @staticmethod
     @asynccontextmanager
-    async def to(port: int) -> AsyncGenerator[Wire]:
-        wire = Wire(port)
-        server = await asyncio.start_server(wire._carry, "127.0.0.1", 0)
-        wire.port = server.sockets[0].getsockname()[1]
+    async def to(port: int) -> AsyncGenerator[TcpProxy]:
+        proxy = TcpProxy(port)
+        server = await asyncio.start_server(proxy._relay, "127.0.0.1", 0)
+        proxy.port = server.sockets[0].getsockname()[1]
         try:
-            yield wire
+            yield proxy
         finally:
             server.close()
-            wire._thawed.set()
-            for end in wire._ends:
+            proxy._thawed.set()
+            for end in proxy._ends:
                 end.transport.abort()
-            await asyncio.gather(*wire._tasks)
-            await asyncio.sleep(0)  # transports that were broken off are gone with the next round of the loop
+            await asyncio.gather(*proxy._tasks)
+            await asyncio.sleep(0)  # aborted transports are removed in the next iteration of the event loop
             await server.wait_closed()

@@ -1,4 +1,4 @@
-"""What tests of IRC share: a connector, whoever listens to it, and a server that says what it is told to."""
+"""Helpers for IRC tests: a connector, a listener for it, and a scripted server."""
 
 from __future__ import annotations
 
@@ -25,45 +25,47 @@ class _Secrets(BasePeer):
     secrets = SECRETS
 
 
-def connector_in(folder: Path, port: int, **settings: Any) -> IrcConnector:
-    own = IrcSettings(**{"host": HOST, "port": port, "tls": False, "nick": "house", "flood_lines": 1000, **settings})
+def make_irc_connector(folder: Path, port: int, **settings: Any) -> IrcConnector:
+    own = IrcSettings(**{"host": HOST, "port": port, "tls": False, "nick": "retinue", "flood_lines": 1000, **settings})
     made = PLATFORM.make_connector(own, build_context(folder, _Secrets()))  # type: ignore[arg-type]
     assert isinstance(made, IrcConnector)
     return made
 
 
-async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    await wait_until(holds, "it holds")
+async def wait_until_true(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    await wait_until(condition, "the condition is true")
 
 
 @asynccontextmanager
-async def listening(connector: IrcConnector) -> AsyncGenerator[KitServer]:
-    """A house that hears, and calls again when the line broke; entered once it is in all its rooms."""
-    house = KitServer()
-    task = asyncio.create_task(house.listen_forever(connector))
+async def listen_in_background(connector: IrcConnector) -> AsyncGenerator[KitServer]:
+    """Listen as the server does: again after a lost connection. The block starts when the connector is in all its
+    channels."""
+    server = KitServer()
+    task = asyncio.create_task(server.listen_forever(connector))
     try:
-        await until(lambda: connector.is_ready)
-        yield house
+        await wait_until_true(lambda: connector.is_ready)
+        yield server
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 @dataclass(slots=True, eq=False)
-class ToldServer:
-    """Answers as it is told: for what no server that can be installed here does. `answers` is handed each line.
+class ScriptedIrcServer:
+    """A scripted server, for features that no installable IRC server has. `get_replies` is called with each line.
 
-    `read` has the lines of all connections, `current` those of the newest, and none once that one is closed."""
+    `read` has the lines of all connections, `current` those of the newest one. `current` is empty once it is closed.
+    """
 
-    answers: Callable[[str], list[str]]
+    get_replies: Callable[[str], list[str]]
     port: int = 0
     read: list[str] = field(default_factory=list[str])
     current: list[str] = field(default_factory=list[str])
     _server: asyncio.Server | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list[asyncio.StreamWriter])
 
-    async def __aenter__(self) -> ToldServer:
-        self._server = await asyncio.start_server(self._meet, HOST, 0)
+    async def __aenter__(self) -> ScriptedIrcServer:
+        self._server = await asyncio.start_server(self._handle_connection, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -73,7 +75,7 @@ class ToldServer:
         for writer in self._writers:
             writer.close()
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
         self.current = lines = list[str]()
         try:
@@ -81,7 +83,7 @@ class ToldServer:
                 line = raw.decode().rstrip("\r\n")
                 self.read.append(line)
                 lines.append(line)
-                self.say(*self.answers(line))
+                self.say(*self.get_replies(line))
         finally:
             lines.clear()
 

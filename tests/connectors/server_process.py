@@ -1,6 +1,6 @@
-"""A house in a process of its own, with a door to a real place and a model whose words a test decides.
+"""Helpers to run the server in its own process, with a real platform server and a scripted model provider.
 
-One house stands for a whole file of tests: each has questions of its own, and leaves the house open.
+One process serves a whole test file: each test has questions of its own and leaves the server running.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli.server_process import HouseProcess
-from flows.fake_provider import Answer, Asked, Provider, Said, provider, says
+from cli.server_process import ServerProcess
+from flows.fake_provider import Answer, Asked, FakeReply, Provider, provider, says
 
 from retinue.testing.wait_conditions import wait_until
 
-AFTER_ACCEPT = "accept.after-commit:1"  # the question is in the house, and nobody has answered
-BETWEEN_PARTS = "deliver-part.after-commit:1"  # the first part is there, and written down
-IN_DOUBT = "deliver.after:1"  # the place has it, and the house does not know
+AFTER_ACCEPT = "accept.after-commit:1"  # the question is stored and not answered
+BETWEEN_PARTS = "deliver-part.after-commit:1"  # the first part is delivered and recorded
+AFTER_PLATFORM_SEND = "deliver.after:1"  # the platform has the message, and the server does not know
 
-_HOUSE = """
-[house]
+_SERVER = """
+[server]
 zone = "UTC"
 drain_s = 5.0
 
@@ -37,22 +37,22 @@ key = {{ file = "{home}/mock-key" }}
 [models]
 default = "mock/m1"
 """
-_WORD = re.compile(r"ask[0-9a-z-]+")
+_QUESTION_WORD = re.compile(r"ask[0-9a-z-]+")
 
-Reply = Said | Answer | Callable[[Asked], Said | Answer]
+Reply = FakeReply | Answer | Callable[[Asked], FakeReply | Answer]
 
 
 @dataclass(slots=True, eq=False)
-class RealHouse:
-    """`said` is what the model has to say to a question, by the word in it, such as `ask-lunch`."""
+class ServerWithProvider:
+    """A server and its model provider. `replies` has the reply to a question by its word, such as `ask-lunch`."""
 
-    process: HouseProcess
+    process: ServerProcess
     model: Provider
-    said: dict[str, Reply] = field(default_factory=dict[str, Reply])
+    replies: dict[str, Reply] = field(default_factory=dict[str, Reply])
     is_open: bool = False
 
-    async def open(self, *, dies_at: str = "") -> None:
-        await asyncio.to_thread(self.process.open, crash_at=dies_at)
+    async def open(self, *, crash_point: str = "") -> None:
+        await asyncio.to_thread(self.process.open, crash_at=crash_point)
         self.is_open = True
 
     async def kill(self) -> None:
@@ -60,16 +60,16 @@ class RealHouse:
         self.is_open = False
 
     async def close(self) -> None:
-        """In good order."""
+        """Stop the server normally."""
         await asyncio.to_thread(self.process.close)
         self.is_open = False
 
-    async def reopen(self, *, dies_at: str = "") -> None:
-        """Killed like any process, with whatever it was at."""
+    async def reopen(self, *, crash_point: str = "") -> None:
+        """Kill the server, whatever it is doing, and start it again."""
         await self.kill()
-        await self.open(dies_at=dies_at)
+        await self.open(crash_point=crash_point)
 
-    async def dies(self) -> None:
+    async def wait_until_crashed(self) -> None:
         await asyncio.to_thread(self.process.wait_for_crash)
         self.is_open = False
 
@@ -77,46 +77,48 @@ class RealHouse:
         return await asyncio.to_thread(self.process.call, operation, **parameters)
 
     async def retinue(self, *words: str) -> str:
-        """What the command says, which must say yes."""
+        """Run a `retinue` command that must succeed, and return its output."""
         done = await asyncio.to_thread(self.process.retinue, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    async def until_quiet(self) -> None:
-        """Until nobody works, and nothing is on its way out."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no run is active and no delivery is pending."""
 
-        open_ones = "select count(*) from envelopes where status in ('pending', 'claimed')"
-        await wait_until(lambda: self.rows(open_ones) == [(0,)], "nobody works, and nothing is on its way out")
+        unsettled_count = "select count(*) from envelopes where status in ('pending', 'claimed')"
+        await wait_until(
+            lambda: self.query_database(unsettled_count) == [(0,)], "no run is active and no delivery is pending"
+        )
 
-    async def holds(self) -> None:
-        """Nothing is lost, as the command says that every owner has."""
-        await self.until_quiet()
+    async def check_nothing_is_lost(self) -> None:
+        """Check the ledger with the command that every owner has."""
+        await self.wait_until_idle()
         await self.retinue("ledger")
 
-    def rows(self, sql: str, *parameters: str) -> list[Any]:
-        """Read behind the house's back."""
-        with closing(sqlite3.connect(f"file:{self.process.home / 'house.db'}?mode=ro", uri=True)) as db:
+    def query_database(self, sql: str, *parameters: str) -> list[Any]:
+        """Query the database directly."""
+        with closing(sqlite3.connect(f"file:{self.process.home / 'retinue.db'}?mode=ro", uri=True)) as db:
             return db.execute(sql, parameters).fetchall()
 
-    def outcomes(self, word: str) -> list[str]:
-        """How each answer with a word in it ended that was addressed to a room."""
+    def list_delivery_outcomes(self, word: str) -> list[str]:
+        """Return the outcome of each envelope to a channel whose text contains a word."""
         sql = (
             "select outcome from envelopes join outcomes on outcomes.envelope = envelopes.id "
             "where text like ? and recipient like 'channel:%' order by seq"
         )
-        return [outcome for (outcome,) in self.rows(sql, f"%{word}%")]
+        return [outcome for (outcome,) in self.query_database(sql, f"%{word}%")]
 
-    def reply(self, asked: Asked) -> Said | Answer:
-        """To the newest word of a question, whatever stands around it."""
-        words = _WORD.findall(_last_user(asked))
-        found = self.said.get(words[-1]) if words else None
+    def reply(self, asked: Asked) -> FakeReply | Answer:
+        """Reply to the newest question in the prompt, whatever text surrounds it."""
+        words = _QUESTION_WORD.findall(_last_user_text(asked))
+        found = self.replies.get(words[-1]) if words else None
         if found is None:
             return says(f"An answer to {words[-1]}." if words else "I was asked nothing.")
         return found(asked) if callable(found) else found
 
 
-def _last_user(asked: Asked) -> str:
-    """The words of whoever spoke last, where a call's results are nobody's."""
+def _last_user_text(asked: Asked) -> str:
+    """Return the text of the newest message of a user. Tool results have another role."""
     for message in reversed(asked.body["messages"]):
         if message["role"] == "user":
             return as_text(message["content"])
@@ -127,31 +129,33 @@ def as_text(content: Any) -> str:
     return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)
 
 
-def was_called(asked: Asked) -> bool:
-    """Whether the tools that were asked for have answered: the model's turn to say the last word."""
+def tools_have_answered(asked: Asked) -> bool:
+    """Return whether the requested tools have results, so that the model can give its final reply."""
     return asked.body["messages"][-1]["role"] == "tool"
 
 
-def once(texts: list[str], word: str) -> bool:
-    """Whether one of them has the word in it, and not two."""
+def exactly_one_contains(texts: list[str], word: str) -> bool:
+    """Return whether exactly one of the texts contains the word."""
     return Counter(word in text for text in texts)[True] == 1
 
 
 @asynccontextmanager
-async def real_house(root: Path, settings: str, *, secrets: Mapping[str, str]) -> AsyncGenerator[RealHouse]:
-    """Open, with these settings. `{home}` in them is where the secrets are, each in a file of its own."""
-    process = HouseProcess(root / "home")
+async def open_server_with_provider(
+    root: Path, settings: str, *, secrets: Mapping[str, str]
+) -> AsyncGenerator[ServerWithProvider]:
+    """Run a server with these settings. `{home}` in them is the folder of the secrets, each in its own file."""
+    process = ServerProcess(root / "home")
     process.home.mkdir(parents=True, mode=0o700)
     async with provider() as model:
-        for name, secret in {"mock-key": "sk-doors-0123456789abcdef", **secrets}.items():
+        for name, secret in {"mock-key": "sk-mock-0123456789abcdef", **secrets}.items():
             (process.home / name).write_text(secret)
             (process.home / name).chmod(0o600)
-        text = _HOUSE.format(model=model.url, home=process.home) + settings.replace("{home}", str(process.home))
+        text = _SERVER.format(model=model.url, home=process.home) + settings.replace("{home}", str(process.home))
         (process.home / "retinue.toml").write_text(text)
-        house = RealHouse(process, model)
-        model.rule = house.reply
+        server = ServerWithProvider(process, model)
+        model.rule = server.reply
         try:
-            await house.open()
-            yield house
+            await server.open()
+            yield server
         finally:
             await asyncio.to_thread(process.close)

@@ -1,4 +1,4 @@
-"""The near end of a Telegram connector, as its tests play it: a shelf, a house that takes in what it hears, parcels."""
+"""Helpers for tests of the Telegram connector: its stored state, a fake intake and delivery parts."""
 
 from __future__ import annotations
 
@@ -26,75 +26,75 @@ from retinue.domain.trust import Trust
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 from retinue.testing.wait_conditions import wait_until
 
-LIMIT_S = 60.0  # for an answer: no busy machine reaches it, and a test that is about it skips it
-MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
+REQUEST_TIMEOUT_S = 60.0  # for a response: no busy machine reaches it, and a test of the timeout skips it
+ACCEPTED_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 
 
 @dataclass(slots=True)
-class Words:
-    """A shelf that outlives its connector, as the store does."""
+class InMemoryConnectorState:
+    """Connector state that outlives its connector, as in the store."""
 
-    kept: dict[str, str] = field(default_factory=dict[str, str])
+    entries: dict[str, str] = field(default_factory=dict[str, str])
     puts: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     async def get(self, key: str) -> str | None:
-        return self.kept.get(key)
+        return self.entries.get(key)
 
     async def put(self, key: str, value: str) -> None:
-        self.kept[key] = value
+        self.entries[key] = value
         self.puts.append((key, value))
 
 
-class House:
-    """Takes in what it is handed, unless it is told not to."""
+class TelegramSetup:
+    """A fake intake: accepts messages, unless a test makes it fail."""
 
     def __init__(self) -> None:
-        self.heard: list[InboundMessage] = []
+        self.received: list[InboundMessage] = []
         self.offered = 0
-        self.will_lose = 0  # how often the store fails before it takes anything
-        self.before: Callable[[InboundMessage], None] = lambda incoming: None
+        self.store_failures_left = 0  # how often the store fails before it accepts a message
+        self.before_accept: Callable[[InboundMessage], None] = lambda incoming: None
 
     async def accept(self, incoming: InboundMessage) -> Receipt | None:
         self.offered += 1
-        self.before(incoming)
-        if self.will_lose:
-            self.will_lose -= 1
+        self.before_accept(incoming)
+        if self.store_failures_left:
+            self.store_failures_left -= 1
             raise StoreError("the disk is full", code="store.disk_full")
-        self.heard.append(incoming)
+        self.received.append(incoming)
         return Receipt(envelope=EnvelopeId(f"{self.offered:032x}"), session=None, event_seq=self.offered)
 
-    async def until_heard(self, count: int) -> list[InboundMessage]:
-        await until(lambda: len(self.heard) >= count)
-        return self.heard
+    async def wait_for_messages(self, count: int) -> list[InboundMessage]:
+        await wait_until_true(lambda: len(self.received) >= count)
+        return self.received
 
     @property
     def texts(self) -> list[str]:
-        return [each.text for each in self.heard]
+        return [each.text for each in self.received]
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    await wait_until(holds, "it holds", poll_s=0.001)
+async def wait_until_true(condition: Callable[[], bool]) -> None:
+    await wait_until(condition, "the condition is true", poll_s=0.001)
 
 
 def bot(
     telegram: TelegramServer | str,
     *,
-    shelf: Words | None = None,
+    connector_state: InMemoryConnectorState | None = None,
     files: Path | None = None,
     clock: Clock | None = None,
     token: str = TOKEN,
     **settings: Any,
 ) -> TelegramConnector:
-    """A connector made as the house makes one."""
+    """Make a connector as the server does."""
     url = telegram if isinstance(telegram, str) else telegram.url
-    own = TelegramSettings(token_env="BOT", api_base=url, **{"poll_s": 5, "timeout_s": LIMIT_S, **settings})
+    own = TelegramSettings(token_env="BOT", api_base=url, **{"poll_s": 5, "timeout_s": REQUEST_TIMEOUT_S, **settings})
     made = PLATFORM.make_connector(
         own,
         ConnectorContext(
             name="family",
             clock=clock or RealClock(),
             random=Random(7),
-            state=shelf or Words(),
+            state=connector_state or InMemoryConnectorState(),
             get_attachment_path=lambda attachment: (files or Path("/nowhere")) / attachment.hash,
             read_secret=lambda key: {"token": token}[key],
         ),
@@ -104,28 +104,28 @@ def bot(
 
 
 @asynccontextmanager
-async def listening(connector: TelegramConnector, house: House) -> AsyncGenerator[list[Exception]]:
-    """What the house does around `listen`: call again when the line broke, and keep why it did."""
-    lost: list[Exception] = []
+async def listen_in_background(connector: TelegramConnector, server: TelegramSetup) -> AsyncGenerator[list[Exception]]:
+    """Listen as the supervisor does: again after a lost connection. Yields the list of errors."""
+    connection_errors: list[Exception] = []
 
-    async def again_and_again() -> None:
+    async def listen_forever() -> None:
         while True:
             try:
-                await connector.listen(house.accept)
+                await connector.listen(server.accept)
             except (ConnectionLost, StoreError) as error:
-                lost.append(error)
-                await asyncio.sleep(0.01)  # sleep: the house pauses before it calls again
+                connection_errors.append(error)
+                await asyncio.sleep(0.01)  # sleep: the supervisor pauses before it listens again
 
-    task = asyncio.create_task(again_and_again())
+    task = asyncio.create_task(listen_forever())
     try:
-        yield lost
+        yield connection_errors
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled(), "listening does not end when it is cancelled"
 
 
-def parcel(
+def make_delivery_part(
     text: str = "",
     *,
     room: str = "42",
@@ -150,11 +150,11 @@ def parcel(
         silent=False,
         deliver_at=None,
         expires_at=None,
-        due_at=MOMENT,
+        due_at=ACCEPTED_AT,
         status=EnvelopeStatus.CLAIMED,
         attempts=1,
-        accepted_at=MOMENT,
-        claimed_at=MOMENT,
+        accepted_at=ACCEPTED_AT,
+        claimed_at=ACCEPTED_AT,
         settled_at=None,
         run=None,
         steered_into=None,
@@ -165,8 +165,8 @@ def parcel(
     )
 
 
-def stored(folder: Path, content: bytes, name: str, media_type: str) -> Attachment:
-    """A file as the house keeps one."""
+def store_attachment(folder: Path, content: bytes, name: str, media_type: str) -> Attachment:
+    """Store an attachment as the server does."""
     digest = sha256(content + name.encode()).hexdigest()
     (folder / digest).write_bytes(content)
     return Attachment(hash=digest, name=name, media_type=media_type, size_bytes=len(content))

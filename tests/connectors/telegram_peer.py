@@ -1,4 +1,4 @@
-"""Somebody else's idea of Telegram: telegram-test-api, a server that others test their bots with."""
+"""Run telegram-test-api, an independent Telegram server for testing bots."""
 
 from __future__ import annotations
 
@@ -16,65 +16,65 @@ import pytest
 from retinue.testing.telegram_server import TOKEN
 from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
-HERE = Path(__file__).parent / "peers" / "telegram"
-INSTALL_S = 300
+PEER_DIRECTORY = Path(__file__).parent / "peers" / "telegram"
+INSTALL_TIMEOUT_S = 300
 PERSON = {"id": 42, "first_name": "Maria", "username": "maria", "is_bot": False}
 CHAT = {"id": 42, "type": "private", "first_name": "Maria"}
 
 
-def installed() -> Path:
-    """The server's folder, after `npm ci` where that has not been done since its lock file changed."""
-    done = HERE / "node_modules" / ".package-lock.json"
-    if done.exists() and done.stat().st_mtime >= (HERE / "package-lock.json").stat().st_mtime:
-        return HERE
+def install_peer() -> Path:
+    """Return the folder of the server, after `npm ci` if its lock file has changed."""
+    done = PEER_DIRECTORY / "node_modules" / ".package-lock.json"
+    if done.exists() and done.stat().st_mtime >= (PEER_DIRECTORY / "package-lock.json").stat().st_mtime:
+        return PEER_DIRECTORY
     npm = shutil.which("npm")
     if npm is None:
         pytest.fail("npm is missing: install Node.js 20 or newer (Debian: apt install nodejs npm)")
     made = subprocess.run(
         [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
-        cwd=HERE,
+        cwd=PEER_DIRECTORY,
         env={**os.environ, "CI": "1"},
         capture_output=True,
         text=True,
-        timeout=INSTALL_S,
+        timeout=INSTALL_TIMEOUT_S,
         check=False,
     )
     if made.returncode:
-        pytest.fail(f"cd {HERE} && npm ci --ignore-scripts failed:\n{made.stderr[-2000:]}")
+        pytest.fail(f"cd {PEER_DIRECTORY} && npm ci --ignore-scripts failed:\n{made.stderr[-2000:]}")
     done.touch()
-    return HERE
+    return PEER_DIRECTORY
 
 
 @contextmanager
-def running_peer() -> Iterator[str]:
-    """Where it listens."""
+def run_peer() -> Iterator[str]:
+    """Run the server and yield its URL."""
     process = subprocess.Popen(
-        ["node", "server.js"], cwd=installed(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ["node", "server.js"], cwd=install_peer(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:"), "the server did not start; its own words are above"
+        assert url.startswith("http://127.0.0.1:"), "the server did not start; its output is above"
         yield url
     finally:
-        process.stdin.close()  # it ends with that
+        process.stdin.close()  # it exits when its standard input closes
         process.wait(timeout=WAIT_LIMIT_S)
         process.stdout.close()
 
 
-async def asked_of(peer: str, path: str, body: dict[str, Any]) -> Any:
+async def call_peer(peer: str, path: str, body: dict[str, Any]) -> Any:
     async with aiohttp.ClientSession() as session, session.post(f"{peer}/{path}", json=body) as response:
         return (await response.json())["result"]
 
 
-async def say(peer: str, text: str) -> None:
+async def send_as_maria(peer: str, text: str) -> None:
     message = {"botToken": TOKEN, "from": PERSON, "chat": CHAT, "date": 1_767_603_600, "text": text}
-    await asked_of(peer, "sendMessage", message)
+    await call_peer(peer, "sendMessage", message)
 
 
-async def shown_to_maria(peer: str) -> list[dict[str, Any]]:
+async def wait_for_messages_to_maria(peer: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while not found:
-        found = await asked_of(peer, "getUpdates", {"token": TOKEN, "chatId": 42})
+        found = await call_peer(peer, "getUpdates", {"token": TOKEN, "chatId": 42})
     return [each["message"] for each in found]

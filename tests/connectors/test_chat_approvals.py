@@ -1,5 +1,5 @@
-"""Questions in chats: put where whoever may decide writes, answered there by a press, a number or a command, and closed
-once they are."""
+"""Test approvals in chats: asked where a person who may decide writes, decided by a press, a number or a command, and
+closed afterwards."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from connector_instance import Street, link, said
+from connector_instance import ChatInstance, inbound_message, link
 from connector_instance import rows as count
-from flows.approval_instance import asking_household, do, does, line, open_question, rows, state_of, witness
+from flows.approval_instance import (
+    append_line_instruction,
+    asking_instance,
+    follow_instruction,
+    read_approval_state,
+    read_witness_lines,
+    rows,
+    tool_instruction,
+    wait_for_open_approval,
+)
 
 from retinue.connectors.base import ConnectorCapabilities, DeliveryPart, InboundKind, InboundMessage, QuotedMessage
 from retinue.domain.access import DmPolicy, GroupPolicy
@@ -18,58 +27,63 @@ from retinue.engine.button_presses import CONCURRENT_REPLIES_MAX, NOT_ALLOWED, U
 from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.local_instance import LocalServer, boss_principal
 
-BUTTONS = ConnectorCapabilities(can_show_buttons=True, can_edit=True, can_quote=True)
-NUMBERS = ConnectorCapabilities(can_quote=True)
-OWNER, MARIA, STRANGER = "9", "7", "8"  # as the place knows them
+WITH_BUTTONS = ConnectorCapabilities(can_show_buttons=True, can_edit=True, can_quote=True)
+WITHOUT_BUTTONS = ConnectorCapabilities(can_quote=True)
+OWNER, MARIA, STRANGER = "9", "7", "8"  # their ids on the platform
 
 
 @pytest.fixture
-def street(tmp_path: Path) -> Street:
-    """Agents that ask, at a place with buttons; the owner and Maria are known there."""
-    street = Street.at(tmp_path, dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
-    asking = asking_household(tmp_path)
-    street.household.agents, street.household.create_tools = asking.agents, asking.create_tools
-    street.household.model.rule = does
-    street.household.handle_press = None
-    street.place.capabilities = BUTTONS
-    return street
+def chat(tmp_path: Path) -> ChatInstance:
+    """Agents that ask, on a platform with buttons. The owner and Maria have identities there."""
+    chat = ChatInstance.at(tmp_path, dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
+    asking = asking_instance(tmp_path)
+    chat.instance.agents, chat.instance.create_tools = asking.agents, asking.create_tools
+    chat.instance.model.rule = follow_instruction
+    chat.instance.handle_press = None
+    chat.quiet_connector.capabilities = WITH_BUTTONS
+    return chat
 
 
-async def known(house: LocalServer) -> None:
-    await link(house, "owner", id_=OWNER)
-    await link(house, "maria", id_=MARIA)
+async def link_owner_and_maria(server: LocalServer) -> None:
+    await link(server, "owner", id_=OWNER)
+    await link(server, "maria", id_=MARIA)
 
 
-async def ask(
-    house: LocalServer, street: Street, wish: str = line("one"), *, by: str = OWNER, id_: str = "1"
+async def request_approval(
+    server: LocalServer,
+    chat: ChatInstance,
+    wish: str = append_line_instruction("one"),
+    *,
+    by: str = OWNER,
+    id_: str = "1",
 ) -> tuple[str, DeliveryPart]:
-    """Have an agent ask, and wait until the question stands in the room."""
-    await house.connector_intake.accept("quiet", said(wish, by=by, id_=id_))
-    approval = await open_question(house)
+    """Have an agent request an approval, and wait until the question is in the channel."""
+    await server.connector_intake.accept("quiet", inbound_message(wish, by=by, id_=id_))
+    approval = await wait_for_open_approval(server)
 
-    def stands(_: object) -> DeliveryPart | None:
-        there = (each for each in street.place.parts if each.channel == f"dm-{by}")
+    def find_question(_: object) -> DeliveryPart | None:
+        there = (each for each in chat.quiet_connector.parts if each.channel == f"dm-{by}")
         return next((each for each in there if f"/allow {approval[:8]}" in each.text), None)
 
-    return approval, await house.wait_for(stands, what="the question in the room")
+    return approval, await server.wait_for(find_question, what="the question in the channel")
 
 
-def data_of(parcel: DeliveryPart, label: str) -> str:
-    return next(button.data for row in parcel.buttons for button in row if button.label == label)
+def button_data(part: DeliveryPart, label: str) -> str:
+    return next(button.data for row in part.buttons for button in row if button.label == label)
 
 
-def press(data: str, *, by: str = OWNER, room: str = "", id_: str = "p1") -> InboundMessage:
-    return said(
+def make_press(data: str, *, by: str = OWNER, room: str = "", id_: str = "p1") -> InboundMessage:
+    return inbound_message(
         data, by=by, room=room or f"dm-{by}", id_=id_, kind=InboundKind.PRESS, quoted=QuotedMessage(message_id="5")
     )
 
 
-async def pressed(house: LocalServer, street: Street, incoming: InboundMessage) -> str:
-    """Press, and read what whoever pressed is told."""
-    before = len(street.place.press_answers)
-    assert await house.connector_intake.accept("quiet", incoming) is None
-    await house.wait_for(lambda _: len(street.place.press_answers) > before, what="an answer to the press")
-    press_id, text = street.place.press_answers[-1]
+async def press_and_read_reply(server: LocalServer, chat: ChatInstance, incoming: InboundMessage) -> str:
+    """Press a button and return the text shown to the person who pressed it."""
+    before = len(chat.quiet_connector.press_answers)
+    assert await server.connector_intake.accept("quiet", incoming) is None
+    await server.wait_for(lambda _: len(chat.quiet_connector.press_answers) > before, what="an answer to the press")
+    press_id, text = chat.quiet_connector.press_answers[-1]
     assert press_id == incoming.message_id
     return text
 
@@ -77,70 +91,73 @@ async def pressed(house: LocalServer, street: Street, incoming: InboundMessage) 
 # --- buttons ---
 
 
-async def test_a_press_of_the_owner_decides_and_the_question_is_closed_where_it_stands(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street)
+async def test_an_owner_button_press_decides_the_approval_and_updates_the_question_message(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat)
         assert [[button.label for button in row] for row in question.buttons] == [
             ["Allow", "Deny"],
             ["Allow: session", "Allow: always"],
         ]
-        assert await pressed(house, street, press(data_of(question, "Allow"))) == f"{approval[:8]} is allowed."
-        await house.wait_for(lambda _: witness(street.household) == ["one"], what="the call")
-        shown = f"[{approval[:8]} is allowed by owner]"
-        await house.wait_for(
-            lambda _: any(shown in each for each in street.place.preview_texts), what="the closed question"
+        assert (
+            await press_and_read_reply(server, chat, make_press(button_data(question, "Allow")))
+            == f"{approval[:8]} is allowed."
         )
-        [(message, text)] = street.place.previews.items()
+        await server.wait_for(lambda _: read_witness_lines(chat.instance) == ["one"], what="the call")
+        shown = f"[{approval[:8]} is allowed by owner]"
+        await server.wait_for(
+            lambda _: any(shown in each for each in chat.quiet_connector.preview_texts), what="the closed question"
+        )
+        [(message, text)] = chat.quiet_connector.previews.items()
         assert message == f"quiet-{question.envelope.id[:8]}"
         assert text.startswith(question.text)
 
 
 @pytest.mark.spec("C61.deny", "C61.always")
-async def test_a_no_and_a_yes_for_good_are_pressed_as_well(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street)
-        await pressed(house, street, press(data_of(question, "Deny")))
-        assert await state_of(house, approval) == "denied"
-        await house.wait_until_idle()
-        approval, question = await ask(house, street, line("two"), id_="2")
-        await pressed(house, street, press(data_of(question, "Allow: always"), id_="p2"))
-        await house.wait_for(lambda _: witness(street.household) == ["two"], what="the call")
-        [(permission,)] = await rows(house, "SELECT permission FROM grants")
+async def test_deny_and_allow_always_buttons_deny_the_approval_and_create_a_grant(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat)
+        await press_and_read_reply(server, chat, make_press(button_data(question, "Deny")))
+        assert await read_approval_state(server, approval) == "denied"
+        await server.wait_until_idle()
+        approval, question = await request_approval(server, chat, append_line_instruction("two"), id_="2")
+        await press_and_read_reply(server, chat, make_press(button_data(question, "Allow: always"), id_="p2"))
+        await server.wait_for(lambda _: read_witness_lines(chat.instance) == ["two"], what="the call")
+        [(permission,)] = await rows(server, "SELECT permission FROM grants")
         assert permission == "tool:append_line"
 
 
-async def test_who_may_not_decide_is_told_so_alone_and_it_is_written_down(
-    street: Street, caplog: pytest.LogCaptureFixture
+async def test_an_unauthorized_button_press_is_refused_privately_and_recorded_in_the_audit_log(
+    chat: ChatInstance, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="retinue.intake.access_control")
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street)
-        data, room = data_of(question, "Allow"), question.channel
-        assert await pressed(house, street, press(data, by=STRANGER, room=room)) == NOT_ALLOWED
-        told = await pressed(house, street, press(data, by=MARIA, room=room, id_="p2"))
-        assert told == f"{NOT_ALLOWED} (person:maria was not asked)"
-        await house.wait_until_idle()
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat)
+        data, room = button_data(question, "Allow"), question.channel
+        assert await press_and_read_reply(server, chat, make_press(data, by=STRANGER, room=room)) == NOT_ALLOWED
+        reply = await press_and_read_reply(server, chat, make_press(data, by=MARIA, room=room, id_="p2"))
+        assert reply == f"{NOT_ALLOWED} (person:maria was not asked)"
+        await server.wait_until_idle()
 
-        assert await state_of(house, approval) == "open"
-        assert street.place.list_texts(room) == [question.text], "nobody else in the room hears of it"
-        [recorded] = await rows(house, "SELECT who, subject FROM audit WHERE kind = 'approval-refused'")
+        assert await read_approval_state(server, approval) == "open"
+        assert chat.quiet_connector.list_texts(room) == [question.text], "other people in the channel see no reply"
+        [recorded] = await rows(server, "SELECT who, subject FROM audit WHERE kind = 'approval-refused'")
         assert tuple(recorded) == ("person:maria", approval)
         assert [each.message for each in caplog.records].count("button press refused") == 1
 
 
-async def test_what_a_button_bears_means_nothing_in_another_room_and_nothing_else_does(
-    street: Street,
+async def test_button_data_from_another_channel_or_forged_is_rejected_as_unknown(
+    chat: ChatInstance,
 ) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street)
-        theirs, hers = data_of(question, "Allow"), f"dm-{MARIA}"
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat)
+        theirs, hers = button_data(question, "Allow"), f"dm-{MARIA}"
         forged = [
-            theirs,  # read over somebody's shoulder
-            f"allow:{approval}",  # the approval itself, and not its question
+            theirs,  # the data of a question in another channel
+            f"allow:{approval}",  # the approval's id instead of the question's
             f"/allow {approval[:8]}",
             "allow:" + "0" * 32,
             theirs.replace("allow", "everything"),
@@ -148,57 +165,62 @@ async def test_what_a_button_bears_means_nothing_in_another_room_and_nothing_els
             "",
         ]
         for number, data in enumerate(forged):
-            assert await pressed(house, street, press(data, by=MARIA, id_=f"f{number}", room=hers)) == UNKNOWN_BUTTON
-        assert await state_of(house, approval) == "open"
-        assert await rows(house, "SELECT 1 FROM audit WHERE kind = 'approval-decided'") == []
+            assert (
+                await press_and_read_reply(server, chat, make_press(data, by=MARIA, id_=f"f{number}", room=hers))
+                == UNKNOWN_BUTTON
+            )
+        assert await read_approval_state(server, approval) == "open"
+        assert await rows(server, "SELECT 1 FROM audit WHERE kind = 'approval-decided'") == []
 
 
-async def test_a_press_that_comes_twice_or_too_late_says_what_became_of_the_question(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street)
-        yes, no = data_of(question, "Allow"), data_of(question, "Deny")
-        await pressed(house, street, press(yes))
+async def test_a_repeated_or_late_button_press_reports_the_approval_status(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat)
+        yes, no = button_data(question, "Allow"), button_data(question, "Deny")
+        await press_and_read_reply(server, chat, make_press(yes))
         gone = f"approval {approval[:8]} is no longer open (it is allowed by owner)"
-        assert await pressed(house, street, press(yes)) == gone
-        assert await pressed(house, street, press(no, id_="p2")) == gone
-        await house.wait_until_idle()
-        assert witness(street.household) == ["one"]
+        assert await press_and_read_reply(server, chat, make_press(yes)) == gone
+        assert await press_and_read_reply(server, chat, make_press(no, id_="p2")) == gone
+        await server.wait_until_idle()
+        assert read_witness_lines(chat.instance) == ["one"]
 
-        approval, question = await ask(house, street, line("two"), id_="2")
-        street.household.clock.jump(timedelta(days=2))
-        assert "is no longer open (it has expired" in await pressed(
-            house, street, press(data_of(question, "Allow"), id_="p3")
+        approval, question = await request_approval(server, chat, append_line_instruction("two"), id_="2")
+        chat.instance.clock.jump(timedelta(days=2))
+        assert "is no longer open (it has expired" in await press_and_read_reply(
+            server, chat, make_press(button_data(question, "Allow"), id_="p3")
         )
-        await house.wait_until_idle()
-        assert witness(street.household) == ["one"]
+        await server.wait_until_idle()
+        assert read_witness_lines(chat.instance) == ["one"]
 
 
-async def test_a_press_taken_in_before_a_crash_is_carried_out_after_it(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        _, question = await ask(house, street)
-        await house.connector_intake.accept("quiet", press(data_of(question, "Allow")))
-        house.crash()
-    async with street.household.run() as house:
-        await house.wait_for(lambda _: witness(street.household) == ["one"], what="the call")
-        await house.connector_intake.accept("quiet", press(data_of(question, "Allow")))  # which the place offers again
-        await house.wait_until_idle()
-    assert witness(street.household) == ["one"]
+async def test_a_button_press_accepted_before_a_crash_is_performed_once_after_it(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        _, question = await request_approval(server, chat)
+        await server.connector_intake.accept("quiet", make_press(button_data(question, "Allow")))
+        server.crash()
+    async with chat.instance.run() as server:
+        await server.wait_for(lambda _: read_witness_lines(chat.instance) == ["one"], what="the call")
+        await server.connector_intake.accept(
+            "quiet", make_press(button_data(question, "Allow"))
+        )  # the platform delivers the press again
+        await server.wait_until_idle()
+    assert read_witness_lines(chat.instance) == ["one"]
 
 
-async def test_a_question_answered_elsewhere_is_closed_in_its_room(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        approval, _ = await ask(house, street)
-        await house.engine.answer_approval(approval, allow=False, by=boss_principal("owner"))
+async def test_an_approval_decided_elsewhere_updates_its_question_message_in_the_channel(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, _ = await request_approval(server, chat)
+        await server.engine.answer_approval(approval, allow=False, by=boss_principal("owner"))
         shown = f"[{approval[:8]} is denied by owner]"
-        await house.wait_for(
-            lambda _: any(shown in each for each in street.place.preview_texts), what="the closed question"
+        await server.wait_for(
+            lambda _: any(shown in each for each in chat.quiet_connector.preview_texts), what="the closed question"
         )
 
 
-class Clumsy(FakeConnector):
+class FailingConnector(FakeConnector):
     async def answer_press(self, press_id: str, text: str) -> None:
         raise RuntimeError("the connector has a bug")
 
@@ -206,142 +228,155 @@ class Clumsy(FakeConnector):
         raise RuntimeError("and another one")
 
 
-async def test_a_place_that_breaks_over_an_answer_takes_nothing_from_the_decision(street: Street) -> None:
-    street.household.connectors["quiet"] = Clumsy(street.household.clock, capabilities=BUTTONS)
-    async with street.household.run() as house:
-        await known(house)
+async def test_a_connector_error_while_answering_a_press_does_not_undo_the_decision(chat: ChatInstance) -> None:
+    chat.instance.connectors["quiet"] = FailingConnector(chat.instance.clock, capabilities=WITH_BUTTONS)
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
         for number in ("one", "two"):
-            approval, question = await ask(house, street, line(number), id_=number)
-            await house.connector_intake.accept("quiet", press(data_of(question, "Allow"), id_=f"press {number}"))
-            await house.wait_for(lambda _: witness(street.household)[-1:] == [number], what="the call")  # noqa: B023
-            assert await state_of(house, approval) == "allowed"
-            await house.wait_until_idle()
-
-
-async def test_a_flood_of_presses_of_strangers_leaves_nothing_behind(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        _, question = await ask(house, street)
-        data, before = data_of(question, "Allow"), await count(house)
-        for number in range(10 * CONCURRENT_REPLIES_MAX):
-            await house.connector_intake.accept(
-                "quiet", press(data, by=STRANGER, room=question.channel, id_=f"s{number}")
+            approval, question = await request_approval(server, chat, append_line_instruction(number), id_=number)
+            await server.connector_intake.accept(
+                "quiet", make_press(button_data(question, "Allow"), id_=f"press {number}")
             )
-        await house.wait_until_idle()
-        assert await count(house) == before, "nothing of it is kept"
-        assert street.place.press_answers, "they are told, as far as there is time for it"
+            await server.wait_for(lambda _: read_witness_lines(chat.instance)[-1:] == [number], what="the call")  # noqa: B023
+            assert await read_approval_state(server, approval) == "allowed"
+            await server.wait_until_idle()
+
+
+async def test_many_presses_by_strangers_store_nothing(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        _, question = await request_approval(server, chat)
+        data, before = button_data(question, "Allow"), await count(server)
+        for number in range(10 * CONCURRENT_REPLIES_MAX):
+            await server.connector_intake.accept(
+                "quiet", make_press(data, by=STRANGER, room=question.channel, id_=f"s{number}")
+            )
+        await server.wait_until_idle()
+        assert await count(server) == before, "the press is not stored"
+        assert chat.quiet_connector.press_answers, "strangers get a reply, up to the limit"
 
 
 @pytest.mark.spec("D32.buttons", "D32.resumes")
-async def test_a_request_for_permission_has_buttons_and_a_press_resumes_whoever_asked(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        wish = do("request_permission", permission="web", reason="to look up the trains")
-        approval, question = await ask(house, street, wish)
+async def test_a_permission_request_has_buttons_and_a_press_resumes_the_agent(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        wish = tool_instruction("request_permission", permission="web", reason="to look up the trains")
+        approval, question = await request_approval(server, chat, wish)
         assert question.text.startswith("ada asks: may I have web?")
         assert {"Allow", "Deny"} <= {button.label for row in question.buttons for button in row}
-        await house.wait_until_idle()
-        before = len(street.household.model.prompts)
-        await pressed(house, street, press(data_of(question, "Allow")))
-        assert await state_of(house, approval) == "allowed"
-        await house.wait_until_idle()
-        [decided] = street.household.model.prompts[before:]
+        await server.wait_until_idle()
+        before = len(chat.instance.model.prompts)
+        await press_and_read_reply(server, chat, make_press(button_data(question, "Allow")))
+        assert await read_approval_state(server, approval) == "allowed"
+        await server.wait_until_idle()
+        [decided] = chat.instance.model.prompts[before:]
         assert "owner allowed web" in str(decided.records[-1].body)
 
 
 # --- who is asked in a chat ---
 
 
-async def test_a_linked_person_is_asked_where_they_write_and_may_not_grant_for_good(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street, by=MARIA)
+async def test_a_linked_person_is_asked_in_their_channel_and_cannot_allow_always(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat, by=MARIA)
         assert [button.label for row in question.buttons for button in row] == ["Allow", "Deny", "Allow: session"]
-        forged = data_of(question, "Allow").replace("allow", "always")
-        assert await pressed(house, street, press(forged, by=MARIA)) == UNKNOWN_BUTTON
-        told = await pressed(house, street, press(data_of(question, "Allow"), by=MARIA, id_="p2"))
-        assert told == f"{approval[:8]} is allowed."
-        await house.wait_for(lambda _: witness(street.household) == ["one"], what="the call")
+        forged = button_data(question, "Allow").replace("allow", "always")
+        assert await press_and_read_reply(server, chat, make_press(forged, by=MARIA)) == UNKNOWN_BUTTON
+        reply = await press_and_read_reply(server, chat, make_press(button_data(question, "Allow"), by=MARIA, id_="p2"))
+        assert reply == f"{approval[:8]} is allowed."
+        await server.wait_for(lambda _: read_witness_lines(chat.instance) == ["one"], what="the call")
 
 
-async def test_for_a_stranger_the_owner_is_asked_and_the_room_sees_nothing_of_it(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        await house.connector_intake.accept("quiet", said(line("one"), by=STRANGER))
-        await open_question(house)
-        await house.wait_until_idle()
-        assert street.place.list_texts(f"dm-{STRANGER}") == []
-        assert [each.kind.value for each in await house.list_envelopes_to("owner")] == ["approval"]
+async def test_an_approval_for_a_stranger_goes_to_the_owner_and_not_to_the_channel(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        await server.connector_intake.accept("quiet", inbound_message(append_line_instruction("one"), by=STRANGER))
+        await wait_for_open_approval(server)
+        await server.wait_until_idle()
+        assert chat.quiet_connector.list_texts(f"dm-{STRANGER}") == []
+        assert [each.kind.value for each in await server.list_envelopes_to("owner")] == ["approval"]
 
 
-# --- numbers, where there are no buttons ---
+# --- numbers, without buttons ---
 
 
-async def test_a_number_answers_where_there_are_no_buttons(street: Street) -> None:
-    street.place.capabilities = NUMBERS
-    async with street.household.run() as house:
-        await known(house)
-        approval, question = await ask(house, street)
+async def test_a_numbered_reply_decides_an_approval_without_buttons(chat: ChatInstance) -> None:
+    chat.quiet_connector.capabilities = WITHOUT_BUTTONS
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        approval, question = await request_approval(server, chat)
         assert question.buttons == ()
         assert question.text.endswith("1: Allow, 2: Deny, 3: Allow: session, 4: Allow: always")
-        told = await house.connector_intake.accept("quiet", said(" 2. ", by=OWNER, id_="2"))
-        assert told is not None and told.outcome is Outcome.ANSWERED
-        assert await house.wait_for_answer(told.envelope) == f"{approval[:8]} is denied."
-        assert await state_of(house, approval) == "denied"
+        settled = await server.connector_intake.accept("quiet", inbound_message(" 2. ", by=OWNER, id_="2"))
+        assert settled is not None and settled.outcome is Outcome.ANSWERED
+        assert await server.wait_for_answer(settled.envelope) == f"{approval[:8]} is denied."
+        assert await read_approval_state(server, approval) == "denied"
 
 
-async def test_a_number_is_a_word_where_no_question_offers_it(street: Street) -> None:
-    async with street.household.run() as house:
-        await known(house)
-        place = street.place
-        plain = await house.connector_intake.accept("quiet", said("1", by=OWNER, id_="0"))
-        approval, _ = await ask(house, street)
-        with_buttons = await house.connector_intake.accept("quiet", said("1", by=OWNER, id_="2"))
-        place.capabilities = NUMBERS
-        too_high = await house.connector_intake.accept("quiet", said("9", by=OWNER, id_="3"))
-        elsewhere = await house.connector_intake.accept("quiet", said("1", by=MARIA, id_="4"))
-        stranger = await house.connector_intake.accept(
-            "quiet", said("1", by=STRANGER, room="-1", id_="5", mentioned=True)
+async def test_a_number_is_ordinary_text_unless_an_open_approval_offers_it(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        quiet_connector = chat.quiet_connector
+        plain = await server.connector_intake.accept("quiet", inbound_message("1", by=OWNER, id_="0"))
+        approval, _ = await request_approval(server, chat)
+        with_buttons = await server.connector_intake.accept("quiet", inbound_message("1", by=OWNER, id_="2"))
+        quiet_connector.capabilities = WITHOUT_BUTTONS
+        too_high = await server.connector_intake.accept("quiet", inbound_message("9", by=OWNER, id_="3"))
+        elsewhere = await server.connector_intake.accept("quiet", inbound_message("1", by=MARIA, id_="4"))
+        stranger = await server.connector_intake.accept(
+            "quiet", inbound_message("1", by=STRANGER, room="-1", id_="5", mentioned=True)
         )
         for receipt in (plain, with_buttons, too_high, elsewhere, stranger):
             assert receipt is not None and receipt.outcome is None
-        assert await state_of(house, approval) == "open"
+        assert await read_approval_state(server, approval) == "open"
 
 
-async def test_of_several_questions_a_number_picks_none_unless_it_answers_to_one(street: Street) -> None:
-    street.place.capabilities = NUMBERS
-    async with street.household.run() as house:
-        await known(house)
-        first, question = await ask(house, street)
-        await house.connector_intake.accept(
-            "quiet", said("never mind", by=OWNER, id_="2")
-        )  # the run goes on without the answer
-        await house.wait_until_idle()
-        await house.connector_intake.accept("quiet", said(line("two"), by=OWNER, id_="3"))
-        await house.wait_until_idle()
-        [(second,)] = await rows(house, "SELECT id FROM approvals WHERE state = 'open' AND id <> :id", id=first)
-        unclear = await house.connector_intake.accept("quiet", said("1", by=OWNER, id_="4"))
+async def test_a_number_is_ambiguous_with_two_open_approvals_unless_it_quotes_one(chat: ChatInstance) -> None:
+    chat.quiet_connector.capabilities = WITHOUT_BUTTONS
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        first, question = await request_approval(server, chat)
+        await server.connector_intake.accept(
+            "quiet", inbound_message("never mind", by=OWNER, id_="2")
+        )  # the run resumes without the decision
+        await server.wait_until_idle()
+        await server.connector_intake.accept(
+            "quiet", inbound_message(append_line_instruction("two"), by=OWNER, id_="3")
+        )
+        await server.wait_until_idle()
+        [(second,)] = await rows(server, "SELECT id FROM approvals WHERE state = 'open' AND id <> :id", id=first)
+        unclear = await server.connector_intake.accept("quiet", inbound_message("1", by=OWNER, id_="4"))
         assert unclear is not None
-        text = await house.wait_for_answer(unclear.envelope)
+        text = await server.wait_for_answer(unclear.envelope)
         assert first[:8] in text and second[:8] in text
-        assert (await state_of(house, first), await state_of(house, second)) == ("open", "open")
+        assert (await read_approval_state(server, first), await read_approval_state(server, second)) == ("open", "open")
         quoted = QuotedMessage(message_id=f"quiet-{question.envelope.id[:8]}", ours=True)
-        clear = await house.connector_intake.accept("quiet", said("2", by=OWNER, id_="5", quoted=quoted))
+        clear = await server.connector_intake.accept("quiet", inbound_message("2", by=OWNER, id_="5", quoted=quoted))
         assert clear is not None
-        assert (await state_of(house, first), await state_of(house, second)) == ("denied", "open")
+        assert (await read_approval_state(server, first), await read_approval_state(server, second)) == (
+            "denied",
+            "open",
+        )
 
 
-async def test_a_number_of_somebody_who_was_not_asked_decides_nothing(street: Street) -> None:
-    street.place.capabilities = NUMBERS
-    async with street.household.run() as house:
-        await known(house)
-        await house.connector_intake.accept("quiet", said(line("one"), by=OWNER, room="-1", mentioned=True))
-        approval = await open_question(house)
-        await house.wait_for(lambda _: bool(street.place.list_texts("-1")), what="the question in the room")
-        hers = await house.connector_intake.accept("quiet", said("1", by=MARIA, room="-1", id_="2", mentioned=True))
+async def test_a_number_from_a_person_who_was_not_asked_decides_nothing(chat: ChatInstance) -> None:
+    chat.quiet_connector.capabilities = WITHOUT_BUTTONS
+    async with chat.instance.run() as server:
+        await link_owner_and_maria(server)
+        await server.connector_intake.accept(
+            "quiet", inbound_message(append_line_instruction("one"), by=OWNER, room="-1", mentioned=True)
+        )
+        approval = await wait_for_open_approval(server)
+        await server.wait_for(lambda _: bool(chat.quiet_connector.list_texts("-1")), what="the question in the channel")
+        hers = await server.connector_intake.accept(
+            "quiet", inbound_message("1", by=MARIA, room="-1", id_="2", mentioned=True)
+        )
         assert hers is not None
-        assert "person:maria was not asked" in await house.wait_for_answer(hers.envelope)
-        assert await state_of(house, approval) == "open"
-        his = await house.connector_intake.accept("quiet", said("1", by=OWNER, room="-1", id_="3", mentioned=True))
+        assert "person:maria was not asked" in await server.wait_for_answer(hers.envelope)
+        assert await read_approval_state(server, approval) == "open"
+        his = await server.connector_intake.accept(
+            "quiet", inbound_message("1", by=OWNER, room="-1", id_="3", mentioned=True)
+        )
         assert his is not None
-        assert await house.wait_for_answer(his.envelope) == f"{approval[:8]} is allowed."
+        assert await server.wait_for_answer(his.envelope) == f"{approval[:8]} is allowed."

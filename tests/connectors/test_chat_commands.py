@@ -1,11 +1,11 @@
-"""Commands in chats: they work for people of the house, and are silence to everybody else."""
+"""Test commands in chats: they work for known people, and others get no reply."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from connector_instance import Street, kept, link, said
+from connector_instance import ChatInstance, inbound_message, link, read_accepted_envelope
 
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Outcome
@@ -16,68 +16,72 @@ OWNER, STRANGER = "9", "8"
 
 
 @pytest.fixture
-def street(tmp_path: Path) -> Street:
-    return Street.at(tmp_path, dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
+def chat(tmp_path: Path) -> ChatInstance:
+    return ChatInstance.at(tmp_path, dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 
 
-async def commanded(house: LocalServer, street: Street, text: str, *, by: str, id_: str, room: str = "") -> str:
-    """What the house says to a command; empty where it says nothing."""
-    before = len(street.place.parts)
-    receipt = await house.connector_intake.accept("quiet", said(text, by=by, id_=id_, room=room, mentioned=bool(room)))
+async def send_command(server: LocalServer, chat: ChatInstance, text: str, *, by: str, id_: str, room: str = "") -> str:
+    """Return the reply to a command, or an empty text if there is none."""
+    before = len(chat.quiet_connector.parts)
+    receipt = await server.connector_intake.accept(
+        "quiet", inbound_message(text, by=by, id_=id_, room=room, mentioned=bool(room))
+    )
     assert receipt is not None
-    settled = await house.wait_for_outcome(receipt.envelope)
-    await house.wait_until_idle()
+    settled = await server.wait_for_outcome(receipt.envelope)
+    await server.wait_until_idle()
     if settled.outcome is Outcome.REFUSED:
-        assert settled.because.startswith("command-not-allowed: /"), "it is in the books"
-        assert len(street.place.parts) == before
+        assert settled.because.startswith("command-not-allowed: /"), "the refusal is recorded"
+        assert len(chat.quiet_connector.parts) == before
         return ""
     assert settled.outcome is Outcome.ANSWERED
-    return await house.wait_for_answer(receipt.envelope)
+    return await server.wait_for_answer(receipt.envelope)
 
 
 @pytest.mark.spec("H74", "C18")
 @pytest.mark.parametrize("text", ["/new", "/status", "/abort"])
 @pytest.mark.parametrize("room", ["", "-1"])
-async def test_new_status_and_abort_work_for_the_owner_and_are_silence_to_others(
-    street: Street, text: str, room: str
+async def test_new_status_and_abort_are_answered_to_the_owner_and_not_to_strangers(
+    chat: ChatInstance, text: str, room: str
 ) -> None:
-    async with street.household.run() as house:
-        await link(house, "owner", id_=OWNER)
-        asked = len(street.household.model.prompts)
-        assert await commanded(house, street, text, by=STRANGER, id_="1", room=room) == ""
-        assert len(street.household.model.prompts) == asked, "no agent hears of it"
-        assert await commanded(house, street, text, by=OWNER, id_="2", room=room) != ""
+    async with chat.instance.run() as server:
+        await link(server, "owner", id_=OWNER)
+        asked = len(chat.instance.model.prompts)
+        assert await send_command(server, chat, text, by=STRANGER, id_="1", room=room) == ""
+        assert len(chat.instance.model.prompts) == asked, "no agent receives it"
+        assert await send_command(server, chat, text, by=OWNER, id_="2", room=room) != ""
 
 
 @pytest.mark.spec("D59", "C18")
-async def test_an_unknown_command_is_answered_to_those_who_may_and_is_silence_to_others(street: Street) -> None:
-    async with street.household.run() as house:
-        await link(house, "owner", id_=OWNER)
-        answer = await commanded(house, street, "/statsu", by=OWNER, id_="1")
+async def test_an_unknown_command_gets_a_suggestion_for_the_owner_and_no_reply_for_strangers(
+    chat: ChatInstance,
+) -> None:
+    async with chat.instance.run() as server:
+        await link(server, "owner", id_=OWNER)
+        answer = await send_command(server, chat, "/statsu", by=OWNER, id_="1")
         assert answer.startswith("Unknown command /statsu. Did you mean /status?")
-        assert street.place.list_texts(f"dm-{OWNER}") == [answer]
-        assert await commanded(house, street, "/statsu", by=STRANGER, id_="2") == ""
-        assert street.place.list_texts(f"dm-{STRANGER}") == []
-        assert street.household.model.prompts == [], "no model is asked what is only mistyped"
+        assert chat.quiet_connector.list_texts(f"dm-{OWNER}") == [answer]
+        assert await send_command(server, chat, "/statsu", by=STRANGER, id_="2") == ""
+        assert chat.quiet_connector.list_texts(f"dm-{STRANGER}") == []
+        assert chat.instance.model.prompts == [], "a mistyped command calls no model"
 
 
 @pytest.mark.spec("C18")
-async def test_every_command_is_answered_in_a_chat_and_none_of_them_to_a_stranger(street: Street) -> None:
-    async with street.household.run() as house:
-        await link(house, "owner", id_=OWNER)
+async def test_every_chat_command_is_answered_to_the_owner_and_never_to_a_stranger(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link(server, "owner", id_=OWNER)
         for number, name in enumerate(SUMMARIES):
-            assert await commanded(house, street, f"/{name}", by=STRANGER, id_=f"s{number}") == "", name
-            if name is not CommandName.NEW:  # a bare one is greeted by the agent
-                assert await commanded(house, street, f"/{name}", by=OWNER, id_=f"o{number}"), name
-        assert len(street.place.list_texts(f"dm-{STRANGER}")) == 0
+            assert await send_command(server, chat, f"/{name}", by=STRANGER, id_=f"s{number}") == "", name
+            if name is not CommandName.NEW:  # the agent answers a bare one with a greeting
+                assert await send_command(server, chat, f"/{name}", by=OWNER, id_=f"o{number}"), name
+        assert len(chat.quiet_connector.list_texts(f"dm-{STRANGER}")) == 0
 
 
-async def test_a_command_that_is_offered_again_is_carried_out_once(street: Street) -> None:
-    async with street.household.run() as house:
-        await link(house, "owner", id_=OWNER)
-        again = said("/reset keep this", by=OWNER)
-        first = await kept(house, await house.connector_intake.accept("quiet", again))
-        second = await house.connector_intake.accept("quiet", again)
-        await house.wait_until_idle()
+async def test_a_redelivered_chat_command_is_performed_once(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        await link(server, "owner", id_=OWNER)
+        again = inbound_message("/reset keep this", by=OWNER)
+        first = await read_accepted_envelope(server, await server.connector_intake.accept("quiet", again))
+        second = await server.connector_intake.accept("quiet", again)
+        await server.wait_until_idle()
         assert second is not None and (second.envelope, second.duplicate) == (first.id, True)
-        assert len(street.place.list_texts(f"dm-{OWNER}")) == 1
+        assert len(chat.quiet_connector.list_texts(f"dm-{OWNER}")) == 1

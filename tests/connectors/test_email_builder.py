@@ -1,4 +1,4 @@
-"""From a parcel to a mail, read back by the standard library; and nothing can be slipped in."""
+"""Test building an email from a delivery part. The standard library reads it back, and no text can inject a header."""
 
 from __future__ import annotations
 
@@ -24,18 +24,27 @@ from retinue.connectors.email.sender_auth import get_automated_reason
 from retinue.domain.attachment import Attachment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-HOUSE = EmailSender("house@house.test", "The House")
-KEY = "a" * 32
-FIELDS = ["From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "X-Auto-Response-Suppress", "MIME-Version"]
-CONTENT = ["Content-Type", "Content-Transfer-Encoding"]
+SERVER = EmailSender("retinue@retinue.test", "The Team")
+IDEMPOTENCY_KEY = "a" * 32
+HEADER_NAMES = [
+    "From",
+    "To",
+    "Subject",
+    "Date",
+    "Message-ID",
+    "Auto-Submitted",
+    "X-Auto-Response-Suppress",
+    "MIME-Version",
+]
+CONTENT_HEADER_NAMES = ["Content-Type", "Content-Transfer-Encoding"]
 
 
-def written(
+def build(
     text: str = "At noon.",
     *,
-    key: str = KEY,
+    key: str = IDEMPOTENCY_KEY,
     to: str = "maria@example.org",
-    sender: EmailSender = HOUSE,
+    sender: EmailSender = SERVER,
     thread: EmailThread = NEW_THREAD,
     quote: str = "",
     files: tuple[tuple[Attachment, bytes], ...] = (),
@@ -45,14 +54,14 @@ def written(
     )
 
 
-def parsed(raw: bytes) -> EmailMessage:
+def parse(raw: bytes) -> EmailMessage:
     made = email.message_from_bytes(raw, policy=email.policy.default)
     assert not made.defects
     return made
 
 
-def test_an_answer_names_what_it_answers_and_all_before_it() -> None:
-    made = parsed(written(thread=EmailThread(subject="Lunch", ids=("one@x", "two@x", "three@x")), quote="two@x"))
+def test_a_reply_email_has_in_reply_to_and_references_headers() -> None:
+    made = parse(build(thread=EmailThread(subject="Lunch", ids=("one@x", "two@x", "three@x")), quote="two@x"))
 
     assert made["In-Reply-To"] == "<two@x>"
     assert made["References"].split() == ["<one@x>", "<three@x>", "<two@x>"]
@@ -60,43 +69,43 @@ def test_an_answer_names_what_it_answers_and_all_before_it() -> None:
     assert made["Auto-Submitted"] == "auto-replied"
 
 
-def test_an_answer_that_quotes_nothing_goes_to_the_end_of_its_thread() -> None:
-    assert parsed(written(thread=EmailThread(subject="AW: Lunch", ids=("one@x", "two@x"))))["In-Reply-To"] == "<two@x>"
-    assert parsed(written(thread=EmailThread(subject="AW: Lunch", ids=("one@x",))))["Subject"] == "AW: Lunch"
+def test_a_reply_without_a_quote_answers_the_last_message_of_its_thread() -> None:
+    assert parse(build(thread=EmailThread(subject="AW: Lunch", ids=("one@x", "two@x"))))["In-Reply-To"] == "<two@x>"
+    assert parse(build(thread=EmailThread(subject="AW: Lunch", ids=("one@x",))))["Subject"] == "AW: Lunch"
 
 
 def test_long_references_keep_the_first_and_the_last() -> None:
     ids = tuple(f"{'x' * 90}{number}@example.org" for number in range(200))
-    made = parsed(written(thread=EmailThread(subject="Lunch", ids=ids)))
+    made = parse(build(thread=EmailThread(subject="Lunch", ids=ids)))
 
     found = made["References"].split()
     assert len(found) == 20 and (found[0], found[-1]) == (f"<{ids[0]}>", f"<{ids[-1]}>")
-    assert max(len(line) for line in written(thread=EmailThread(ids=ids)).split(b"\r\n")) < 998
+    assert max(len(line) for line in build(thread=EmailThread(ids=ids)).split(b"\r\n")) < 998
 
 
-def test_the_same_parcel_is_the_same_mail() -> None:
+def test_the_same_delivery_part_builds_an_identical_email_and_message_id() -> None:
     file = (Attachment(hash="h", name="a.bin", media_type="application/x-odd", size_bytes=3), b"abc")
 
-    assert written(files=(file,)) == written(files=(file,))
-    assert make_message_id(KEY, HOUSE) == f"retinue.{KEY}@house.test"
-    assert make_message_id(f"{KEY}/0", HOUSE) != make_message_id(f"{KEY}/1", HOUSE)
-    assert parsed(written())["Message-ID"] == f"<{make_message_id(KEY, HOUSE)}>"
+    assert build(files=(file,)) == build(files=(file,))
+    assert make_message_id(IDEMPOTENCY_KEY, SERVER) == f"retinue.{IDEMPOTENCY_KEY}@retinue.test"
+    assert make_message_id(f"{IDEMPOTENCY_KEY}/0", SERVER) != make_message_id(f"{IDEMPOTENCY_KEY}/1", SERVER)
+    assert parse(build())["Message-ID"] == f"<{make_message_id(IDEMPOTENCY_KEY, SERVER)}>"
 
 
-def test_what_we_send_is_known_for_a_programs() -> None:
-    assert get_automated_reason(parse_message(written()), None)
+def test_a_sent_email_is_recognized_as_automated() -> None:
+    assert get_automated_reason(parse_message(build()), None)
 
 
 @given(st.text(), st.text(), st.text(), st.text(max_size=60), st.text(min_size=1), st.text())
-def test_no_words_of_anybody_become_a_header(
+def test_line_breaks_in_any_field_cannot_inject_an_email_header(
     text: str, subject: str, quote: str, name: str, key: str, file_name: str
 ) -> None:
     evil = "\r\nBcc: all@example.org\r\n\r\nBody"
     file = (Attachment(hash="h", name=file_name + evil, media_type=f"text/plain{evil}", size_bytes=3), b"abc")
-    raw = written(
+    raw = build(
         text + evil,
         key=key + evil,
-        sender=EmailSender("house@house.test", name + evil),
+        sender=EmailSender("retinue@retinue.test", name + evil),
         thread=EmailThread(subject=subject + evil, ids=(f"one@x{evil}", quote + evil, "good@x")),
         quote=quote + evil,
         files=(file,),
@@ -105,7 +114,7 @@ def test_no_words_of_anybody_become_a_header(
     names = [line.partition(b":")[0].decode() for line in head.split(b"\r\n") if line[:1] not in b" \t"]
 
     assert "Bcc" not in names
-    assert set(names) <= {*FIELDS, *CONTENT, "In-Reply-To", "References"}
+    assert set(names) <= {*HEADER_NAMES, *CONTENT_HEADER_NAMES, "In-Reply-To", "References"}
     assert raw.isascii() and max(map(len, raw.split(b"\r\n"))) <= 998
     assert b"\r" not in raw.replace(b"\r\n", b"") and b"\n" not in raw.replace(b"\r\n", b"")
 
@@ -117,21 +126,21 @@ def test_no_words_of_anybody_become_a_header(
         )
     )
 )
-def test_the_words_arrive_as_they_were(text: str) -> None:
-    body = parsed(written(text)).get_body()
+def test_the_email_text_is_preserved(text: str) -> None:
+    body = parse(build(text)).get_body()
 
     assert body is not None
     assert body.get_content().replace("\r\n", "\n").rstrip("\n") == text.rstrip("\n")
 
 
-def test_files_arrive_as_they_were() -> None:
+def test_email_attachments_keep_their_names_and_bytes() -> None:
     content = bytes(range(256)) * 300
     files = (
         (Attachment(hash="h", name="Übersicht.pdf", media_type="application/pdf", size_bytes=1), content),
         (Attachment(hash="i", name="mail.eml", media_type="message/rfc822", size_bytes=1), b"From: x\n\ny"),
         (Attachment(hash="j", name="notes.txt", media_type="text/plain", size_bytes=1), b"--=_retinue\r\n.\r\n"),
     )
-    made = parsed(written(files=files))
+    made = parse(build(files=files))
 
     assert [(part.get_filename(), part.get_payload(decode=True)) for part in made.iter_attachments()] == [
         ("Übersicht.pdf", content),
@@ -149,7 +158,7 @@ def test_files_arrive_as_they_were() -> None:
         ("a/b@example.org/0123abcd", "a/b@example.org", "0123abcd"),
     ],
 )
-def test_a_room_says_whom_mail_goes_to(room: str, address: str, thread: str) -> None:
+def test_an_email_channel_is_parsed_into_an_address_and_a_thread(room: str, address: str, thread: str) -> None:
     found = parse_channel(room)
 
     assert found is not None and (found.address, found.thread) == (address, thread)
@@ -168,5 +177,5 @@ def test_a_room_says_whom_mail_goes_to(room: str, address: str, thread: str) -> 
         "a@b.c/x/y",
     ],
 )
-def test_what_is_no_room_leads_nowhere(room: str) -> None:
+def test_an_invalid_email_channel_is_rejected(room: str) -> None:
     assert parse_channel(room) is None

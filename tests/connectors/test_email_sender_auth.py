@@ -1,42 +1,42 @@
-"""Who wrote a mail, as far as it is proved, and whether it was a program."""
+"""Test how far the sender of an email is proved, and whether it is a program."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from connectors.email_instance import mail
+from connectors.email_instance import make_email
 
 from retinue.connectors.email.mime import parse_message
 from retinue.connectors.email.sender_auth import SenderAuthenticator, SenderAuthResult
 from retinue.testing.email_servers import AUTHSERV, MARIA_ADDRESS, SERVER_ADDRESS
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-PASS = f"{AUTHSERV}; dmarc=pass header.from=example.org"
+DMARC_PASS = f"{AUTHSERV}; dmarc=pass header.from=example.org"
 
 
-def guard(*, authserv_id: str = AUTHSERV, mails_per_hour: int = 1000) -> SenderAuthenticator:
+def make_authenticator(*, authserv_id: str = AUTHSERV, emails_per_hour: int = 1000) -> SenderAuthenticator:
     return SenderAuthenticator.create(
-        addresses=frozenset({SERVER_ADDRESS}), authserv_id=authserv_id, mails_per_hour=mails_per_hour
+        addresses=frozenset({SERVER_ADDRESS}), authserv_id=authserv_id, emails_per_hour=emails_per_hour
     )
 
 
-def judge(
+def authenticate_email(
     *lines: str,
     by: SenderAuthenticator | None = None,
     sender: str = MARIA_ADDRESS,
     to: str = SERVER_ADDRESS,
     at: datetime = NOW,
 ) -> SenderAuthResult:
-    made = mail("words", sender=sender, to=to, now=NOW)
+    made = make_email("words", sender=sender, to=to, now=NOW)
     raw = "".join(f"{line}\r\n" for line in lines).encode() + bytes(made)
-    return (by or guard()).authenticate(parse_message(raw), received_at=at)
+    return (by or make_authenticator()).authenticate(parse_message(raw), received_at=at)
 
 
 @pytest.mark.parametrize(
     "results",
     [
-        PASS,
+        DMARC_PASS,
         f"{AUTHSERV};\r\n spf=pass smtp.mailfrom=x.test;\r\n dmarc=pass (p=REJECT sp=NONE) header.from=example.org",
         f"{AUTHSERV} 1; dkim=pass (2048-bit key) header.d=example.org header.s=s1 header.b=abc",
         f"{AUTHSERV}; dkim=fail header.d=example.org; dkim=pass header.i=@example.org",
@@ -45,10 +45,10 @@ def judge(
         " dmarc=pass (p=REJECT) header.from=example.org",
     ],
 )
-def test_an_address_that_the_receiving_server_vouches_for_is_proved(results: str) -> None:
-    judgement = judge(f"Authentication-Results: {results}")
+def test_a_sender_authenticated_by_the_receiving_server_is_verified(results: str) -> None:
+    auth_result = authenticate_email(f"Authentication-Results: {results}")
 
-    assert (judgement.is_verified, judgement.sender_id, judgement.because) == (True, MARIA_ADDRESS, "")
+    assert (auth_result.is_verified, auth_result.sender_id, auth_result.because) == (True, MARIA_ADDRESS, "")
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_an_address_that_the_receiving_server_vouches_for_is_proved(results: str
         f"{AUTHSERV}; none",
         f"{AUTHSERV}; dmarc=fail header.from=example.org",
         f"{AUTHSERV}; dmarc=pass header.from=evil.test",
-        f"{AUTHSERV}; dmarc=pass",  # of whom, it does not say
-        f"{AUTHSERV}; spf=pass smtp.mailfrom=example.org",  # the envelope, not the letter
+        f"{AUTHSERV}; dmarc=pass",  # it does not say which domain passed
+        f"{AUTHSERV}; spf=pass smtp.mailfrom=example.org",  # the envelope sender, not the From header
         f"{AUTHSERV}; dkim=pass header.d=evil.test",
-        f"{AUTHSERV}; dkim=pass header.d=sub.example.org",  # whoever has a part of a domain has not all of it
+        f"{AUTHSERV}; dkim=pass header.d=sub.example.org",  # control of a subdomain is not control of the domain
         f"{AUTHSERV}; dkim=pass header.d=org",
         f"{AUTHSERV}; dkim=pass header.d=notexample.org",
         f"{AUTHSERV}; x=y (; dmarc=pass header.from=example.org)",
@@ -70,16 +70,20 @@ def test_an_address_that_the_receiving_server_vouches_for_is_proved(results: str
         f"x{AUTHSERV}; dmarc=pass header.from=example.org",
     ],
 )
-def test_any_other_word_on_it_proves_nothing(results: str) -> None:
-    judgement = judge(f"Authentication-Results: {results}")
+def test_other_authentication_results_do_not_verify_the_sender(results: str) -> None:
+    auth_result = authenticate_email(f"Authentication-Results: {results}")
 
-    assert (judgement.is_verified, judgement.sender_id) == (False, f"unverified:{MARIA_ADDRESS}")
-    assert judgement.because
+    assert (auth_result.is_verified, auth_result.sender_id) == (False, f"unverified:{MARIA_ADDRESS}")
+    assert auth_result.because
 
 
-def test_only_the_topmost_word_of_the_server_counts() -> None:
-    forged_below = judge(f"Authentication-Results: {AUTHSERV}; dmarc=fail", f"Authentication-Results: {PASS}")
-    strangers_above = judge("Authentication-Results: mx.evil.test; dmarc=fail", f"Authentication-Results: {PASS}")
+def test_only_the_topmost_authentication_results_of_the_server_counts() -> None:
+    forged_below = authenticate_email(
+        f"Authentication-Results: {AUTHSERV}; dmarc=fail", f"Authentication-Results: {DMARC_PASS}"
+    )
+    strangers_above = authenticate_email(
+        "Authentication-Results: mx.evil.test; dmarc=fail", f"Authentication-Results: {DMARC_PASS}"
+    )
 
     assert not forged_below.is_verified
     assert strangers_above.is_verified
@@ -94,21 +98,25 @@ def test_only_the_topmost_word_of_the_server_counts() -> None:
         f"(a (b (c (d) c) b) a) {AUTHSERV}; dmarc=fail",
     ],
 )
-def test_a_word_of_the_server_that_cannot_be_read_lets_none_below_it_count(unreadable: str) -> None:
-    assert not judge(f"Authentication-Results: {unreadable}", f"Authentication-Results: {PASS}").is_verified
+def test_unreadable_authentication_results_of_the_server_hide_those_below(unreadable: str) -> None:
+    assert not authenticate_email(
+        f"Authentication-Results: {unreadable}", f"Authentication-Results: {DMARC_PASS}"
+    ).is_verified
 
 
-def test_whoever_only_claims_an_address_does_not_use_up_what_its_owner_may_write() -> None:
-    by = guard(mails_per_hour=3)
-    forged = [judge(by=by) for _ in range(10)]
+def test_unverified_emails_do_not_use_up_the_rate_limit_of_the_verified_sender() -> None:
+    by = make_authenticator(emails_per_hour=3)
+    forged = [authenticate_email(by=by) for _ in range(10)]
     assert forged[-1].is_automated and not forged[-1].is_verified
-    assert not judge(f"Authentication-Results: {PASS}", by=by).is_automated
+    assert not authenticate_email(f"Authentication-Results: {DMARC_PASS}", by=by).is_automated
 
 
-def test_without_a_server_to_believe_nobody_is_proved() -> None:
-    assert not judge(f"Authentication-Results: {PASS}", by=guard(authserv_id="")).is_verified
-    assert not judge(
-        "Authentication-Results: ; dmarc=pass header.from=example.org", by=guard(authserv_id="")
+def test_no_sender_is_verified_without_an_authserv_id() -> None:
+    assert not authenticate_email(
+        f"Authentication-Results: {DMARC_PASS}", by=make_authenticator(authserv_id="")
+    ).is_verified
+    assert not authenticate_email(
+        "Authentication-Results: ; dmarc=pass header.from=example.org", by=make_authenticator(authserv_id="")
     ).is_verified
 
 
@@ -120,25 +128,27 @@ def test_without_a_server_to_believe_nobody_is_proved() -> None:
         f"undisclosed:{MARIA_ADDRESS};, a@example.org",
     ],
 )
-def test_a_mail_from_several_proves_none_of_them(sender: str) -> None:
+def test_an_email_with_several_from_addresses_is_not_verified(sender: str) -> None:
     date = "Wed, 04 Mar 2026 05:06:07 +0000"
-    raw = f"Authentication-Results: {PASS}\r\nFrom: {sender}\r\nTo: {SERVER_ADDRESS}\r\nDate: {date}"
+    raw = f"Authentication-Results: {DMARC_PASS}\r\nFrom: {sender}\r\nTo: {SERVER_ADDRESS}\r\nDate: {date}"
 
-    assert not guard().authenticate(parse_message(raw.encode() + b"\r\n\r\nx"), received_at=NOW).is_verified
-
-
-def test_a_second_from_proves_nobody() -> None:
-    assert not judge(f"Authentication-Results: {PASS}", f"From: {MARIA_ADDRESS}").is_verified
+    assert (
+        not make_authenticator().authenticate(parse_message(raw.encode() + b"\r\n\r\nx"), received_at=NOW).is_verified
+    )
 
 
-def test_a_mail_to_somebody_else_that_was_sent_on_is_not_taken_for_a_word_to_us() -> None:
-    assert not judge(f"Authentication-Results: {PASS}", to="a-list@example.org").is_verified
+def test_an_email_with_a_second_from_header_is_not_verified() -> None:
+    assert not authenticate_email(f"Authentication-Results: {DMARC_PASS}", f"From: {MARIA_ADDRESS}").is_verified
 
 
-def test_an_old_mail_that_is_sent_again_is_not_taken_for_a_new_one() -> None:
-    assert judge(f"Authentication-Results: {PASS}", at=NOW + timedelta(days=2)).is_verified
-    assert not judge(f"Authentication-Results: {PASS}", at=NOW + timedelta(days=30)).is_verified
-    assert not judge(f"Authentication-Results: {PASS}", at=NOW - timedelta(days=30)).is_verified
+def test_an_email_addressed_to_another_recipient_is_not_verified() -> None:
+    assert not authenticate_email(f"Authentication-Results: {DMARC_PASS}", to="a-list@example.org").is_verified
+
+
+def test_an_email_with_a_date_far_from_its_arrival_is_not_verified() -> None:
+    assert authenticate_email(f"Authentication-Results: {DMARC_PASS}", at=NOW + timedelta(days=2)).is_verified
+    assert not authenticate_email(f"Authentication-Results: {DMARC_PASS}", at=NOW + timedelta(days=30)).is_verified
+    assert not authenticate_email(f"Authentication-Results: {DMARC_PASS}", at=NOW - timedelta(days=30)).is_verified
 
 
 @pytest.mark.parametrize(
@@ -157,10 +167,10 @@ def test_an_old_mail_that_is_sent_again_is_not_taken_for_a_new_one() -> None:
         "Content-Type: multipart/report; report-type=delivery-status; boundary=x",
     ],
 )
-def test_what_a_program_sends_is_known_for_it(line: str) -> None:
-    judgement = judge(line)
+def test_an_email_with_an_automation_header_is_automated(line: str) -> None:
+    auth_result = authenticate_email(line)
 
-    assert judgement.is_automated and judgement.because
+    assert auth_result.is_automated and auth_result.because
 
 
 @pytest.mark.parametrize(
@@ -173,31 +183,31 @@ def test_what_a_program_sends_is_known_for_it(line: str) -> None:
         "postmaster@x.org",
     ],
 )
-def test_an_address_that_programs_have_is_a_programs(sender: str) -> None:
-    assert judge(sender=sender).is_automated
+def test_an_email_from_a_system_address_is_automated(sender: str) -> None:
+    assert authenticate_email(sender=sender).is_automated
 
 
 @pytest.mark.parametrize(
     "line", ["Auto-Submitted: no", "Precedence: first-class", "X-Auto-Response-Suppress: None", "X-Mailer: y"]
 )
-def test_a_person_is_none(line: str) -> None:
-    assert not judge(line).is_automated
+def test_headers_of_ordinary_email_are_not_automated(line: str) -> None:
+    assert not authenticate_email(line).is_automated
 
 
-def test_our_own_mail_is_ours_by_its_id_or_its_address() -> None:
-    by_id = parse_message(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@house.test>\r\n\r\n")
+def test_own_email_is_recognized_by_message_id_or_address() -> None:
+    by_id = parse_message(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@retinue.test>\r\n\r\n")
     elsewhere = parse_message(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@example.org>\r\n\r\n")
 
-    assert guard().authenticate(by_id, received_at=NOW).is_own
-    assert judge(sender=SERVER_ADDRESS).is_own
-    assert not guard().authenticate(elsewhere, received_at=NOW).is_own
+    assert make_authenticator().authenticate(by_id, received_at=NOW).is_own
+    assert authenticate_email(sender=SERVER_ADDRESS).is_own
+    assert not make_authenticator().authenticate(elsewhere, received_at=NOW).is_own
 
 
-def test_whoever_writes_faster_than_a_person_is_a_program_until_they_slow_down() -> None:
-    hasty = guard(mails_per_hour=3)
-    paces = [judge(by=hasty, at=NOW + timedelta(seconds=each)).is_automated for each in range(5)]
-    other = judge(by=hasty, sender="noor@example.org")
-    later = judge(by=hasty, at=NOW + timedelta(hours=1))
+def test_a_sender_above_the_hourly_limit_is_automated_until_they_slow_down() -> None:
+    hasty = make_authenticator(emails_per_hour=3)
+    paces = [authenticate_email(by=hasty, at=NOW + timedelta(seconds=each)).is_automated for each in range(5)]
+    other = authenticate_email(by=hasty, sender="noor@example.org")
+    later = authenticate_email(by=hasty, at=NOW + timedelta(hours=1))
 
     assert paces == [False, False, False, True, True]
     assert not other.is_automated

@@ -1,4 +1,4 @@
-"""The kit itself: connectors with one wrong in each, and what it says of them."""
+"""Test that the fault kit finds defects, with connectors that have one defect each."""
 
 from __future__ import annotations
 
@@ -33,133 +33,133 @@ from retinue.testing.fault_kit.peer import HostPort
 from retinue.testing.virtual_time import simulate
 
 
-class Around:
-    """A connector around a good one, which each of those below spoils in one way."""
+class ConnectorWrapper:
+    """Wraps a correct connector. Each subclass adds one defect."""
 
-    def __init__(self, inside: Connector) -> None:
-        self.inside = inside
-        self.name = inside.name
-        self.repeats_safely = inside.repeats_safely
+    def __init__(self, inner: Connector) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.repeats_safely = inner.repeats_safely
 
     async def listen(self, accept: Accept) -> None:
-        await self.inside.listen(accept)
+        await self.inner.listen(accept)
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
-        return await self.inside.deliver(part)
+        return await self.inner.deliver(part)
 
 
-class ConfirmsFirst(Around):
-    """Has the place forget what it heard before the house has it."""
+class ConfirmsBeforeAccept(ConnectorWrapper):
+    """Confirms a message to the platform before the server has accepted it."""
 
     async def listen(self, accept: Accept) -> None:
-        heard: asyncio.Queue[InboundMessage] = asyncio.Queue()
+        held_messages: asyncio.Queue[InboundMessage] = asyncio.Queue()
 
         async def confirm(incoming: InboundMessage) -> Receipt | None:
-            heard.put_nowait(incoming)
+            held_messages.put_nowait(incoming)
             return None
 
-        async def hand_in() -> None:
+        async def accept_queued() -> None:
             while True:
-                await accept(await heard.get())
+                await accept(await held_messages.get())
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(hand_in())
-            tasks.create_task(self.inside.listen(confirm))
+            tasks.create_task(accept_queued())
+            tasks.create_task(self.inner.listen(confirm))
 
 
-class NamesAnew(Around):
-    """Gives what it hears another name each time it is offered."""
+class ChangesMessageIds(ConnectorWrapper):
+    """Gives a message another id each time it is delivered."""
 
     numbers = itertools.count(1)
 
     async def listen(self, accept: Accept) -> None:
-        await self.inside.listen(lambda heard: accept(replace(heard, message_id=f"n{next(self.numbers)}")))
+        await self.inner.listen(lambda heard: accept(replace(heard, message_id=f"n{next(self.numbers)}")))
 
 
-class MixesRooms(Around):
+class MixesChannels(ConnectorWrapper):
     async def listen(self, accept: Accept) -> None:
-        await self.inside.listen(lambda heard: accept(replace(heard, room=FakePeer.other_channel)))
+        await self.inner.listen(lambda heard: accept(replace(heard, room=FakePeer.other_channel)))
 
 
-class SendsElsewhere(Around):
+class SendsToAnotherChannel(ConnectorWrapper):
     async def deliver(self, part: DeliveryPart) -> Delivery:
         elsewhere = replace(part.envelope.recipient, rest=FakePeer.other_channel)
-        return await self.inside.deliver(replace(part, envelope=replace(part.envelope, recipient=elsewhere)))
+        return await self.inner.deliver(replace(part, envelope=replace(part.envelope, recipient=elsewhere)))
 
 
-class SendsTwice(Around):
+class SendsTwice(ConnectorWrapper):
     async def deliver(self, part: DeliveryPart) -> Delivery:
-        await self.inside.deliver(part)
-        return await self.inside.deliver(part)
+        await self.inner.deliver(part)
+        return await self.inner.deliver(part)
 
 
-class SendsNothing(Around):
+class SendsNothing(ConnectorWrapper):
     async def deliver(self, part: DeliveryPart) -> Delivery:
         return Delivery("surely")
 
 
-class CallsItRefused(Around):
-    """Says that it surely did not arrive, when it did."""
+class ReportsRefusedAfterSending(ConnectorWrapper):
+    """Reports that a message surely did not arrive, although it did."""
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
-        await self.inside.deliver(part)
+        await self.inner.deliver(part)
         raise DeliveryFailed("who knows")
 
 
-class NeverForGood(Around):
+class HidesPermanentFailures(ConnectorWrapper):
     async def deliver(self, part: DeliveryPart) -> Delivery:
         try:
-            return await self.inside.deliver(part)
+            return await self.inner.deliver(part)
         except DeliveryFailed as failed:
             raise DeliveryFailed(failed.sentence) from failed
 
 
-class DiesOfAFullDisk(Around):
-    """Drops what it holds when the house could not take it."""
+class DropsMessagesOnStoreError(ConnectorWrapper):
+    """Drops a message if the server could not store it."""
 
     async def listen(self, accept: Accept) -> None:
-        async def once(incoming: InboundMessage) -> Receipt | None:
+        async def accept_or_drop(incoming: InboundMessage) -> Receipt | None:
             try:
                 return await accept(incoming)
             except StoreError:
                 return None
 
-        await self.inside.listen(once)
+        await self.inner.listen(accept_or_drop)
 
 
-def spoiled(bench: type[FakePeer], spoil: Callable[[Connector], Connector]) -> FakePeer:
-    class Spoiled(bench):
+def make_faulty_peer(peer_type: type[FakePeer], add_fault: Callable[[Connector], Connector]) -> FakePeer:
+    class FaultyPeer(peer_type):
         def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
-            return spoil(super().create_connector(context, addresses))
+            return add_fault(super().create_connector(context, addresses))
 
-    return Spoiled()
+    return FaultyPeer()
 
 
 @pytest.mark.parametrize(
-    ("bench", "spoil", "case", "found"),
+    ("peer_type", "add_fault", "case", "found"),
     [
-        (FakePeer, ConfirmsFirst, "crash-before-commit", "lost"),
-        (FakePeer, DiesOfAFullDisk, "store-fails", "lost"),
-        (FakePeer, NamesAnew, "store-fails-late", "received twice"),
-        (FakePeer, NamesAnew, "told-twice", "received twice"),
-        (FakePeer, MixesRooms, "calm", "never written there"),
-        (FakePeer, SendsElsewhere, "calm", "never sent there"),
-        (NonDedupingFakePeer, SendsTwice, "calm", "duplicate"),
-        (FakePeer, SendsNothing, "calm", "and missing"),
-        (NonDedupingFakePeer, CallsItRefused, "calm", "gave-up|duplicate"),
-        (FakePeer, NeverForGood, "room-gone", "refused permanently, and ended as delivered"),
-        (FakePeer, NeverForGood, "throttled", "not told for how long"),
+        (FakePeer, ConfirmsBeforeAccept, "crash-before-commit", "lost"),
+        (FakePeer, DropsMessagesOnStoreError, "store-fails", "lost"),
+        (FakePeer, ChangesMessageIds, "store-fails-late", "received twice"),
+        (FakePeer, ChangesMessageIds, "message-repeated", "received twice"),
+        (FakePeer, MixesChannels, "no-fault", "never written there"),
+        (FakePeer, SendsToAnotherChannel, "no-fault", "never sent there"),
+        (NonDedupingFakePeer, SendsTwice, "no-fault", "duplicate"),
+        (FakePeer, SendsNothing, "no-fault", "and missing"),
+        (NonDedupingFakePeer, ReportsRefusedAfterSending, "no-fault", "gave-up|duplicate"),
+        (FakePeer, HidesPermanentFailures, "channel-gone", "refused permanently, and ended as delivered"),
+        (FakePeer, HidesPermanentFailures, "throttled", "not told for how long"),
     ],
 )
-def test_a_wrong_in_a_connector_is_found(
-    bench: type[FakePeer], spoil: Callable[[Connector], Connector], case: str, found: str, tmp_path: Path
+def test_the_fault_kit_finds_each_defect_of_a_faulty_connector(
+    peer_type: type[FakePeer], add_fault: Callable[[Connector], Connector], case: str, found: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ContractBroken, match=found):  # in virtual time, because something is waited for in vain
-        simulate(1, lambda: check_case(spoiled(bench, spoil), CASES[case], tmp_path))
+    with pytest.raises(ContractBroken, match=found):  # in virtual time, because some cases wait for a timeout
+        simulate(1, lambda: check_case(make_faulty_peer(peer_type, add_fault), CASES[case], tmp_path))
 
 
-class Unproven(IrcConnector):
-    """Takes what it has written for what was read."""
+class ReportsUnconfirmedSends(IrcConnector):
+    """Reports a message as delivered as soon as it is written to the connection."""
 
     async def _send(self, client: IrcClient, target: str, lines: tuple[str, ...]) -> Delivery:
         for line in lines:
@@ -167,8 +167,8 @@ class Unproven(IrcConnector):
         return Delivery("written")
 
 
-class Presumptuous(IrcConnector):
-    """Takes a broken line for a refusal."""
+class ReportsBrokenConnectionAsRefusal(IrcConnector):
+    """Reports a broken connection as a refusal."""
 
     async def _send(self, client: IrcClient, target: str, lines: tuple[str, ...]) -> Delivery:
         try:
@@ -177,25 +177,25 @@ class Presumptuous(IrcConnector):
             raise DeliveryFailed("the line broke") from None
 
 
-def irc_with(wrong: type[IrcConnector]) -> IrcPeer:
-    class Wrong(IrcPeer):
+def make_faulty_irc_peer(faulty_connector: type[IrcConnector]) -> IrcPeer:
+    class FaultyIrcPeer(IrcPeer):
         def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
             good = super().create_connector(context, addresses)
             assert isinstance(good, IrcConnector)
-            return wrong(good._settings, context)
+            return faulty_connector(good._settings, context)
 
-    return Wrong()
+    return FaultyIrcPeer()
 
 
 @pytest.mark.parametrize(
-    ("wrong", "case", "found"),
+    ("faulty_connector", "case", "found"),
     [
-        (Unproven, "cut-before", "reported as delivered, and missing"),
-        (Presumptuous, "cut-after", "would be sent twice|duplicate"),
+        (ReportsUnconfirmedSends, "cut-before", "reported as delivered, and missing"),
+        (ReportsBrokenConnectionAsRefusal, "cut-after", "would be sent twice|duplicate"),
     ],
 )
-async def test_a_wrong_on_a_real_line_is_found(
-    wrong: type[IrcConnector], case: str, found: str, tmp_path: Path
+async def test_the_fault_kit_finds_defects_of_a_faulty_irc_connector(
+    faulty_connector: type[IrcConnector], case: str, found: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ContractBroken, match=found):
-        await check_case(irc_with(wrong), CASES[case], tmp_path)
+        await check_case(make_faulty_irc_peer(faulty_connector), CASES[case], tmp_path)

@@ -1,4 +1,4 @@
-"""The connector against ngIRCd, a server written by others."""
+"""Test the IRC connector with ngIRCd, an independent server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from connectors.irc_instance import connector_in, listening, until
+from connectors.irc_instance import listen_in_background, make_irc_connector, wait_until_true
 
 from retinue.connectors.base import DeliveryFailed, DeliveryPart, FailureKind, LengthUnit
 from retinue.connectors.irc.connector import IrcConnector
@@ -23,83 +23,83 @@ ROOM = "#home"
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncGenerator[NgircdServer]:
-    server = NgircdServer(tmp_path)
-    await server.open()
-    yield server
-    await server.close()
+async def irc_server(tmp_path: Path) -> AsyncGenerator[NgircdServer]:
+    irc_server = NgircdServer(tmp_path)
+    await irc_server.open()
+    yield irc_server
+    await irc_server.close()
 
 
 @pytest.fixture
-async def maria(server: NgircdServer) -> AsyncGenerator[IrcPerson]:
-    person = IrcPerson(server.port)
+async def maria(irc_server: NgircdServer) -> AsyncGenerator[IrcPerson]:
+    person = IrcPerson(irc_server.port)
     await person.connect(ROOM)
     yield person
     await person.disconnect()
 
 
 @pytest.fixture
-async def mallory(server: NgircdServer) -> AsyncGenerator[IrcPerson]:
-    person = IrcPerson(server.port, nick="mallory")
+async def mallory(irc_server: NgircdServer) -> AsyncGenerator[IrcPerson]:
+    person = IrcPerson(irc_server.port, nick="mallory")
     await person.connect()
     yield person
     await person.disconnect()
 
 
-def parcel(room: str, text: str, number: int = 1) -> DeliveryPart:
+def make_delivery_part(room: str, text: str, number: int = 1) -> DeliveryPart:
     return build_part("kit", room, text, number=number)
 
 
-async def test_a_question_in_a_room_is_heard_and_answered(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_a_message_in_an_irc_channel_is_received_and_answered_there(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector) as house:
-        await maria.say("#Home", "house: what is on today?")
-        await until(lambda: bool(house.committed))
-        delivery = await connector.deliver(parcel(ROOM, "Lunch with Noor."))
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector) as server:
+        await maria.say("#Home", "retinue: what is on today?")
+        await wait_until_true(lambda: bool(server.committed))
+        delivery = await connector.deliver(make_delivery_part(ROOM, "Lunch with Noor."))
         await maria.wait_until_read()
 
-    [heard] = house.committed
-    assert (heard.room, heard.text, heard.mentioned, heard.peer) == (ROOM, "what is on today?", True, "")
-    assert heard.speaker.name == "maria"
-    assert heard.speaker.id.startswith("maria!")
-    assert not heard.speaker.vouched
-    assert heard.context.chat_type is ChatType.GROUP
+    [received] = server.committed
+    assert (received.room, received.text, received.mentioned, received.peer) == (ROOM, "what is on today?", True, "")
+    assert received.speaker.name == "maria"
+    assert received.speaker.id.startswith("maria!")
+    assert not received.speaker.vouched
+    assert received.context.chat_type is ChatType.GROUP
     assert delivery.receipt
     assert [text for _, room, text in maria.received if room == ROOM] == ["Lunch with Noor."]
 
 
-async def test_somebody_writes_to_us_alone_and_is_answered_alone(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_a_direct_irc_message_is_received_and_answered_privately(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector) as house:
-        await maria.say("house", "psst")
-        await until(lambda: bool(house.committed))
-        [heard] = house.committed
-        await connector.deliver(parcel(heard.room, "yes?"))
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector) as server:
+        await maria.say("retinue", "psst")
+        await wait_until_true(lambda: bool(server.committed))
+        [received] = server.committed
+        await connector.deliver(make_delivery_part(received.room, "yes?"))
         await maria.wait_until_read()
 
-    assert heard.room == heard.peer == heard.speaker.id
-    assert heard.context.chat_type is ChatType.DIRECT
+    assert received.room == received.peer == received.speaker.id
+    assert received.context.chat_type is ChatType.DIRECT
     assert [(room, text) for _, room, text in maria.received] == [("maria", "yes?")]
 
 
-async def test_an_answer_does_not_go_to_whoever_took_the_nick(
-    server: NgircdServer, maria: IrcPerson, mallory: IrcPerson, tmp_path: Path
+async def test_an_answer_is_not_sent_to_another_user_who_took_the_nick(
+    irc_server: NgircdServer, maria: IrcPerson, mallory: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port)
-    async with listening(connector) as house:
-        await maria.say("house", "my secret")
-        await until(lambda: bool(house.committed))
+    connector = make_irc_connector(tmp_path, irc_server.port)
+    async with listen_in_background(connector) as server:
+        await maria.say("retinue", "my secret")
+        await wait_until_true(lambda: bool(server.committed))
         maria.send_lines("NICK mia")
         await maria.wait_until_read()
         mallory.send_lines("NICK maria")
         await mallory.wait_until_read()
 
         with pytest.raises(DeliveryFailed) as failed:
-            await connector.deliver(parcel(house.committed[0].room, "your secret"))
+            await connector.deliver(make_delivery_part(server.committed[0].room, "your secret"))
         await mallory.wait_until_read()
 
     assert failed.value.permanent
@@ -108,49 +108,53 @@ async def test_an_answer_does_not_go_to_whoever_took_the_nick(
 
 
 @pytest.mark.parametrize("room", ["#nowhere", "nobody", "nobody!n@host"])
-async def test_who_and_what_is_not_there_is_refused_for_good(server: NgircdServer, tmp_path: Path, room: str) -> None:
-    connector = connector_in(tmp_path, server.port)
-    async with listening(connector):
+async def test_delivery_to_a_missing_irc_user_or_channel_is_a_permanent_failure(
+    irc_server: NgircdServer, tmp_path: Path, room: str
+) -> None:
+    connector = make_irc_connector(tmp_path, irc_server.port)
+    async with listen_in_background(connector):
         with pytest.raises(DeliveryFailed) as failed:
-            await connector.deliver(parcel(room, "hello"))
+            await connector.deliver(make_delivery_part(room, "hello"))
 
     assert failed.value.permanent
 
 
 @pytest.mark.parametrize("room", ["#home,#garden", "maria,noor", "$*", "#a b", "#" + "x" * 300])
-async def test_a_room_that_could_mean_others_is_not_written_to(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path, room: str
+async def test_delivery_to_an_ambiguous_irc_target_is_a_permanent_failure(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path, room: str
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector):
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector):
         with pytest.raises(DeliveryFailed) as failed:
-            await connector.deliver(parcel(room, "hello"))
+            await connector.deliver(make_delivery_part(room, "hello"))
         await maria.wait_until_read()
 
     assert failed.value.permanent
     assert maria.received == []
 
 
-async def test_words_that_look_like_commands_are_only_words(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_text_that_looks_like_irc_commands_is_sent_as_text(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector):
-        await connector.deliver(parcel(ROOM, "a\r\nQUIT :bye\nb\x00\x01VERSION\x01"))
-        await connector.deliver(parcel(ROOM, "still here", 2))
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector):
+        await connector.deliver(make_delivery_part(ROOM, "a\r\nQUIT :bye\nb\x00\x01VERSION\x01"))
+        await connector.deliver(make_delivery_part(ROOM, "still here", 2))
         await maria.wait_until_read()
 
     assert [text for _, _, text in maria.received] == ["a", "QUIT :bye", "bVERSION", "still here"]
 
 
-async def test_a_long_answer_arrives_whole(server: NgircdServer, maria: IrcPerson, tmp_path: Path) -> None:
+async def test_a_long_answer_arrives_in_full_over_several_lines(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
+) -> None:
     words = " ".join(f"wörd{number}" for number in range(200))
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector):
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector):
         assert connector.capabilities.unit is LengthUnit.BYTES
         as_wide_as_it_says = "x" * connector.capabilities.text_max
-        await connector.deliver(parcel(ROOM, words))
-        await connector.deliver(parcel(ROOM, as_wide_as_it_says, 2))
+        await connector.deliver(make_delivery_part(ROOM, words))
+        await connector.deliver(make_delivery_part(ROOM, as_wide_as_it_says, 2))
         await maria.wait_until_read()
 
     *long, wide = [text for _, _, text in maria.received]
@@ -159,114 +163,114 @@ async def test_a_long_answer_arrives_whole(server: NgircdServer, maria: IrcPerso
     assert wide == as_wide_as_it_says
 
 
-async def test_gestures_are_heard_and_what_clients_ask_is_not(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_ctcp_actions_are_received_and_other_ctcp_requests_are_ignored(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector) as house:
-        for said in ("\x01VERSION\x01", "\x01PING 1\x01", "\x01ACTION waves at house\x01", "\x03" + "4red"):
-            await maria.say(ROOM, said)
-        await until(lambda: len(house.committed) == 2)
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector) as server:
+        for text in ("\x01VERSION\x01", "\x01PING 1\x01", "\x01ACTION waves at retinue\x01", "\x03" + "4red"):
+            await maria.say(ROOM, text)
+        await wait_until_true(lambda: len(server.committed) == 2)
         await maria.wait_until_read()
 
-    assert [each.text for each in house.committed] == ["* maria waves at house", "red"]
-    assert house.committed[0].mentioned
-    assert maria.received == []  # nothing of ours answers a client
+    assert [each.text for each in server.committed] == ["* maria waves at retinue", "red"]
+    assert server.committed[0].mentioned
+    assert maria.received == []  # the connector does not reply to client requests
 
 
-async def test_a_notice_is_from_a_program_and_never_to_be_answered(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_the_sender_of_an_irc_notice_is_marked_as_a_program(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector) as house:
-        maria.send_lines(f"NOTICE {ROOM} :house: I am a machine")
-        await until(lambda: bool(house.committed))
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector) as server:
+        maria.send_lines(f"NOTICE {ROOM} :retinue: I am a machine")
+        await wait_until_true(lambda: bool(server.committed))
 
-    assert house.committed[0].speaker.is_program
+    assert server.committed[0].speaker.is_program
 
 
-async def test_a_nick_that_is_taken_is_lengthened_and_taken_back_when_it_is_free(
-    server: NgircdServer, tmp_path: Path
-) -> None:
-    other = IrcPerson(server.port, nick="house")
+async def test_a_taken_nick_gets_a_suffix_and_is_reclaimed_when_free(irc_server: NgircdServer, tmp_path: Path) -> None:
+    other = IrcPerson(irc_server.port, nick="retinue")
     await other.connect(ROOM)
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,), silence_s=1.0)
-    async with listening(connector) as house:
-        assert (await connector.check()).account == "house_"
-        await other.say(ROOM, "house_: hello")
-        await until(lambda: bool(house.committed))
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,), ping_after_s=1.0)
+    async with listen_in_background(connector) as server:
+        assert (await connector.check()).account == "retinue_"
+        await other.say(ROOM, "retinue_: hello")
+        await wait_until_true(lambda: bool(server.committed))
         await other.disconnect()
-        await until(lambda: _named(connector, "house"))
+        await wait_until_true(lambda: has_nick(connector, "retinue"))
         assert connector.capabilities.text_max > 400
 
-    assert house.connections_lost == 0
+    assert server.connections_lost == 0
 
 
-async def _named(connector: IrcConnector, nick: str) -> bool:
+async def has_nick(connector: IrcConnector, nick: str) -> bool:
     return (await connector.check()).account == nick
 
 
-async def test_who_is_put_out_of_a_room_comes_back(server: NgircdServer, maria: IrcPerson, tmp_path: Path) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    async with listening(connector) as house:
-        maria.send_lines(f"KICK {ROOM} house :out")
-        await until(lambda: not connector.is_ready)
-        outcome = await house.send(connector, parcel(ROOM, "back again"))
+async def test_the_connector_rejoins_a_channel_after_a_kick(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
+) -> None:
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    async with listen_in_background(connector) as server:
+        maria.send_lines(f"KICK {ROOM} retinue :out")
+        await wait_until_true(lambda: not connector.is_ready)
+        outcome = await server.send(connector, make_delivery_part(ROOM, "back again"))
         await maria.wait_until_read()
 
     assert outcome is SendOutcome.DELIVERED
-    assert house.connections_lost == 0
+    assert server.connections_lost == 0
     assert [text for _, _, text in maria.received] == ["back again"]
 
 
-async def test_what_is_said_is_named_apart_on_every_line(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_identical_irc_messages_get_unique_ids_across_connections(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
     names: list[str] = []
     for _ in range(2):
-        async with listening(connector) as house:
+        async with listen_in_background(connector) as server:
             await maria.say(ROOM, "again")
             await maria.say(ROOM, "again")
-            await until(lambda: len(house.committed) == 2)
-        names += [each.message_id for each in house.committed]
+            await wait_until_true(lambda: len(server.committed) == 2)
+        names += [each.message_id for each in server.committed]
 
     assert len(set(names)) == 4
 
 
-async def test_lines_go_out_at_a_measured_pace(server: NgircdServer, maria: IrcPerson, tmp_path: Path) -> None:
-    connector = connector_in(tmp_path, server.port, rooms=(ROOM,))
-    clock = Listed(connector._clock)
+async def test_outgoing_irc_lines_are_rate_limited(irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path) -> None:
+    connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
+    clock = RecordingClock(connector._clock)
     connector._rate_limit = LineRateLimit(clock, lines=2, window_s=2.0)
-    async with listening(connector) as house:
+    async with listen_in_background(connector) as server:
         for number in range(3):
-            await house.send(connector, parcel(ROOM, f"line {number}", number + 1))
+            await server.send(connector, make_delivery_part(ROOM, f"line {number}", number + 1))
         await maria.wait_until_read()
 
     assert [text for _, _, text in maria.received] == ["line 0", "line 1", "line 2"]
-    # To enter the room, and two for each answer: its words, and the question whether they were read.
-    assert clock.asked == [2.0] * 7
+    # One to join the channel, and two for each answer: its text, and the check that it was read.
+    assert clock.requested_delays == [2.0] * 7
 
 
-class Listed:
-    """A clock that keeps what was asked of it."""
+class RecordingClock:
+    """A clock that records requested delays."""
 
-    def __init__(self, inside: Clock) -> None:
-        self._inside = inside
-        self.asked: list[float] = []
+    def __init__(self, inner: Clock) -> None:
+        self._inner = inner
+        self.requested_delays: list[float] = []
 
     def now(self) -> datetime:
-        return self._inside.now()
+        return self._inner.now()
 
     async def sleep(self, seconds: float) -> None:
-        await self._inside.sleep(seconds)
+        await self._inner.sleep(seconds)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        self.asked.append(seconds)
-        return self._inside.call_later(seconds, call)
+        self.requested_delays.append(seconds)
+        return self._inner.call_later(seconds, call)
 
 
-async def test_a_pace_lets_no_more_through_until_time_has_passed() -> None:
+async def test_the_line_rate_limit_blocks_until_its_window_has_passed() -> None:
     clock = FakeClock()
     pace = LineRateLimit(clock, lines=2, window_s=10.0)
     for _ in range(2):
@@ -279,25 +283,25 @@ async def test_a_pace_lets_no_more_through_until_time_has_passed() -> None:
     assert third.done()
 
 
-async def test_a_check_says_who_we_are_and_leaves_nobody_behind(
-    server: NgircdServer, maria: IrcPerson, tmp_path: Path
+async def test_the_irc_check_reports_the_nick_and_disconnects(
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
-    finding = await connector_in(tmp_path, server.port).check()
+    finding = await make_irc_connector(tmp_path, irc_server.port).check()
 
-    assert finding.ok and finding.account == "house"
-    maria.send_lines("WHOIS house")
+    assert finding.ok and finding.account == "retinue"
+    maria.send_lines("WHOIS retinue")
     await maria.wait_for(lambda: any(" 401 " in line or " 318 " in line for line in maria.lines))
 
 
-async def test_a_check_of_a_server_that_is_not_there_says_so(tmp_path: Path) -> None:
-    finding = await connector_in(tmp_path, 1).check()
+async def test_the_irc_check_reports_an_unreachable_server(tmp_path: Path) -> None:
+    finding = await make_irc_connector(tmp_path, 1).check()
 
     assert not finding.ok
     assert "cannot reach" in finding.sentence
 
 
-async def test_no_password_is_sent_in_the_clear_to_another_machine(tmp_path: Path) -> None:
-    connector = connector_in(tmp_path, 6667, host="192.0.2.1", password_env="PASSWORD")
+async def test_an_irc_password_is_not_sent_unencrypted_to_a_remote_host(tmp_path: Path) -> None:
+    connector = make_irc_connector(tmp_path, 6667, host="192.0.2.1", password_env="PASSWORD")
 
     finding = await connector.check()
 

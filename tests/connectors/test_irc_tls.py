@@ -1,4 +1,4 @@
-"""IRC over an encrypted line, with a certificate of its own."""
+"""Test IRC over TLS, with a self-signed certificate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from connectors.irc_instance import connector_in, listening, until
+from connectors.irc_instance import listen_in_background, make_irc_connector, wait_until_true
 
 from retinue.testing.fault_kit.irc_peer import IrcPerson, NgircdServer
 from retinue.testing.fault_kit.kit_server import build_part
@@ -15,41 +15,43 @@ from retinue.testing.fault_kit.kit_server import build_part
 ROOM = "#home"
 
 
-async def openssl(*words: str) -> None:
+async def run_openssl(*words: str) -> None:
     nowhere = asyncio.subprocess.DEVNULL
     making = await asyncio.create_subprocess_exec("openssl", *words, stdout=nowhere, stderr=nowhere)
     assert await making.wait() == 0
 
 
-async def certified(folder: Path) -> Path:
+async def create_certificate(folder: Path) -> Path:
     certificate = folder / "server.pem"
-    await openssl(
+    await run_openssl(
         *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
         *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
         *("-keyout", str(certificate.with_suffix(".key")), "-out", str(certificate)),
     )
-    # A server without these makes its own as it starts, for seconds.
-    known = str(certificate.with_suffix(".dh"))
-    await openssl("genpkey", "-genparam", "-algorithm", "DH", "-pkeyopt", "group:ffdhe2048", "-out", known)
+    # Without these, the server generates its own when it starts, which takes seconds.
+    parameters_file = str(certificate.with_suffix(".dh"))
+    await run_openssl(
+        "genpkey", "-genparam", "-algorithm", "DH", "-pkeyopt", "group:ffdhe2048", "-out", parameters_file
+    )
     return certificate
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncGenerator[NgircdServer]:
-    server = NgircdServer(tmp_path, certificate=await certified(tmp_path))
-    await server.open()
-    yield server
-    await server.close()
+async def irc_server(tmp_path: Path) -> AsyncGenerator[NgircdServer]:
+    irc_server = NgircdServer(tmp_path, certificate=await create_certificate(tmp_path))
+    await irc_server.open()
+    yield irc_server
+    await irc_server.close()
 
 
-async def test_a_question_over_an_encrypted_line_is_answered(server: NgircdServer, tmp_path: Path) -> None:
-    maria = IrcPerson(server.port)
+async def test_a_message_over_an_irc_tls_connection_is_answered(irc_server: NgircdServer, tmp_path: Path) -> None:
+    maria = IrcPerson(irc_server.port)
     await maria.connect(ROOM)
-    trusted = str(server.certificate)
-    connector = connector_in(tmp_path, server.tls_port, tls=True, tls_ca_file=trusted, rooms=(ROOM,))
-    async with listening(connector) as house:
+    trusted = str(irc_server.certificate)
+    connector = make_irc_connector(tmp_path, irc_server.tls_port, tls=True, tls_ca_file=trusted, channels=(ROOM,))
+    async with listen_in_background(connector) as server:
         await maria.say(ROOM, "hello")
-        await until(lambda: bool(house.committed))
+        await wait_until_true(lambda: bool(server.committed))
         await connector.deliver(build_part("kit", ROOM, "hello yourself", number=1))
         await maria.wait_until_read()
     await maria.disconnect()
@@ -57,11 +59,13 @@ async def test_a_question_over_an_encrypted_line_is_answered(server: NgircdServe
     assert [text for _, _, text in maria.received] == ["hello yourself"]
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(server: NgircdServer, tmp_path: Path) -> None:
-    connector = connector_in(tmp_path, server.tls_port, tls=True, answer_s=10.0)
+async def test_an_untrusted_irc_certificate_is_refused_and_tls_ca_file_is_suggested(
+    irc_server: NgircdServer, tmp_path: Path
+) -> None:
+    connector = make_irc_connector(tmp_path, irc_server.tls_port, tls=True, answer_timeout_s=10.0)
     finding = await connector.check()
     for _ in range(3):
-        if finding.because == "it took too long":  # a server that has just begun may leave a handshake lying
+        if finding.because == "it took too long":  # a server that has just started may leave a handshake unanswered
             finding = await connector.check()
 
     assert not finding.ok
@@ -69,8 +73,10 @@ async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(server: Ngir
     assert "tls_ca_file" in finding.try_this
 
 
-async def test_a_certificate_file_that_is_not_there_is_said_to_be_so(server: NgircdServer, tmp_path: Path) -> None:
-    finding = await connector_in(tmp_path, server.tls_port, tls=True, tls_ca_file=str(tmp_path / "none.pem")).check()
+async def test_a_missing_tls_ca_file_is_reported(irc_server: NgircdServer, tmp_path: Path) -> None:
+    finding = await make_irc_connector(
+        tmp_path, irc_server.tls_port, tls=True, tls_ca_file=str(tmp_path / "none.pem")
+    ).check()
 
     assert not finding.ok
     assert "certificate" in finding.sentence

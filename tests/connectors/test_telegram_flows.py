@@ -1,4 +1,4 @@
-"""Whole envelopes between Telegram and the staff: a real house, with a store, an engine and files of its own."""
+"""Test envelopes between Telegram and agents with a real server, store, engine and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from connectors.telegram_instance import until
+from connectors.telegram_instance import wait_until_true
 
 from retinue.app.clock_and_ids import RealClock
 from retinue.config.connectors import ConnectorSettings
@@ -28,18 +28,18 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
 
 
 @pytest.fixture
-def household(tmp_path: Path, telegram: TelegramServer) -> LocalInstance:
+def instance(tmp_path: Path, telegram: TelegramServer) -> LocalInstance:
     own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
     return LocalInstance(
         tmp_path,
         clock=RealClock(),
         environment={"BOT": TOKEN},
-        connector_settings={"family": ConnectorSettings(kind="telegram", own=own)},
+        connector_settings={"family": ConnectorSettings(platform="telegram", platform_settings=own)},
     )
 
 
-async def heard(house: LocalServer, count: int) -> list[Envelope]:
-    """What came in from Telegram, once there is so much of it."""
+async def wait_for_envelopes(server: LocalServer, count: int) -> list[Envelope]:
+    """Wait for this many envelopes from Telegram."""
     statement = (
         envelope_table.select().where(envelope_table.c.kind == EnvelopeKind.MESSAGE).order_by(envelope_table.c.seq)
     )
@@ -48,72 +48,74 @@ async def heard(house: LocalServer, count: int) -> list[Envelope]:
         found = [envelopes.envelope_from_row(row) for row in conn.execute(statement)]  # type: ignore[attr-defined]
         return found if len(found) >= count else None
 
-    return await house.wait_for(body, what=f"{count} envelopes")
+    return await server.wait_for(body, what=f"{count} envelopes")
 
 
-async def test_a_question_is_answered_where_it_was_asked(household: LocalInstance, telegram: TelegramServer) -> None:
-    household.model.will_reply("Lunch with **Noor**.")
-    async with household.run():
+async def test_a_telegram_message_is_answered_in_the_same_chat(
+    instance: LocalInstance, telegram: TelegramServer
+) -> None:
+    instance.model.will_reply("Lunch with **Noor**.")
+    async with instance.run():
         telegram.person_sends("What is on today?")
-        await until(lambda: bool(telegram.list_bot_messages()))
+        await wait_until_true(lambda: bool(telegram.list_bot_messages()))
 
     [answer] = telegram.list_bot_messages()
     assert (answer["text"], answer["entities"][0]["type"]) == ("Lunch with Noor.", "bold")
 
 
-async def test_a_question_asked_before_a_crash_is_answered_once_after_it(
-    household: LocalInstance, telegram: TelegramServer
+async def test_a_telegram_message_accepted_before_a_crash_is_answered_once_after_it(
+    instance: LocalInstance, telegram: TelegramServer
 ) -> None:
-    async with household.run() as house:
+    async with instance.run() as server:
         telegram.person_sends("What is on today?")
-        await heard(house, 1)
-        house.crash()
+        await wait_for_envelopes(server, 1)
+        server.crash()
     telegram.person_sends("And tomorrow?")
 
-    household.model.will_reply("Lunch with Noor.", "Nothing.")
-    async with household.run() as house:
-        await until(lambda: len(telegram.list_bot_messages()) == 2)
-        await house.wait_until_idle()
+    instance.model.will_reply("Lunch with Noor.", "Nothing.")
+    async with instance.run() as server:
+        await wait_until_true(lambda: len(telegram.list_bot_messages()) == 2)
+        await server.wait_until_idle()
 
     assert telegram.list_bot_texts() == ["Lunch with Noor.", "Nothing."]
 
 
 @pytest.mark.spec("H72")
-async def test_words_and_every_kind_of_file_become_envelopes_with_stored_files(
-    household: LocalInstance, telegram: TelegramServer, tmp_path: Path
+async def test_telegram_text_and_every_kind_of_file_become_envelopes_with_stored_files(
+    instance: LocalInstance, telegram: TelegramServer, tmp_path: Path
 ) -> None:
     kinds = ("photo", "video", "document", "voice", "audio")
-    household.model.will_reply(*["Thanks."] * 6)
-    async with household.run() as house:
+    instance.model.will_reply(*["Thanks."] * 6)
+    async with instance.run() as server:
         telegram.person_sends("now the files")
         for kind in kinds:
             telegram.person_sends_file(kind, f"the bytes of a {kind}".encode() * 1000, name=f"{kind}.bin", caption=kind)
-        words, *files = await heard(house, 6)
-        await house.wait_until_idle()
+        words, *files = await wait_for_envelopes(server, 6)
+        await server.wait_until_idle()
 
     assert (words.text, words.attachments) == ("now the files", ())
-    kept = AttachmentFiles(tmp_path / "files")
+    stored_files = AttachmentFiles(tmp_path / "files")
     for kind, envelope in zip(kinds, files, strict=True):
         [attachment] = envelope.attachments
         assert envelope.text == kind
-        assert kept.path(attachment.hash).read_bytes() == f"the bytes of a {kind}".encode() * 1000
+        assert stored_files.path(attachment.hash).read_bytes() == f"the bytes of a {kind}".encode() * 1000
 
 
-async def send(house: LocalServer, text: str, files: tuple[Attachment, ...] = ()) -> Outcome:
-    receipt = await house.send(
+async def send(server: LocalServer, text: str, files: tuple[Attachment, ...] = ()) -> Outcome:
+    receipt = await server.send(
         text, sender="agent:ada", recipient="channel:family:42", kind=EnvelopeKind.ANSWER, attachments=files
     )
-    return (await house.wait_for_outcome(receipt.envelope)).outcome
+    return (await server.wait_for_outcome(receipt.envelope)).outcome
 
 
 @pytest.mark.spec("H73", "D58")
-async def test_a_long_answer_is_cut_at_boundaries_within_telegrams_bounds(
-    household: LocalInstance, telegram: TelegramServer
+async def test_a_long_answer_is_split_at_line_ends_within_the_telegram_text_limit(
+    instance: LocalInstance, telegram: TelegramServer
 ) -> None:
     paragraph = "A line of words that ends here. 🎉\n" * 20
     text = "\n".join([paragraph.strip()] * 15)
-    async with household.run() as house:
-        assert await send(house, text) is Outcome.DELIVERED
+    async with instance.run() as server:
+        assert await send(server, text) is Outcome.DELIVERED
 
     texts = telegram.list_bot_texts()
     assert len(texts) > 2
@@ -123,14 +125,14 @@ async def test_a_long_answer_is_cut_at_boundaries_within_telegrams_bounds(
 
 
 @pytest.mark.spec("H73")
-async def test_words_beyond_a_caption_go_on_their_own_and_files_in_albums_of_ten(
-    household: LocalInstance, telegram: TelegramServer, tmp_path: Path
+async def test_text_longer_than_a_caption_is_sent_separately_and_files_in_albums_of_ten(
+    instance: LocalInstance, telegram: TelegramServer, tmp_path: Path
 ) -> None:
-    kept = AttachmentFiles(tmp_path / "files")
-    photos = tuple(kept.store([b"photo %d" % n], name=f"{n}.png", media_type="image/png") for n in range(12))
-    async with household.run() as house:
-        assert await send(house, "short", photos[:1]) is Outcome.DELIVERED
-        assert await send(house, "long " * 300, photos) is Outcome.DELIVERED
+    stored_files = AttachmentFiles(tmp_path / "files")
+    photos = tuple(stored_files.store([b"photo %d" % n], name=f"{n}.png", media_type="image/png") for n in range(12))
+    async with instance.run() as server:
+        assert await send(server, "short", photos[:1]) is Outcome.DELIVERED
+        assert await send(server, "long " * 300, photos) is Outcome.DELIVERED
 
     first, *rest = telegram.list_bot_messages()
     assert (first["caption"], "photo" in first) == ("short", True)
@@ -140,24 +142,24 @@ async def test_words_beyond_a_caption_go_on_their_own_and_files_in_albums_of_ten
     assert not any("caption" in each for each in rest)
 
 
-async def test_a_send_in_doubt_is_not_sent_again_and_is_told(
-    household: LocalInstance, telegram: TelegramServer
+async def test_a_telegram_send_with_an_unknown_result_is_not_repeated(
+    instance: LocalInstance, telegram: TelegramServer
 ) -> None:
     telegram.will_fail("sendMessage", TelegramFault(breaks=True, arrives=True))
-    async with household.run() as house:
-        await send(house, "once")
-        await house.wait_until_idle()
+    async with instance.run() as server:
+        await send(server, "once")
+        await server.wait_until_idle()
 
     assert telegram.list_bot_texts() == ["once"]
 
 
 @pytest.mark.spec("C86")
-async def test_a_throttled_send_is_sent_again_after_what_telegram_asked_for(
-    household: LocalInstance, telegram: TelegramServer
+async def test_a_throttled_telegram_send_is_retried_and_delivered(
+    instance: LocalInstance, telegram: TelegramServer
 ) -> None:
     throttled = TelegramFault(status=429, description="Too Many Requests: retry after 1", parameters={"retry_after": 1})
     telegram.will_fail("sendMessage", throttled)
-    async with household.run() as house:
-        assert await send(house, "later") is Outcome.DELIVERED
+    async with instance.run() as server:
+        assert await send(server, "later") is Outcome.DELIVERED
 
     assert telegram.list_bot_texts() == ["later"]

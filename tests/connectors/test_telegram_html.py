@@ -1,4 +1,4 @@
-"""Markdown as Telegram takes it: what people see, and that it is well-formed whatever came in."""
+"""Test converting Markdown to Telegram's HTML: the visible text, and that any input gives well-formed HTML."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from retinue.connectors.telegram.telegram_html import to_html
 from retinue.testing.telegram_html_parser import HtmlParseError, parse_html
 
-MARKS = st.text(alphabet="*_~`[]()!<>&\\|#->\n \"'ab1:/.", max_size=80)
+MARKDOWN_TEXT = st.text(alphabet="*_~`[]()!<>&\\|#->\n \"'ab1:/.", max_size=80)
 
 
-def marked(markdown: str) -> tuple[str, list[tuple[str, str]]]:
-    """What is shown, and each marked stretch of it."""
+def parse_rendered(markdown: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the visible text and each formatted part of it."""
     shown, entities = parse_html(to_html(markdown))
     units = shown.encode("utf-16-le")
     return shown, [
@@ -51,7 +51,7 @@ def marked(markdown: str) -> tuple[str, list[tuple[str, str]]]:
         (r"\*not thin\*", "*not thin*"),
     ],
 )
-def test_what_is_marked_is_marked_there(markdown: str, html: str) -> None:
+def test_markdown_is_converted_to_telegram_html(markdown: str, html: str) -> None:
     assert to_html(markdown) == html
     parse_html(html)
 
@@ -71,38 +71,41 @@ def test_what_is_marked_is_marked_there(markdown: str, html: str) -> None:
         "1. first\n2. second",
     ],
 )
-def test_what_only_looks_like_a_mark_stands_as_it_was_written(text: str) -> None:
-    assert marked(text) == (text, [])
+def test_text_that_only_looks_like_markdown_is_unchanged(text: str) -> None:
+    assert parse_rendered(text) == (text, [])
 
 
-def test_marks_that_cross_do_not_cross_in_what_goes_out() -> None:
+def test_overlapping_markdown_does_not_produce_overlapping_tags() -> None:
     assert to_html("**a *b** c*") == "<b>a *b</b> c*"
 
 
-def test_a_tag_that_somebody_wrote_is_only_words() -> None:
-    assert marked('<b>no</b> <script>x</script> & &amp; "q"') == ('<b>no</b> <script>x</script> & &amp; "q"', [])
+def test_html_tags_in_the_text_are_escaped() -> None:
+    assert parse_rendered('<b>no</b> <script>x</script> & &amp; "q"') == (
+        '<b>no</b> <script>x</script> & &amp; "q"',
+        [],
+    )
 
 
-def test_no_quote_breaks_out_of_a_link() -> None:
+def test_a_quote_in_a_url_cannot_break_out_of_the_link_attribute() -> None:
     shown, entities = parse_html(to_html('[x](https://e.example/"onclick="y)'))
 
     assert shown == "x"
     assert entities[0]["url"] == 'https://e.example/"onclick="y'
 
 
-def test_a_link_within_a_link_is_none() -> None:
+def test_nested_links_become_one_link() -> None:
     assert to_html("[a [b](https://in.example)](https://out.example)").count("<a ") == 1
 
 
 @pytest.mark.spec("D58", "C86")
-@given(st.one_of(MARKS, st.text(max_size=60)))
-def test_whatever_comes_in_telegram_can_parse_what_goes_out(text: str) -> None:
+@given(st.one_of(MARKDOWN_TEXT, st.text(max_size=60)))
+def test_arbitrary_text_becomes_html_that_telegram_can_parse(text: str) -> None:
     parse_html(to_html(text))
 
 
 @given(st.text(alphabet="abc \n", max_size=60))
-def test_words_without_marks_are_shown_unchanged(text: str) -> None:
-    assert marked(text)[0] == text
+def test_text_without_markdown_is_shown_unchanged(text: str) -> None:
+    assert parse_rendered(text)[0] == text
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_words_without_marks_are_shown_unchanged(text: str) -> None:
         ("a < b", "Unclosed start tag at byte offset 2"),
     ],
 )
-def test_the_stand_in_will_not_have_what_telegram_will_not_have(html: str, words: str) -> None:
+def test_the_fake_telegram_server_rejects_malformed_html_like_telegram(html: str, words: str) -> None:
     with pytest.raises(HtmlParseError, match=f"^{re.escape(words)}$"):
         parse_html(html)
 
@@ -123,5 +126,5 @@ def test_the_stand_in_will_not_have_what_telegram_will_not_have(html: str, words
 @pytest.mark.parametrize(
     "hostile", ["[](" * 20_000, "*a" * 40_000, "`" * 3 + "` `` " * 20_000, "[" * 50_000, "a|" * 30_000]
 )
-def test_a_hostile_text_is_read_in_one_pass(hostile: str) -> None:
-    parse_html(to_html(hostile))  # a second look at each mark would take minutes, and the test's limit would end it
+def test_hostile_markdown_is_converted_in_linear_time(hostile: str) -> None:
+    parse_html(to_html(hostile))  # reading each mark twice would take minutes and exceed the test's time limit

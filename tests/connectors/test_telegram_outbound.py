@@ -1,5 +1,5 @@
-"""What goes out to Telegram: one call for each parcel, in the best way that Telegram takes, and never said to have
-failed where it may have arrived."""
+"""Test outbound Telegram messages: one call per delivery part, in the best form that Telegram accepts. A part that may
+have arrived is never reported as failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from connectors.telegram_instance import LIMIT_S, House, Words, bot, listening, parcel, stored
+from connectors.telegram_instance import (
+    REQUEST_TIMEOUT_S,
+    InMemoryConnectorState,
+    TelegramSetup,
+    bot,
+    listen_in_background,
+    make_delivery_part,
+    store_attachment,
+)
 
 from retinue.connectors.base import (
     Button,
@@ -38,14 +46,14 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
         yield server
 
 
-async def failure(connector: TelegramConnector, *args: Any, **kwargs: Any) -> DeliveryFailed:
+async def deliver_expecting_failure(connector: TelegramConnector, *args: Any, **kwargs: Any) -> DeliveryFailed:
     with pytest.raises(DeliveryFailed) as failed:
-        await connector.deliver(parcel(*args, **kwargs))
+        await connector.deliver(make_delivery_part(*args, **kwargs))
     return failed.value
 
 
-async def test_words_arrive_with_their_marks_and_the_receipt_is_their_message(telegram: TelegramServer) -> None:
-    delivery = await bot(telegram).deliver(parcel("Lunch with **Noor** & `x < y`."))
+async def test_formatted_text_is_delivered_and_the_receipt_is_the_message_id(telegram: TelegramServer) -> None:
+    delivery = await bot(telegram).deliver(make_delivery_part("Lunch with **Noor** & `x < y`."))
 
     [message] = telegram.list_bot_messages()
     assert message["text"] == "Lunch with Noor & x < y."
@@ -53,9 +61,9 @@ async def test_words_arrive_with_their_marks_and_the_receipt_is_their_message(te
     assert delivery.receipt == str(message["message_id"])
 
 
-async def test_no_link_is_opened_by_telegram_unless_the_owner_wants_it(telegram: TelegramServer) -> None:
-    await bot(telegram).deliver(parcel("see https://x.example/?secret=1"))
-    await bot(telegram, link_previews=True).deliver(parcel("see https://x.example"))
+async def test_link_previews_are_disabled_unless_enabled_in_the_settings(telegram: TelegramServer) -> None:
+    await bot(telegram).deliver(make_delivery_part("see https://x.example/?secret=1"))
+    await bot(telegram, link_previews=True).deliver(make_delivery_part("see https://x.example"))
 
     previews = [arguments["link_preview_options"]["is_disabled"] for _, arguments in telegram.calls]
     assert previews == [True, False]
@@ -70,40 +78,40 @@ async def test_no_link_is_opened_by_telegram_unless_the_owner_wants_it(telegram:
         "Bad Request: message text is empty",
     ],
 )
-async def test_marks_that_telegram_will_not_have_go_as_they_were_written(
+async def test_text_is_resent_as_plain_text_if_telegram_rejects_the_formatting(
     telegram: TelegramServer, description: str
 ) -> None:
     telegram.will_fail("sendMessage", TelegramFault(status=400, description=description))
 
-    await bot(telegram).deliver(parcel("Lunch with **Noor**."))
+    await bot(telegram).deliver(make_delivery_part("Lunch with **Noor**."))
 
     assert telegram.list_bot_texts() == ["Lunch with **Noor**."]
 
 
-async def test_what_has_no_plainer_way_is_said_to_be_too_large(telegram: TelegramServer) -> None:
-    failed = await failure(bot(telegram), "x" * 4097)
+async def test_text_above_the_telegram_limit_is_a_permanent_too_large_failure(telegram: TelegramServer) -> None:
+    failed = await deliver_expecting_failure(bot(telegram), "x" * 4097)
 
     assert (failed.kind, failed.permanent) == (FailureKind.TOO_LARGE, True)
     assert telegram.list_bot_texts() == []
 
 
-async def test_its_limits_are_telegrams_own(telegram: TelegramServer, tmp_path: Path) -> None:
+async def test_messages_at_the_declared_telegram_limits_are_accepted(telegram: TelegramServer, tmp_path: Path) -> None:
     connector = bot(telegram, files=tmp_path)
     abilities = get_capabilities(connector)
     assert abilities is not None
     longest = "🎉" * (abilities.text_max // 2)
-    photos = tuple(stored(tmp_path, b"%d" % n, f"{n}.png", "image/png") for n in range(abilities.album_max))
+    photos = tuple(store_attachment(tmp_path, b"%d" % n, f"{n}.png", "image/png") for n in range(abilities.album_max))
 
-    await connector.deliver(parcel(longest))
-    await connector.deliver(parcel("ü" * abilities.caption_max, files=photos))
+    await connector.deliver(make_delivery_part(longest))
+    await connector.deliver(make_delivery_part("ü" * abilities.caption_max, files=photos))
 
     assert utf16_length(longest) == abilities.text_max
     assert telegram.list_bot_texts()[:2] == [longest, "ü" * abilities.caption_max]
     assert len(telegram.list_bot_messages()) == 1 + abilities.album_max
 
 
-async def test_half_a_character_is_no_reason_to_fail(telegram: TelegramServer) -> None:
-    await bot(telegram).deliver(parcel("a\ud83c b"))
+async def test_a_lone_surrogate_in_the_text_is_replaced(telegram: TelegramServer) -> None:
+    await bot(telegram).deliver(make_delivery_part("a\ud83c b"))
 
     assert telegram.list_bot_texts() == ["a\ufffd b"]
 
@@ -114,31 +122,33 @@ async def test_an_answer_to_a_deleted_message_is_sent_without_the_quote(telegram
     telegram.delete_message(gone)
     connector = bot(telegram)
 
-    await connector.deliver(parcel("to what is there", quote=str(kept)))
-    await connector.deliver(parcel("to what is not", quote=str(gone)))
+    await connector.deliver(make_delivery_part("to what is there", quote=str(kept)))
+    await connector.deliver(make_delivery_part("to what is not", quote=str(gone)))
 
     first, second = telegram.list_bot_messages()
     assert first["reply_to_message"]["message_id"] == kept
     assert (second["text"], "reply_to_message" in second) == ("to what is not", False)
 
 
-async def test_several_troubles_of_one_parcel_are_all_got_over(telegram: TelegramServer) -> None:
+async def test_one_delivery_recovers_from_a_moved_group_a_missing_quote_and_bad_formatting(
+    telegram: TelegramServer,
+) -> None:
     telegram.add_group(-55, type="group")
     telegram.migrate_group(-55, -10055)
     telegram.will_fail(
         "sendMessage", TelegramFault(status=400, description="Bad Request: can't parse entities: it says")
     )
 
-    await bot(telegram).deliver(parcel("**so**", room="-55", quote="99999"))
+    await bot(telegram).deliver(make_delivery_part("**so**", room="-55", quote="99999"))
 
     assert telegram.list_bot_texts(-10055) == ["**so**"]
 
 
-async def test_a_topic_is_sent_to_and_the_general_one_is_not_named(telegram: TelegramServer) -> None:
+async def test_a_message_is_sent_to_its_topic_and_the_general_topic_has_no_thread_id(telegram: TelegramServer) -> None:
     connector = bot(telegram)
 
-    await connector.deliver(parcel("in the topic", room=f"{GROUP}/7"))
-    await connector.deliver(parcel("in the general one", room=f"{GROUP}/1"))
+    await connector.deliver(make_delivery_part("in the topic", room=f"{GROUP}/7"))
+    await connector.deliver(make_delivery_part("in the general one", room=f"{GROUP}/1"))
     await connector.show_typing(f"{GROUP}/1")
 
     assert [each.get("message_thread_id") for each in telegram.list_bot_messages(GROUP)] == [7, None]
@@ -157,12 +167,12 @@ async def test_a_topic_is_sent_to_and_the_general_one_is_not_named(telegram: Tel
         ("text/html; charset=utf-8", "document"),
     ],
 )
-async def test_a_file_goes_as_what_it_is_with_its_words_beside_it(
+async def test_a_file_is_sent_by_its_media_type_with_the_text_as_caption(
     telegram: TelegramServer, tmp_path: Path, media_type: str, kind: str
 ) -> None:
-    file = stored(tmp_path, b"the bytes" * 30_000, "näme.bin", media_type)
+    file = store_attachment(tmp_path, b"the bytes" * 30_000, "näme.bin", media_type)
 
-    delivery = await bot(telegram, files=tmp_path).deliver(parcel("look **here**", files=(file,)))
+    delivery = await bot(telegram, files=tmp_path).deliver(make_delivery_part("look **here**", files=(file,)))
 
     [message] = telegram.list_bot_messages()
     sent = message[kind][0] if kind == "photo" else message[kind]
@@ -181,12 +191,12 @@ async def test_a_file_goes_as_what_it_is_with_its_words_beside_it(
         (("audio/ogg", "audio/ogg"), ("document", "document")),
     ],
 )
-async def test_several_files_are_one_album_of_what_telegram_puts_together(
+async def test_several_files_are_sent_as_one_album_of_compatible_types(
     telegram: TelegramServer, tmp_path: Path, media_types: tuple[str, ...], kinds: tuple[str, ...]
 ) -> None:
-    files = tuple(stored(tmp_path, b"%d" % n, f"{n}", media) for n, media in enumerate(media_types))
+    files = tuple(store_attachment(tmp_path, b"%d" % n, f"{n}", media) for n, media in enumerate(media_types))
 
-    delivery = await bot(telegram, files=tmp_path).deliver(parcel("both", files=files))
+    delivery = await bot(telegram, files=tmp_path).deliver(make_delivery_part("both", files=files))
 
     messages = telegram.list_bot_messages()
     assert tuple(kind for message, kind in zip(messages, kinds, strict=True) if kind in message) == kinds
@@ -195,35 +205,37 @@ async def test_several_files_are_one_album_of_what_telegram_puts_together(
     assert delivery.receipt == str(messages[0]["message_id"])
 
 
-async def test_a_picture_of_a_shape_that_telegram_will_not_show_goes_as_a_file(
+async def test_a_picture_that_telegram_rejects_as_a_photo_is_sent_as_a_document(
     telegram: TelegramServer, tmp_path: Path
 ) -> None:
-    file = stored(tmp_path, b"TOO WIDE", "wide.png", "image/png")
+    file = store_attachment(tmp_path, b"TOO WIDE", "wide.png", "image/png")
 
-    await bot(telegram, files=tmp_path).deliver(parcel("look", files=(file,)))
+    await bot(telegram, files=tmp_path).deliver(make_delivery_part("look", files=(file,)))
 
     assert "document" in telegram.list_bot_messages()[0]
 
 
-async def test_a_file_that_is_gone_or_too_large_is_not_tried(telegram: TelegramServer, tmp_path: Path) -> None:
+async def test_a_missing_or_oversized_file_fails_permanently_without_a_request(
+    telegram: TelegramServer, tmp_path: Path
+) -> None:
     connector = bot(telegram, files=tmp_path)
     huge = Attachment(hash="a", name="film.mkv", media_type="video/x-matroska", size_bytes=UPLOAD_BYTES_MAX + 1)
     gone = Attachment(hash="b", name="gone.txt", media_type="text/plain", size_bytes=3)
 
-    too_large = await failure(connector, "look", files=(huge,))
-    not_there = await failure(connector, "look", files=(gone,))
+    too_large = await deliver_expecting_failure(connector, "look", files=(huge,))
+    not_there = await deliver_expecting_failure(connector, "look", files=(gone,))
 
     assert (too_large.kind, too_large.permanent, not_there.permanent) == (FailureKind.TOO_LARGE, True, True)
     assert telegram.calls == []
 
 
-async def test_buttons_stand_under_a_message_and_whoever_presses_one_is_answered(telegram: TelegramServer) -> None:
-    connector, house = bot(telegram), House()
+async def test_buttons_are_shown_under_a_message_and_a_press_is_answered(telegram: TelegramServer) -> None:
+    connector, server = bot(telegram), TelegramSetup()
     buttons = ((Button("Yes", "allow:9c8d"), Button("No", "deny:9c8d")),)
-    async with listening(connector, house):
-        delivery = await connector.deliver(parcel("May I?", buttons=buttons))
+    async with listen_in_background(connector, server):
+        delivery = await connector.deliver(make_delivery_part("May I?", buttons=buttons))
         telegram.person_presses(int(delivery.receipt), "allow:9c8d")
-        [press] = await house.until_heard(1)
+        [press] = await server.wait_for_messages(1)
         await connector.answer_press(press.message_id, "Allowed.")
         await connector.answer_press("a press of last week", "too late for anyone to see")
 
@@ -262,20 +274,20 @@ async def test_buttons_stand_under_a_message_and_whoever_presses_one_is_answered
     ],
 )
 @pytest.mark.spec("C86")
-async def test_a_no_is_told_as_what_it_is(
+async def test_a_telegram_error_becomes_the_matching_delivery_failure(
     telegram: TelegramServer, fault: TelegramFault, kind: FailureKind, permanent: bool, retry_after_s: float | None
 ) -> None:
     telegram.will_fail("sendMessage", fault)
 
-    failed = await failure(bot(telegram), "hello")
+    failed = await deliver_expecting_failure(bot(telegram), "hello")
 
     assert (failed.kind, failed.permanent, failed.retry_after_s) == (kind, permanent, retry_after_s)
     assert telegram.list_bot_texts() == []
 
 
 @pytest.mark.parametrize("room", ["maria", "42/x", "", "--42", "42/7/8", "٤٢", "9" * 30])
-async def test_what_cannot_be_a_room_is_refused_at_once(telegram: TelegramServer, room: str) -> None:
-    failed = await failure(bot(telegram), "hello", room=room or "x")
+async def test_an_invalid_telegram_channel_fails_without_a_request(telegram: TelegramServer, room: str) -> None:
+    failed = await deliver_expecting_failure(bot(telegram), "hello", room=room or "x")
 
     assert (failed.kind, failed.permanent) == (FailureKind.INVALID_ADDRESS, True)
     assert telegram.calls == []
@@ -292,42 +304,42 @@ async def test_what_cannot_be_a_room_is_refused_at_once(telegram: TelegramServer
     ],
     ids=["breaks", "hangs", "502", "500"],
 )
-async def test_a_send_whose_answer_is_lost_is_never_called_a_failure(
+async def test_a_lost_send_response_is_never_reported_as_a_failure(
     telegram: TelegramServer, fault: dict[str, Any], arrives: bool
 ) -> None:
     telegram.will_fail("sendMessage", TelegramFault(**fault, arrives=arrives))
 
-    async with skip_loop_time_on_increase(LIMIT_S, count=lambda: telegram.hang_count):
+    async with skip_loop_time_on_increase(REQUEST_TIMEOUT_S, count=lambda: telegram.hang_count):
         with pytest.raises(TelegramNoAnswer) as unknown:
-            await bot(telegram).deliver(parcel("hello"))
+            await bot(telegram).deliver(make_delivery_part("hello"))
 
     assert telegram.list_bot_texts() == (["hello"] if arrives else [])
     assert telegram.token not in str(unknown.value)
 
 
-async def test_a_line_that_never_came_about_is_a_failure_that_may_pass() -> None:
+async def test_an_unreachable_telegram_server_is_a_temporary_failure() -> None:
     async with TelegramServer() as telegram:
         url = telegram.url
 
-    failed = await failure(bot(url), "hello")
+    failed = await deliver_expecting_failure(bot(url), "hello")
 
     assert not failed.permanent
 
 
-async def test_what_is_sent_to_a_group_by_its_old_name_goes_to_the_new_one(telegram: TelegramServer) -> None:
-    shelf = Words()
+async def test_a_message_to_a_migrated_group_goes_to_its_new_id(telegram: TelegramServer) -> None:
+    connector_state = InMemoryConnectorState()
     telegram.add_group(-55, type="group")
     telegram.migrate_group(-55, -10055)
 
-    await bot(telegram, shelf=shelf).deliver(parcel("first", room="-55"))
+    await bot(telegram, connector_state=connector_state).deliver(make_delivery_part("first", room="-55"))
     calls = len(telegram.calls)
-    await bot(telegram, shelf=shelf).deliver(parcel("after a restart", room="-55"))
+    await bot(telegram, connector_state=connector_state).deliver(make_delivery_part("after a restart", room="-55"))
 
     assert telegram.list_bot_texts(-10055) == ["first", "after a restart"]
-    assert len(telegram.calls) == calls + 1  # the new name is known by then
+    assert len(telegram.calls) == calls + 1  # the new id is stored
 
 
-async def test_words_that_are_still_written_are_shown_changed_and_taken_back(telegram: TelegramServer) -> None:
+async def test_a_preview_is_shown_edited_and_deleted(telegram: TelegramServer) -> None:
     connector = bot(telegram)
 
     shown = await connector.preview("42", "Lunch **wi")
@@ -340,7 +352,7 @@ async def test_words_that_are_still_written_are_shown_changed_and_taken_back(tel
     assert telegram.list_bot_texts() == []
 
 
-async def test_a_reaction_is_put_and_taken_back_and_one_that_is_none_is_refused(telegram: TelegramServer) -> None:
+async def test_a_reaction_is_set_and_removed_and_an_unsupported_one_is_refused(telegram: TelegramServer) -> None:
     message_id = telegram.person_sends("hello")
     connector = bot(telegram)
 
@@ -352,7 +364,7 @@ async def test_a_reaction_is_put_and_taken_back_and_one_that_is_none_is_refused(
         await connector.react("42", str(message_id), "🪿")
 
 
-async def test_typing_is_shown_and_harms_nothing_where_it_cannot_be(telegram: TelegramServer) -> None:
+async def test_a_failed_typing_indicator_raises_no_error(telegram: TelegramServer) -> None:
     connector = bot(telegram)
 
     await connector.show_typing("42")
@@ -361,7 +373,9 @@ async def test_typing_is_shown_and_harms_nothing_where_it_cannot_be(telegram: Te
     assert telegram.actions == [(42, None, "typing")]
 
 
-async def test_checking_says_who_we_are_and_what_we_do_not_hear(telegram: TelegramServer) -> None:
+async def test_the_telegram_check_reports_the_account_privacy_mode_webhook_and_token_errors(
+    telegram: TelegramServer,
+) -> None:
     connector = bot(telegram)
 
     well = await connector.check()
@@ -372,7 +386,7 @@ async def test_checking_says_who_we_are_and_what_we_do_not_hear(telegram: Telegr
     telegram.revoke_token()
     refused = await connector.check()
 
-    assert (well.ok, well.account, well.because) == (True, "@house_bot", "")
+    assert (well.ok, well.account, well.because) == (True, "@retinue_bot", "")
     assert private.ok
     assert "privacy" in private.because
     assert "/setprivacy" in private.try_this
@@ -381,7 +395,7 @@ async def test_checking_says_who_we_are_and_what_we_do_not_hear(telegram: Telegr
     assert telegram.poll_count == 0
 
 
-def test_it_can_what_its_abilities_say() -> None:
+def test_the_telegram_connector_supports_previews_reactions_typing_and_press_answers() -> None:
     connector = bot("http://127.0.0.1:1")
 
     for ability in (SupportsPreview, SupportsReactions, SupportsTyping, SupportsPressAnswers, SupportsCheck):

@@ -1,4 +1,4 @@
-"""Nothing that is said is lost or confirmed too early, whatever happens to the line, to Telegram or to the house."""
+"""Test polling: no message is lost or confirmed too early, whatever fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from connectors.telegram_instance import LIMIT_S, MOMENT, House, Words, bot, listening, until
+from connectors.telegram_instance import (
+    ACCEPTED_AT,
+    REQUEST_TIMEOUT_S,
+    InMemoryConnectorState,
+    TelegramSetup,
+    bot,
+    listen_in_background,
+    wait_until_true,
+)
 
 from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import ConnectionLost, InboundKind, InboundMessage
@@ -28,134 +36,140 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
         yield server
 
 
-def offset_in(shelf: Words) -> int:
-    offset = parse_offset(shelf.kept[KEY])
+def get_offset(connector_state: InMemoryConnectorState) -> int:
+    offset = parse_offset(connector_state.entries[KEY])
     assert offset is not None
     return offset.update_id
 
 
-async def lost_by(connector: TelegramConnector, house: House) -> ConnectionLost:
+async def listen_until_connection_lost(connector: TelegramConnector, server: TelegramSetup) -> ConnectionLost:
     with pytest.raises(ConnectionLost) as lost:
-        await connector.listen(house.accept)
+        await connector.listen(server.accept)
     return lost.value
 
 
 @pytest.mark.spec("D57")
-async def test_the_offset_is_kept_once_the_house_has_everything_before_it(telegram: TelegramServer) -> None:
-    shelf, house = Words(), House()
+async def test_the_poll_offset_is_stored_only_after_all_earlier_updates_were_accepted(telegram: TelegramServer) -> None:
+    connector_state, server = InMemoryConnectorState(), TelegramSetup()
     kept_before = list[bool]()
-    house.before = lambda _: kept_before.append(KEY in shelf.kept)
+    server.before_accept = lambda _: kept_before.append(KEY in connector_state.entries)
     for text in ("one", "two", "three"):
         telegram.person_sends(text)
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await house.until_heard(3)
-        await until(lambda: KEY in shelf.kept)
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await server.wait_for_messages(3)
+        await wait_until_true(lambda: KEY in connector_state.entries)
 
-    assert house.texts == ["one", "two", "three"]
+    assert server.texts == ["one", "two", "three"]
     assert kept_before == [False, False, False]
-    assert offset_in(shelf) == 5_003
+    assert get_offset(connector_state) == 5_003
 
 
 @pytest.mark.spec("D57")
-async def test_a_house_that_comes_back_goes_on_where_it_was(telegram: TelegramServer) -> None:
-    shelf, house = Words(), House()
+async def test_polling_resumes_at_the_stored_offset_after_a_restart(telegram: TelegramServer) -> None:
+    connector_state, server = InMemoryConnectorState(), TelegramSetup()
     telegram.person_sends("one")
-    async with listening(bot(telegram, shelf=shelf), house):
-        await until(lambda: KEY in shelf.kept)
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await wait_until_true(lambda: KEY in connector_state.entries)
     telegram.person_sends("two, while nobody was there")
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await house.until_heard(2)
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await server.wait_for_messages(2)
 
-    assert house.texts == ["one", "two, while nobody was there"]
+    assert server.texts == ["one", "two, while nobody was there"]
 
 
-async def test_what_the_house_could_not_take_is_offered_again(telegram: TelegramServer) -> None:
-    shelf, house = Words(), House()
-    house.will_lose = 2
+async def test_an_update_that_could_not_be_stored_is_offered_again(telegram: TelegramServer) -> None:
+    connector_state, server = InMemoryConnectorState(), TelegramSetup()
+    server.store_failures_left = 2
     telegram.person_sends("one")
     telegram.person_sends("two")
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await house.until_heard(2)
-        await until(lambda: shelf.kept.get(KEY, "").split()[1:2] == ["5002"])
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await server.wait_for_messages(2)
+        await wait_until_true(lambda: connector_state.entries.get(KEY, "").split()[1:2] == ["5002"])
 
-    assert house.texts == ["one", "two"]
+    assert server.texts == ["one", "two"]
 
 
-async def test_what_one_room_could_not_take_holds_up_no_other_and_is_not_confirmed(telegram: TelegramServer) -> None:
+async def test_a_store_error_in_one_channel_does_not_block_others_or_confirm_its_update(
+    telegram: TelegramServer,
+) -> None:
     telegram.add_group(-1001)
-    shelf, house = Words(), House()
+    connector_state, server = InMemoryConnectorState(), TelegramSetup()
 
-    def full_for_the_group(incoming: InboundMessage) -> None:
-        if incoming.room == "-1001" and house.offered < 6:
-            house.will_lose = 1
+    def fail_for_the_group(incoming: InboundMessage) -> None:
+        if incoming.room == "-1001" and server.offered < 6:
+            server.store_failures_left = 1
 
-    house.before = full_for_the_group
+    server.before_accept = fail_for_the_group
     telegram.person_sends("mine")
     telegram.person_sends("the group's", chat_id=-1001)
     telegram.person_sends("mine, too")
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await until(lambda: "the group's" in house.texts)
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await wait_until_true(lambda: "the group's" in server.texts)
 
-    assert set(house.texts) == {"mine", "the group's", "mine, too"}
-    offsets = [int(value.split()[1]) for key, value in shelf.puts if key == KEY]
-    assert offsets[0] == 5_001  # up to the group's, and not beyond
+    assert set(server.texts) == {"mine", "the group's", "mine, too"}
+    offsets = [int(value.split()[1]) for key, value in connector_state.puts if key == KEY]
+    assert offsets[0] == 5_001  # up to the update of the group, and not beyond
 
 
-async def test_a_room_whose_mail_takes_long_keeps_no_other_waiting_and_is_not_confirmed(
+async def test_a_slow_update_in_one_channel_does_not_block_others_and_is_not_confirmed(
     telegram: TelegramServer,
 ) -> None:
     telegram.add_group(-1001)
-    shelf, house, downloaded = Words(), House(), asyncio.Event()
+    connector_state, server, downloaded = InMemoryConnectorState(), TelegramSetup(), asyncio.Event()
 
     async def accept(incoming: InboundMessage) -> Receipt | None:
         if incoming.text == "a film":
             await downloaded.wait()
-        return await house.accept(incoming)
+        return await server.accept(incoming)
 
-    listener = asyncio.create_task(bot(telegram, shelf=shelf).listen(accept))
+    listener = asyncio.create_task(bot(telegram, connector_state=connector_state).listen(accept))
     telegram.person_sends("a film")
     telegram.person_sends("hello", chat_id=-1001)
-    await house.until_heard(1)
+    await server.wait_for_messages(1)
     telegram.person_sends("still there?", chat_id=-1001)
-    await house.until_heard(2)
-    kept_meanwhile = offset_in(shelf) if KEY in shelf.kept else 5_000
+    await server.wait_for_messages(2)
+    kept_meanwhile = get_offset(connector_state) if KEY in connector_state.entries else 5_000
     downloaded.set()
-    await until(lambda: KEY in shelf.kept and offset_in(shelf) == 5_003)
+    await wait_until_true(lambda: KEY in connector_state.entries and get_offset(connector_state) == 5_003)
     listener.cancel()
     await asyncio.gather(listener, return_exceptions=True)
 
-    assert house.texts == ["hello", "still there?", "a film"]
+    assert server.texts == ["hello", "still there?", "a film"]
     assert kept_meanwhile == 5_000
 
 
-async def test_words_that_wait_for_more_words_get_them(telegram: TelegramServer) -> None:
-    """A house may hold what somebody says until they pause; none of it is confirmed before all of it is stored."""
-    held, shelf, both = list[str](), Words(), asyncio.Event()
+async def test_a_message_held_for_coalescing_does_not_block_the_next_message_or_get_confirmed(
+    telegram: TelegramServer,
+) -> None:
+    """The server may hold a message to join it with the next ones. None is confirmed before all are stored."""
+    held, connector_state, both = list[str](), InMemoryConnectorState(), asyncio.Event()
 
     async def accept(incoming: InboundMessage) -> None:
         held.append(incoming.text)
         if len(held) == 2:
-            assert KEY not in shelf.kept
+            assert KEY not in connector_state.entries
             both.set()
         await both.wait()
 
-    listener = asyncio.create_task(bot(telegram, shelf=shelf).listen(accept))
+    listener = asyncio.create_task(bot(telegram, connector_state=connector_state).listen(accept))
     telegram.person_sends("what is")
-    await until(lambda: held == ["what is"])
+    await wait_until_true(lambda: held == ["what is"])
     telegram.person_sends("on today?")
-    await until(lambda: KEY in shelf.kept and offset_in(shelf) == 5_002)
+    await wait_until_true(lambda: KEY in connector_state.entries and get_offset(connector_state) == 5_002)
     listener.cancel()
     await asyncio.gather(listener, return_exceptions=True)
 
     assert held == ["what is", "on today?"]
 
 
-async def test_nothing_overtakes_what_the_house_could_not_take_in_its_room(telegram: TelegramServer) -> None:
-    house, tries, next_offered, tried_again = House(), 0, asyncio.Event(), asyncio.Event()
+async def test_messages_of_one_channel_keep_their_order_when_the_first_must_be_retried(
+    telegram: TelegramServer,
+) -> None:
+    server, tries, next_offered, tried_again = TelegramSetup(), 0, asyncio.Event(), asyncio.Event()
 
     async def accept(incoming: InboundMessage) -> Receipt | None:
         nonlocal tries
@@ -166,111 +180,111 @@ async def test_nothing_overtakes_what_the_house_could_not_take_in_its_room(teleg
                 raise StoreError("the disk is full", code="store.disk_full")
             tried_again.set()
             for _ in range(10):
-                await asyncio.sleep(0)  # what was not taken back would overtake it here
+                await asyncio.sleep(0)  # an update that was not taken back would overtake it here
         elif tries == 1:
             next_offered.set()
-            await tried_again.wait()  # still on offer when the other is lost
-        return await house.accept(incoming)
+            await tried_again.wait()  # still being offered when the other one fails
+        return await server.accept(incoming)
 
-    house_like = House()
-    house_like.accept = accept  # type: ignore[method-assign]
+    server_like = TelegramSetup()
+    server_like.accept = accept  # type: ignore[method-assign]
     telegram.person_sends("slow, then lost")
     telegram.person_sends("after it")
-    async with listening(bot(telegram), house_like):
-        await house.until_heard(2)
+    async with listen_in_background(bot(telegram), server_like):
+        await server.wait_for_messages(2)
 
-    assert house.texts == ["slow, then lost", "after it"]
+    assert server.texts == ["slow, then lost", "after it"]
 
 
-async def test_a_crash_between_accepting_and_keeping_the_offset_offers_it_again(telegram: TelegramServer) -> None:
-    class Broken(Words):
+async def test_an_update_is_offered_again_after_a_crash_before_its_offset_was_stored(telegram: TelegramServer) -> None:
+    class FailingConnectorState(InMemoryConnectorState):
         async def put(self, key: str, value: str) -> None:
             if key == KEY:
                 raise asyncio.CancelledError
 
-    house = House()
+    server = TelegramSetup()
     telegram.person_sends("one")
-    task = asyncio.create_task(bot(telegram, shelf=Broken()).listen(house.accept))
+    task = asyncio.create_task(bot(telegram, connector_state=FailingConnectorState()).listen(server.accept))
     await asyncio.gather(task, return_exceptions=True)
 
-    async with listening(bot(telegram), house):
-        await house.until_heard(2)
+    async with listen_in_background(bot(telegram), server):
+        await server.wait_for_messages(2)
 
-    assert [each.message_id for each in house.heard] == [house.heard[0].message_id] * 2
+    assert [each.message_id for each in server.received] == [server.received[0].message_id] * 2
 
 
 @pytest.mark.spec("D57")
 @pytest.mark.parametrize("damaged", ["{", "777", "777 abc 1", "9" * 500, "777 5001 -1"])
-async def test_a_damaged_offset_is_put_aside_and_nothing_is_missed(
+async def test_a_damaged_offset_is_kept_for_inspection_and_no_update_is_missed(
     telegram: TelegramServer, caplog: pytest.LogCaptureFixture, damaged: str
 ) -> None:
-    shelf, house = Words({KEY: damaged}), House()
+    connector_state, server = InMemoryConnectorState({KEY: damaged}), TelegramSetup()
     telegram.person_sends("one")
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await house.until_heard(1)
-        await until(lambda: bool(shelf.kept[KEY]))
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await server.wait_for_messages(1)
+        await wait_until_true(lambda: bool(connector_state.entries[KEY]))
 
-    assert offset_in(shelf) == 5_001
-    assert shelf.kept[DAMAGED_KEY] == damaged[:200]
+    assert get_offset(connector_state) == 5_001
+    assert connector_state.entries[DAMAGED_KEY] == damaged[:200]
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == [
         "stored offset is damaged and ignored"
     ]
 
 
-async def test_the_offset_of_another_bot_is_not_used(telegram: TelegramServer) -> None:
-    shelf = Words({KEY: str(PollOffset(bot=1, update_id=999_999, at=RealClock().now()))})
-    house = House()
+async def test_the_stored_offset_of_another_bot_is_ignored(telegram: TelegramServer) -> None:
+    connector_state = InMemoryConnectorState({KEY: str(PollOffset(bot=1, update_id=999_999, at=RealClock().now()))})
+    server = TelegramSetup()
     telegram.person_sends("one")
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await house.until_heard(1)
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await server.wait_for_messages(1)
 
-    assert house.texts == ["one"]
+    assert server.texts == ["one"]
 
 
-def test_an_offset_means_nothing_after_telegram_may_have_counted_anew() -> None:
-    offset = PollOffset(bot=777, update_id=5, at=MOMENT)
+def test_a_poll_offset_is_invalid_after_its_lifetime_or_for_another_bot() -> None:
+    offset = PollOffset(bot=777, update_id=5, at=ACCEPTED_AT)
 
-    assert offset.is_valid(bot=777, now=MOMENT + timedelta(days=1))
-    assert not offset.is_valid(bot=777, now=MOMENT + VALID_FOR)
-    assert not offset.is_valid(bot=778, now=MOMENT)
+    assert offset.is_valid(bot=777, now=ACCEPTED_AT + timedelta(days=1))
+    assert not offset.is_valid(bot=777, now=ACCEPTED_AT + VALID_FOR)
+    assert not offset.is_valid(bot=778, now=ACCEPTED_AT)
     assert parse_offset(str(offset)) == offset
 
 
-async def test_what_telegram_tells_twice_at_once_is_one_message_with_its_words_once(telegram: TelegramServer) -> None:
-    house = House()
+async def test_a_duplicate_update_in_one_batch_is_received_once(telegram: TelegramServer) -> None:
+    server = TelegramSetup()
     telegram.person_sends("one")
     telegram.updates *= 2
 
-    async with listening(bot(telegram), house):
-        await house.until_heard(1)
+    async with listen_in_background(bot(telegram), server):
+        await server.wait_for_messages(1)
 
-    assert house.texts == ["one"]
+    assert server.texts == ["one"]
 
 
-async def test_more_than_one_batch_is_heard_in_order(telegram: TelegramServer) -> None:
-    house = House()
+async def test_several_batches_of_updates_are_received_in_order(telegram: TelegramServer) -> None:
+    server = TelegramSetup()
     for number in range(250):
         telegram.person_sends(str(number))
 
-    async with listening(bot(telegram), house):
-        await house.until_heard(250)
+    async with listen_in_background(bot(telegram), server):
+        await server.wait_for_messages(250)
 
-    assert house.texts == [str(number) for number in range(250)]
+    assert server.texts == [str(number) for number in range(250)]
 
 
-async def test_an_album_at_the_end_of_a_full_batch_is_not_cut(telegram: TelegramServer) -> None:
-    house = House()
+async def test_an_album_at_the_end_of_a_full_batch_is_received_in_full(telegram: TelegramServer) -> None:
+    server = TelegramSetup()
     for number in range(98):
         telegram.person_sends(str(number))
     for _ in range(4):
         telegram.person_sends_file("photo", b"1", album="g1")
 
-    async with listening(bot(telegram), house):
-        await house.until_heard(99)
+    async with listen_in_background(bot(telegram), server):
+        await server.wait_for_messages(99)
 
-    assert [len(each.files) for each in house.heard] == [0] * 98 + [4]
+    assert [len(each.files) for each in server.received] == [0] * 98 + [4]
 
 
 @pytest.mark.parametrize(
@@ -287,71 +301,71 @@ async def test_an_album_at_the_end_of_a_full_batch_is_not_cut(telegram: Telegram
     ids=["breaks", "breaks-after", "half-open", "502", "500", "garbage", "429"],
 )
 @pytest.mark.parametrize("method", ["getMe", "getUpdates"])
-async def test_a_line_that_fails_is_lost_and_found_again(
+async def test_a_failed_telegram_request_raises_connection_lost_and_polling_recovers(
     telegram: TelegramServer, fault: TelegramFault, method: str
 ) -> None:
-    house = House()
+    server = TelegramSetup()
     telegram.will_fail(method, fault)
     telegram.person_sends("one")
 
     async with (
-        skip_loop_time_on_increase(LIMIT_S + 1, count=lambda: telegram.hang_count),
-        listening(bot(telegram, poll_s=1), house) as lost,
+        skip_loop_time_on_increase(REQUEST_TIMEOUT_S + 1, count=lambda: telegram.hang_count),
+        listen_in_background(bot(telegram, poll_s=1), server) as lost,
     ):
-        await house.until_heard(1)
+        await server.wait_for_messages(1)
 
-    assert house.texts == ["one"]
+    assert server.texts == ["one"]
     assert [type(each) for each in lost] == [ConnectionLost]
     assert telegram.token not in "".join(map(str, lost))
 
 
-async def test_telegram_may_restart_while_we_listen(telegram: TelegramServer) -> None:
-    house = House()
-    async with listening(bot(telegram), house) as lost:
+async def test_polling_recovers_after_a_telegram_restart(telegram: TelegramServer) -> None:
+    server = TelegramSetup()
+    async with listen_in_background(bot(telegram), server) as lost:
         telegram.person_sends("one")
-        await house.until_heard(1)
+        await server.wait_for_messages(1)
         await telegram.stop()
-        await until(lambda: bool(lost))
+        await wait_until_true(lambda: bool(lost))
         await telegram.start()
         telegram.person_sends("two")
-        await house.until_heard(2)
+        await server.wait_for_messages(2)
 
-    assert house.texts == ["one", "two"]
+    assert server.texts == ["one", "two"]
 
 
-async def test_being_throttled_says_for_how_long(telegram: TelegramServer) -> None:
+async def test_throttled_polling_reports_the_retry_delay(telegram: TelegramServer) -> None:
     telegram.will_fail("getUpdates", throttle_fault(17))
 
-    lost = await lost_by(bot(telegram), House())
+    lost = await listen_until_connection_lost(bot(telegram), TelegramSetup())
 
     assert (lost.retry_after_s, lost.needs_owner) == (17, False)
 
 
 @pytest.mark.spec("H75")
-async def test_somebody_else_who_listens_is_made_room_for_longer_each_time(telegram: TelegramServer) -> None:
-    connector, house, waits = bot(telegram), House(), list[float]()
+async def test_a_conflicting_poller_increases_the_retry_delay_each_time(telegram: TelegramServer) -> None:
+    connector, server, waits = bot(telegram), TelegramSetup(), list[float]()
     conflict = TelegramFault(status=409, description="Conflict: terminated by other getUpdates request")
     for _ in range(8):
         telegram.will_fail("getUpdates", conflict)
-        lost = await lost_by(connector, house)
+        lost = await listen_until_connection_lost(connector, server)
         assert (lost.code, lost.needs_owner) == ("telegram.bot_in_use", False)
         assert lost.retry_after_s is not None
         waits.append(lost.retry_after_s)
     telegram.person_sends("one")
 
-    async with listening(connector, house):
-        await house.until_heard(1)
+    async with listen_in_background(connector, server):
+        await server.wait_for_messages(1)
 
     assert waits[0] < waits[3] < CONFLICT_S_MAX * (1 + CONFLICT_JITTER)
     assert max(waits) <= CONFLICT_S_MAX * (1 + CONFLICT_JITTER)
 
 
 @pytest.mark.spec("H75")
-async def test_of_two_who_listen_as_one_bot_one_is_told_so(telegram: TelegramServer) -> None:
-    house = House()
-    first = asyncio.create_task(bot(telegram).listen(house.accept))
-    await until(lambda: telegram.poll_count == 1)
-    second = asyncio.create_task(bot(telegram).listen(house.accept))
+async def test_one_of_two_pollers_of_the_same_bot_gets_a_conflict_error(telegram: TelegramServer) -> None:
+    server = TelegramSetup()
+    first = asyncio.create_task(bot(telegram).listen(server.accept))
+    await wait_until_true(lambda: telegram.poll_count == 1)
+    second = asyncio.create_task(bot(telegram).listen(server.accept))
 
     done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
     second.cancel()
@@ -362,104 +376,102 @@ async def test_of_two_who_listen_as_one_bot_one_is_told_so(telegram: TelegramSer
     assert lost.sentence == "another program receives the updates of this bot"
 
 
-async def test_a_webhook_in_the_way_is_for_the_owner_unless_it_may_be_removed(telegram: TelegramServer) -> None:
+async def test_an_existing_webhook_needs_the_owner_unless_clear_webhook_is_set(telegram: TelegramServer) -> None:
     telegram.webhook = "https://elsewhere.example/hook"
-    house = House()
+    server = TelegramSetup()
 
-    lost = await lost_by(bot(telegram), house)
+    lost = await listen_until_connection_lost(bot(telegram), server)
     telegram.person_sends("one")
-    async with listening(bot(telegram, clear_webhook=True), house):
-        await house.until_heard(1)
+    async with listen_in_background(bot(telegram, clear_webhook=True), server):
+        await server.wait_for_messages(1)
 
     assert lost.needs_owner
     assert "clear_webhook" in lost.try_this
 
 
-async def test_commands_stand_in_the_menu_of_the_bot_and_are_told_once(telegram: TelegramServer) -> None:
-    shelf, house = Words(), House()
+async def test_the_command_menu_is_set_once_and_removed_when_disabled(telegram: TelegramServer) -> None:
+    connector_state, server = InMemoryConnectorState(), TelegramSetup()
 
-    def told() -> list[str]:
+    def list_menu_calls() -> list[str]:
         return [method for method, _ in telegram.calls if method.endswith("MyCommands")]
 
-    async def listens(**settings: Any) -> None:
+    async def poll_once(**settings: Any) -> None:
         polls = telegram.poll_count
-        async with listening(bot(telegram, shelf=shelf, **settings), house):
-            await until(lambda: telegram.poll_count > polls)
+        async with listen_in_background(bot(telegram, connector_state=connector_state, **settings), server):
+            await wait_until_true(lambda: telegram.poll_count > polls)
 
     telegram.will_fail("setMyCommands", throttle_fault(17))
-    await listens()  # it hears all the same
+    await poll_once()  # it listens all the same
     assert telegram.commands_by_scope == {}
-    await listens()
-    await listens()
+    await poll_once()
+    await poll_once()
     (scope, menu) = telegram.commands_by_scope.popitem()
     assert scope == "all_private_chats"
     shown = {each["command"]: each["description"] for each in menu}
     assert shown["status"] == "show the status of this conversation" and "abort" not in shown
-    assert told() == ["setMyCommands"]  # the one that was throttled is not among the calls that arrived
-    await listens(command_menu=False)
-    await listens(command_menu=False)
-    assert told() == ["setMyCommands", "deleteMyCommands"]
-    await listens()
-    assert told()[-1] == "setMyCommands" and telegram.commands_by_scope
+    assert list_menu_calls() == ["setMyCommands"]  # the throttled call is not recorded
+    await poll_once(command_menu=False)
+    await poll_once(command_menu=False)
+    assert list_menu_calls() == ["setMyCommands", "deleteMyCommands"]
+    await poll_once()
+    assert list_menu_calls()[-1] == "setMyCommands" and telegram.commands_by_scope
 
 
 @pytest.mark.parametrize("token", ["777:wrong", "not a token at all/../x", ""])
-async def test_a_token_that_is_refused_is_for_the_owner_and_is_not_repeated(
-    telegram: TelegramServer, token: str
-) -> None:
-    lost = await lost_by(bot(telegram, token=token), House())
+async def test_a_rejected_token_needs_the_owner_and_is_not_in_the_error(telegram: TelegramServer, token: str) -> None:
+    lost = await listen_until_connection_lost(bot(telegram, token=token), TelegramSetup())
 
     assert (lost.needs_owner, lost.code) == (True, "connector.token_rejected")
     assert not token or token not in str(lost)
 
 
-async def test_a_token_revoked_while_we_listen_is_for_the_owner(telegram: TelegramServer) -> None:
-    house = House()
-    async with listening(bot(telegram, poll_s=1), house) as lost:
-        await until(lambda: telegram.poll_count > 0)
+async def test_a_token_revoked_during_polling_needs_the_owner(telegram: TelegramServer) -> None:
+    server = TelegramSetup()
+    async with listen_in_background(bot(telegram, poll_s=1), server) as lost:
+        await wait_until_true(lambda: telegram.poll_count > 0)
         telegram.revoke_token()
-        await until(lambda: any(isinstance(each, ConnectionLost) and each.needs_owner for each in lost))
+        await wait_until_true(lambda: any(isinstance(each, ConnectionLost) and each.needs_owner for each in lost))
 
 
-async def test_no_line_at_all_is_said_without_the_token() -> None:
+async def test_an_unreachable_telegram_server_is_reported_without_the_token() -> None:
     async with TelegramServer() as telegram:
         url, token = telegram.url, telegram.token
 
-    lost = await lost_by(bot(url), House())
+    lost = await listen_until_connection_lost(bot(url), TelegramSetup())
 
     assert "cannot reach" in lost.sentence
     assert token not in str(lost)
     assert lost.__cause__ is None
 
 
-async def test_no_log_line_has_the_token_or_what_was_said(
+async def test_logs_and_errors_contain_neither_the_token_nor_the_message_text(
     telegram: TelegramServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    house = House()
+    server = TelegramSetup()
     telegram.will_fail(
         "getUpdates", TelegramFault(breaks=True), TelegramFault(status=400, description=f"no /bot{telegram.token}/x")
     )
     telegram.person_sends("a secret thing")
 
-    async with listening(bot(telegram), house) as lost:
-        await house.until_heard(1)
+    async with listen_in_background(bot(telegram), server) as lost:
+        await server.wait_for_messages(1)
 
-    said = caplog.text + "".join(map(str, lost))
-    assert telegram.token not in said
-    assert "a secret thing" not in said
+    logged = caplog.text + "".join(map(str, lost))
+    assert telegram.token not in logged
+    assert "a secret thing" not in logged
     assert len(lost) == 2
 
 
-async def test_a_move_is_known_before_the_house_hears_of_it(telegram: TelegramServer) -> None:
-    shelf, house, known = Words(), House(), list[str | None]()
-    house.before = lambda incoming: (
-        known.append(shelf.kept.get("moved--55")) if incoming.kind is InboundKind.MOVED else None
+async def test_a_group_move_is_stored_before_it_is_accepted(telegram: TelegramServer) -> None:
+    connector_state, server, known = InMemoryConnectorState(), TelegramSetup(), list[str | None]()
+    server.before_accept = lambda incoming: (
+        known.append(connector_state.entries.get("moved--55")) if incoming.kind is InboundKind.MOVED else None
     )
     telegram.add_group(-55, type="group")
     telegram.migrate_group(-55, -10055)
 
-    async with listening(bot(telegram, shelf=shelf), house):
-        await house.until_heard(2)
+    async with listen_in_background(bot(telegram, connector_state=connector_state), server):
+        await server.wait_for_messages(2)
 
     assert known == ["-10055", "-10055"]

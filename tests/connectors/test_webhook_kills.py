@@ -1,4 +1,4 @@
-"""Whole conversations by webhook, with a house in a process of its own that is killed in the midst of them."""
+"""Test conversations by webhook with a server process that is killed in between."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from connectors.server_process import AFTER_ACCEPT, IN_DOUBT, RealHouse, real_house
-from connectors.webhook_instance import SECRET, FarSide, far_side, signed
+from connectors.server_process import AFTER_ACCEPT, AFTER_PLATFORM_SEND, ServerWithProvider, open_server_with_provider
+from connectors.webhook_instance import SECRET, WebhookReceiver, run_webhook_receiver, sign_headers
 from flows.fake_provider import says
 
 from retinue.connectors.webhook.settings import SignatureScheme
@@ -18,122 +18,134 @@ from retinue.testing.wait_conditions import wait_until
 
 SETTINGS = """
 [connectors.ci]
-kind = "webhook"
+platform = "webhook"
 secret_file = "{home}/ci-secret"
 url = "URL"
 private_hosts = ["HOST"]
 
 [connectors.quiet]
-kind = "webhook"
+platform = "webhook"
 secret_file = "{home}/ci-secret"
 """
-pytestmark = pytest.mark.timeout(300)  # a house is opened again and again, on a machine that may be busy
+pytestmark = pytest.mark.timeout(300)  # a server starts many times, on a machine that may be busy
 LONG = "A line that is not short.\n" * 2_000
 
 
 @pytest.fixture(scope="module")
-async def far() -> AsyncGenerator[FarSide]:
-    async with far_side() as far:
-        yield far
+async def receiver() -> AsyncGenerator[WebhookReceiver]:
+    async with run_webhook_receiver() as receiver:
+        yield receiver
 
 
 @pytest.fixture(scope="module")
-async def standing(far: FarSide, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealHouse]:
-    settings = SETTINGS.replace("URL", far.url).replace("HOST", far.host)
-    async with real_house(tmp_path_factory.mktemp("webhook"), settings, secrets={"ci-secret": SECRET}) as house:
-        yield house
+async def shared_server(
+    receiver: WebhookReceiver, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[ServerWithProvider]:
+    settings = SETTINGS.replace("URL", receiver.url).replace("HOST", receiver.host)
+    async with open_server_with_provider(
+        tmp_path_factory.mktemp("webhook"), settings, secrets={"ci-secret": SECRET}
+    ) as server:
+        yield server
 
 
 @pytest.fixture
-async def house(standing: RealHouse) -> AsyncGenerator[RealHouse]:
-    if not standing.is_open:
-        await standing.open()
-    yield standing
-    await standing.holds()
+async def server(shared_server: ServerWithProvider) -> AsyncGenerator[ServerWithProvider]:
+    if not shared_server.is_open:
+        await shared_server.open()
+    yield shared_server
+    await shared_server.check_nothing_is_lost()
 
 
-async def post(house: RealHouse, text: str, *, to: str = "ci", id_: str, secret: str = SECRET) -> int:
-    """As a program elsewhere does, at the port that the house has now; 0 where it hung up."""
+async def post(server: ServerWithProvider, text: str, *, to: str = "ci", id_: str, secret: str = SECRET) -> int:
+    """Send a signed request to the server's current port. Return its status, or 0 if the connection was lost."""
     body = json.dumps({"message": text, "sessionKey": "hook:builds"}).encode()
-    url = f"{(house.process.home / 'address').read_text().strip()}/hooks/{to}/agent"
+    url = f"{(server.process.home / 'address').read_text().strip()}/hooks/{to}/agent"
     try:
-        headers = signed(body, id_=id_, secret=secret)
+        headers = sign_headers(body, id_=id_, secret=secret)
         async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=headers) as response:
             return response.status
     except aiohttp.ClientError:
         return 0
 
 
-def taken(far: FarSide, word: str) -> list[dict[str, Any]]:
-    """What the other side took that has a word in it: each once, by its id, as it is asked to."""
-    letters = {each.headers["webhook-id"]: each.json for each in far.letters if word in each.json["text"]}
-    return list(letters.values())
+def list_received(receiver: WebhookReceiver, word: str) -> list[dict[str, Any]]:
+    """Return the received requests that contain a word, without repeats of the same webhook id."""
+    received_requests = {
+        each.headers["webhook-id"]: each.json for each in receiver.received_requests if word in each.json["text"]
+    }
+    return list(received_requests.values())
 
 
-async def answered(far: FarSide, word: str) -> dict[str, Any]:
-    await wait_until(lambda: taken(far, word), f"an answer with {word!r} is there")
-    return taken(far, word)[0]
+async def wait_for_received(receiver: WebhookReceiver, word: str) -> dict[str, Any]:
+    await wait_until(lambda: list_received(receiver, word), f"an answer with {word!r} is there")
+    return list_received(receiver, word)[0]
 
 
-async def test_a_request_is_answered_by_a_signed_request_and_one_that_is_not_proved_by_nothing(
-    house: RealHouse, far: FarSide
+async def test_a_verified_webhook_request_is_answered_with_a_signed_request(
+    server: ServerWithProvider, receiver: WebhookReceiver
 ) -> None:
-    assert await post(house, "The build broke, ask-build.", id_="build", secret="a guess") == 401
-    assert await post(house, "The build broke, ask-build.", id_="build") == 202
-    answer = await answered(far, "An answer to ask-build.")
-    assert await post(house, "The build broke, ask-build.", id_="build") == 202
-    await house.until_quiet()
+    assert await post(server, "The build broke, ask-build.", id_="build", secret="a guess") == 401
+    assert await post(server, "The build broke, ask-build.", id_="build") == 202
+    answer = await wait_for_received(receiver, "An answer to ask-build.")
+    assert await post(server, "The build broke, ask-build.", id_="build") == 202
+    await server.wait_until_idle()
 
-    assert answer["room"] == "builds"
-    [letter] = [each for each in far.letters if "ask-build" in each.json["text"]]
-    now_s = float(letter.headers["webhook-timestamp"])
+    assert answer["channel"] == "builds"
+    [received_request] = [each for each in receiver.received_requests if "ask-build" in each.json["text"]]
+    now_s = float(received_request.headers["webhook-timestamp"])
     assert (
-        verify_request(SignatureScheme.STANDARD, SECRET, letter.headers, letter.body, now_s=now_s)
-        == letter.headers["webhook-id"]
+        verify_request(SignatureScheme.STANDARD, SECRET, received_request.headers, received_request.body, now_s=now_s)
+        == received_request.headers["webhook-id"]
     )
 
 
-async def test_where_nobody_is_to_be_told_elsewhere_the_owner_is(house: RealHouse, far: FarSide) -> None:
-    assert await post(house, "The bell rings, ask-bell.", to="quiet", id_="bell") == 202
-    mail = "select text from envelopes where recipient = 'person:owner' and text like '%ask-bell%'"
-    await wait_until(lambda: house.rows(mail), "the owner is told")
+async def test_a_webhook_without_a_url_answers_to_the_owner(
+    server: ServerWithProvider, receiver: WebhookReceiver
+) -> None:
+    assert await post(server, "The bell rings, ask-bell.", to="quiet", id_="bell") == 202
+    owner_envelope_query = "select text from envelopes where recipient = 'person:owner' and text like '%ask-bell%'"
+    await wait_until(lambda: server.query_database(owner_envelope_query), "the owner is notified")
 
-    assert taken(far, "ask-bell") == []
+    assert list_received(receiver, "ask-bell") == []
 
 
-async def test_a_long_answer_goes_whole(house: RealHouse, far: FarSide) -> None:
-    house.said["ask-long"] = says(LONG)
-    await post(house, "At length, ask-long.", id_="long")
-    answer = await answered(far, "A line that is not short.")
+async def test_a_long_answer_is_posted_in_one_request(server: ServerWithProvider, receiver: WebhookReceiver) -> None:
+    server.replies["ask-long"] = says(LONG)
+    await post(server, "At length, ask-long.", id_="long")
+    answer = await wait_for_received(receiver, "A line that is not short.")
 
     assert answer["text"].split() == LONG.split()
 
 
-async def test_a_killed_house_answers_every_request_and_each_answer_is_known_by_its_id(
-    house: RealHouse, far: FarSide
+async def test_a_killed_server_answers_every_webhook_request_with_a_stable_webhook_id(
+    server: ServerWithProvider, receiver: WebhookReceiver
 ) -> None:
-    await house.reopen(dies_at=AFTER_ACCEPT)
-    assert await post(house, "Are you there, ask-accepted?", id_="accepted") == 0  # it may or may not be kept
-    await house.dies()
-    await house.open(dies_at=IN_DOUBT)
-    assert await post(house, "Are you there, ask-accepted?", id_="accepted") in (202, 0)  # so it is sent again
-    await house.dies()
-    await house.open()
-    await post(house, "And then, ask-after?", id_="after")
-    await answered(far, "An answer to ask-after.")
-    await house.until_quiet()
+    await server.reopen(crash_point=AFTER_ACCEPT)
+    assert await post(server, "Are you there, ask-accepted?", id_="accepted") == 0  # it may be stored or not
+    await server.wait_until_crashed()
+    await server.open(crash_point=AFTER_PLATFORM_SEND)
+    assert await post(server, "Are you there, ask-accepted?", id_="accepted") in (202, 0)  # so it is sent again
+    await server.wait_until_crashed()
+    await server.open()
+    await post(server, "And then, ask-after?", id_="after")
+    await wait_for_received(receiver, "An answer to ask-after.")
+    await server.wait_until_idle()
 
-    sent = [each for each in far.letters if "An answer to ask-accepted." in each.json["text"]]
-    assert len(sent) == 2  # nobody knew whether the first arrived, and the other side takes it once
+    sent = [each for each in receiver.received_requests if "An answer to ask-accepted." in each.json["text"]]
+    assert len(sent) == 2  # it is unknown whether the first arrived, and the receiver drops repeats by id
     assert len({each.headers["webhook-id"] for each in sent}) == 1
-    assert house.outcomes("An answer to ask-accepted.") == ["delivered"]
-    assert len(house.rows("select 1 from envelopes where text like '%Are you there, ask-accepted?%'")) == 1
+    assert server.list_delivery_outcomes("An answer to ask-accepted.") == ["delivered"]
+    assert len(server.query_database("select 1 from envelopes where text like '%Are you there, ask-accepted?%'")) == 1
 
 
-async def test_an_answer_waits_for_the_other_side_to_be_there(house: RealHouse, far: FarSide) -> None:
-    far.statuses.extend([503, 503])
-    await post(house, "Somebody there, ask-outage?", id_="outage")
-    await wait_until(lambda: house.outcomes("An answer to ask-outage.") == ["delivered"], "it is delivered")
+async def test_an_answer_is_retried_until_the_webhook_receiver_accepts_it(
+    server: ServerWithProvider, receiver: WebhookReceiver
+) -> None:
+    receiver.statuses.extend([503, 503])
+    await post(server, "Somebody there, ask-outage?", id_="outage")
+    await wait_until(
+        lambda: server.list_delivery_outcomes("An answer to ask-outage.") == ["delivered"], "it is delivered"
+    )
 
-    assert len([each for each in far.letters if "ask-outage" in each.json["text"]]) == 3
-    assert len(taken(far, "ask-outage")) == 1
+    assert len([each for each in receiver.received_requests if "ask-outage" in each.json["text"]]) == 3
+    assert len(list_received(receiver, "ask-outage")) == 1

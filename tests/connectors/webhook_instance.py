@@ -1,4 +1,4 @@
-"""A house that programs elsewhere write to, on loopback, and a far side that takes what it sends out."""
+"""Helpers for webhook tests: a server with webhooks on loopback, and a receiver for what it sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from flows.tools_instance import ADA, BO, HandsHouse
+from flows.tools_instance import ADA, BO, ScriptedServer
 from msgspec import structs
 
 from retinue.api.app import build_app
@@ -45,7 +45,7 @@ SECRET = "a secret that the two of them share"
 WAIT_S = 30.0
 
 
-class NoShelf:
+class NoConnectorState:
     async def get(self, key: str) -> str | None:
         return None
 
@@ -62,21 +62,21 @@ def webhook(
         assert key == "secret"
         return secret
 
-    surroundings = ConnectorContext(
+    context = ConnectorContext(
         name=instance,
         clock=clock or RealClock(),
         random=Random(1),
-        state=NoShelf(),
+        state=NoConnectorState(),
         get_attachment_path=lambda _: Path("/nowhere"),
         read_secret=found,
     )
-    made = PLATFORM.make_connector(settings, surroundings)
+    made = PLATFORM.make_connector(settings, context)
     assert isinstance(made, WebhookConnector)
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WebhookResponse:
     status: int
     body: dict[str, Any]
     headers: Mapping[str, str]
@@ -86,7 +86,7 @@ class Said:
         return self.body["error"]["code"]
 
 
-def signed(body: bytes, *, id_: str = "msg_1", at: int | None = None, secret: str = SECRET) -> dict[str, str]:
+def sign_headers(body: bytes, *, id_: str = "msg_1", at: int | None = None, secret: str = SECRET) -> dict[str, str]:
     now = str(int(time.time()) if at is None else at)
     return {
         "webhook-id": id_,
@@ -96,28 +96,28 @@ def signed(body: bytes, *, id_: str = "msg_1", at: int | None = None, secret: st
 
 
 @dataclass(slots=True)
-class HookHouse(HandsHouse):
+class WebhookServer(ScriptedServer):
     port: int = 0
 
     async def send(
         self, path: str, content: Any, *, headers: Mapping[str, str] | None = None, query: str = "", **how: Any
-    ) -> Said:
-        """A request that is signed, unless other headers are given."""
+    ) -> WebhookResponse:
+        """Send a request. It is signed unless other headers are given."""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        sent = signed(body, **how) if headers is None else headers
+        sent = sign_headers(body, **how) if headers is None else headers
         url = f"http://127.0.0.1:{self.port}/hooks/{path}{query}"
         async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=sent) as response:
-            return Said(response.status, json.loads(await response.read() or b"{}"), dict(response.headers))
+            return WebhookResponse(response.status, json.loads(await response.read() or b"{}"), dict(response.headers))
 
 
 @asynccontextmanager
-async def hook_house(
+async def open_webhook_server(
     root: Path,
     *connectors: WebhookConnector,
     staff: Sequence[Agent] = (ADA, BO),
-    config: str = '[house]\ndefault_agent = "ada"\n',
+    config: str = '[server]\ndefault_agent = "ada"\n',
     model: ScriptedModel | None = None,
-) -> AsyncGenerator[HookHouse]:
+) -> AsyncGenerator[WebhookServer]:
     root.mkdir(parents=True, exist_ok=True)
     (root / "retinue.toml").write_text(config)
     configuration = load_configuration({"RETINUE_HOME": str(root)})
@@ -128,23 +128,23 @@ async def hook_house(
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     opened: dict[str, Connector] = {each.name: each for each in connectors}
-    create_empty_store(root / "house.db")
+    create_empty_store(root / "retinue.db")
     try:
-        async with open_server(configuration.settings, parts) as house:
-            desk = house.services
+        async with open_server(configuration.settings, parts) as server:
+            services = server.services
             requests = WebhookIntake(
-                desk.store,
-                desk.intake,
-                desk.clock,
-                desk.ids,
+                services.store,
+                services.intake,
+                services.clock,
+                services.ids,
                 connectors=lambda: opened,
-                default_agent=desk.default_agent,
+                default_agent=services.default_agent,
             )
-            house = structs.replace(house, services=structs.replace(desk, inbound_webhooks=lambda: requests))
-            made = HookHouse(house, root, model, configuration, root / "witness.txt", {model.name: model})
+            server = structs.replace(server, services=structs.replace(services, inbound_webhooks=lambda: requests))
+            made = WebhookServer(server, root, model, configuration, root / "witness.txt", {model.name: model})
             made.port = listener.getsockname()[1]
-            async with _served(made, listener):
-                with describe_on_failure(ServerSource(database=root / "house.db")):
+            async with _serve(made, listener):
+                with describe_on_failure(ServerSource(database=root / "retinue.db")):
                     yield made
                     await made.rest()
     finally:
@@ -152,21 +152,23 @@ async def hook_house(
 
 
 @asynccontextmanager
-async def _served(house: HookHouse, listener: socket.socket) -> AsyncGenerator[None]:
-    door = HttpSettings(port=house.port)
-    gate = ConnectionLimiter(door)
-    server = Server(build_server_config(build_app(house.house.services, door, gate), gate))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+async def _serve(server: WebhookServer, listener: socket.socket) -> AsyncGenerator[None]:
+    http_settings = HttpSettings(port=server.port)
+    connection_limiter = ConnectionLimiter(http_settings)
+    uvicorn_server = Server(
+        build_server_config(build_app(server.server.services, http_settings, connection_limiter), connection_limiter)
+    )
+    serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     try:
         yield
     finally:
-        server.should_exit = True
+        uvicorn_server.should_exit = True
         with suppress(asyncio.CancelledError):
             await serving
 
 
 @dataclass(slots=True)
-class Letter:
+class ReceivedRequest:
     headers: Mapping[str, str]
     body: bytes
 
@@ -176,40 +178,42 @@ class Letter:
 
 
 @dataclass(slots=True)
-class FarSide:
-    """Takes requests, and answers each with what it is told to. None: it never answers."""
+class WebhookReceiver:
+    """Records requests and responds with the scripted statuses. None means no response."""
 
     url: str = ""
-    letters: list[Letter] = field(default_factory=list[Letter])
+    received_requests: list[ReceivedRequest] = field(default_factory=list[ReceivedRequest])
     statuses: deque[int | None] = field(default_factory=deque[int | None])
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def host(self) -> str:
         return self.url.removeprefix("http://").partition("/")[0]
 
-    async def take(self, request: web.Request) -> web.Response:
-        self.letters.append(Letter({k.lower(): v for k, v in request.headers.items()}, await request.read()))
+    async def handle_request(self, request: web.Request) -> web.Response:
+        self.received_requests.append(
+            ReceivedRequest({k.lower(): v for k, v in request.headers.items()}, await request.read())
+        )
         status = self.statuses.popleft() if self.statuses else 200
         if status is None:
-            await self.over.wait()
+            await self.released.wait()
             status = 200
-        return web.Response(status=status, text="as I was told", headers=self.headers)
+        return web.Response(status=status, text="scripted response", headers=self.headers)
 
 
 @asynccontextmanager
-async def far_side() -> AsyncGenerator[FarSide]:
+async def run_webhook_receiver() -> AsyncGenerator[WebhookReceiver]:
     app = web.Application()
     runner = web.AppRunner(app, shutdown_timeout=0.1)
-    far = FarSide()
-    app.router.add_post("/in", far.take)
+    receiver = WebhookReceiver()
+    app.router.add_post("/in", receiver.handle_request)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    far.url = f"http://127.0.0.1:{runner.addresses[0][1]}/in"
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/in"
     try:
-        yield far
+        yield receiver
     finally:
-        far.over.set()
+        receiver.released.set()
         await runner.cleanup()

@@ -1,5 +1,5 @@
-"""The engine's contract: what sessions say to each other, and jobs in the background, are said, done and told once,
-wherever the power goes."""
+"""The engine's contract for agent messages and background jobs: each is delivered, processed and reported once, also
+across power cuts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from contracts.engine_instance import (
-    Hands,
+    StoreControl,
     ada,
-    answers_to,
-    as_time_goes_by,
-    opened,
-    power_cuts,
-    results,
-    rows,
-    witness,
+    advance_clock_until_done,
+    list_answers_to,
+    list_tool_results,
+    query_rows,
+    read_witness_file,
+    run_with_ledger_check,
+    run_with_power_cuts,
 )
 
 from retinue.domain.agent import DelegationRules
@@ -32,71 +32,73 @@ from retinue.tools.delegate.agent_message_tools import SendAgentMessageTool
 from retinue.tools.delegate.session_tools import SessionsSendTool
 
 
-def talkative(household: LocalInstance, **delegation: Any) -> LocalInstance:
+def with_message_tools(instance: LocalInstance, **delegation: Any) -> LocalInstance:
     rules = DelegationRules(**delegation)
-    household.agents = tuple(ada(name=name, delegation=rules) for name in ("ada", "bo"))
-    household.create_tools = lambda store, ways: (
+    instance.agents = tuple(ada(name=name, delegation=rules) for name in ("ada", "bo"))
+    instance.create_tools = lambda store, ways: (
         SendAgentMessageTool(ways.send_agent_message, lambda _scene: False),
         SessionsSendTool(ways.delegate, store, lambda _scene: False),
     )
-    return household
+    return instance
 
 
-def read_last(prompt: ModelPrompt) -> str:
+def get_last_user_text(prompt: ModelPrompt) -> str:
     turn = next(r.body for r in reversed(prompt.records) if isinstance(r.body, UserTurn))
     return turn.text
 
 
-def saying(script: dict[str, ScriptedReply | str], *, after_call: str) -> Callable[[ModelPrompt], ScriptedReply]:
-    """What is said to words, whoever reads them; and what to the result of a call."""
+def reply_by_text(script: dict[str, ScriptedReply | str], *, after_call: str) -> Callable[[ModelPrompt], ScriptedReply]:
+    """Return a model rule: reply by the text of a message, and with `after_call` to the result of a call."""
 
     def rule(prompt: ModelPrompt) -> ScriptedReply:
         if isinstance(prompt.records[-1].body, ToolResult):
             return text_reply(after_call)
-        line = next(line for key, line in script.items() if key in read_last(prompt))
+        line = next(line for key, line in script.items() if key in get_last_user_text(prompt))
         return text_reply(line) if isinstance(line, str) else line
 
     return rule
 
 
-async def test_a_word_is_said_once_and_worked_on_once(new_household: Callable[[], LocalInstance], hands: Hands) -> None:
-    def telling() -> LocalInstance:
-        household = talkative(new_household())
-        household.model.rule = saying(
+async def test_an_agent_message_is_sent_and_processed_once_across_power_cuts(
+    new_instance: Callable[[], LocalInstance], store_control: StoreControl
+) -> None:
+    def make_messaging_instance() -> LocalInstance:
+        instance = with_message_tools(new_instance())
+        instance.model.rule = reply_by_text(
             {
                 "please": tool_call_reply("send_agent_message", text="the shop is closed", agentId="bo"),
                 "the shop is closed": tool_call_reply("append_line", text="bo was told"),
             },
             after_call="done",
         )
-        return household
+        return instance
 
-    async def story(house: LocalServer) -> None:
-        await house.wait_for_outcome((await house.send("please", key="first")).envelope)
+    async def scenario(server: LocalServer) -> None:
+        await server.wait_for_outcome((await server.send("please", key="first")).envelope)
 
-    lived = 0
-    async for house in power_cuts(telling, hands, story):
-        lived += 1
-        words = await rows(
-            house,
+    scenario_count = 0
+    async for server in run_with_power_cuts(make_messaging_instance, store_control, scenario):
+        scenario_count += 1
+        words = await query_rows(
+            server,
             "SELECT e.id, o.outcome FROM envelopes e JOIN outcomes o ON o.envelope = e.id WHERE e.kind = 'system'",
         )
         assert [row.outcome for row in words] == [Outcome.ANSWERED]
-        assert len(witness(house.instance)) <= 1, "told twice"
-        assert await answers_to(house, "maria") == ["done"]
-    assert lived > 10
+        assert len(read_witness_file(server.instance)) <= 1, "reported twice"
+        assert await list_answers_to(server, "maria") == ["done"]
+    assert scenario_count > 10
 
 
 @pytest.mark.parametrize(
     ("turns", "between"),
     [(0, ["asked:\nq0\n\nanswered:\na0"]), (2, ["a0", "q1", "asked:\nq0\n\nanswered:\na0\n\nlast:\na1"])],
 )
-async def test_two_sessions_say_each_thing_once(
-    new_household: Callable[[], LocalInstance], hands: Hands, turns: int, between: list[str]
+async def test_an_agent_exchange_sends_each_message_once_across_power_cuts(
+    new_instance: Callable[[], LocalInstance], store_control: StoreControl, turns: int, between: list[str]
 ) -> None:
-    def exchanging() -> LocalInstance:
-        household = talkative(new_household(), histories=True, exchanges_max=turns)
-        household.model.rule = saying(
+    def make_exchanging_instance() -> LocalInstance:
+        instance = with_message_tools(new_instance(), other_sessions=True, exchanges_max=turns)
+        instance.model.rule = reply_by_text(
             {
                 "hello": "hello",
                 "please": tool_call_reply("sessions_send", sessionKey="agent:bo:main", message="q0"),
@@ -107,77 +109,78 @@ async def test_two_sessions_say_each_thing_once(
             },
             after_call="bo says a0",
         )
-        return household
+        return instance
 
-    async def story(house: LocalServer) -> None:
+    async def scenario(server: LocalServer) -> None:
         kw: dict[str, Any] = {"sender": "person:owner", "origin": terminal_origin("owner")}
-        await house.wait_for_outcome((await house.send("hello", key="hello", recipient="agent:bo", **kw)).envelope)
-        await house.wait_for_outcome((await house.send("please", key="first", **kw)).envelope)
+        await server.wait_for_outcome((await server.send("hello", key="hello", recipient="agent:bo", **kw)).envelope)
+        await server.wait_for_outcome((await server.send("please", key="first", **kw)).envelope)
 
-    lived = 0
-    async for house in power_cuts(exchanging, hands, story):
-        lived += 1
-        said = [
-            row.text for row in await rows(house, "SELECT text FROM envelopes WHERE source = 'exchange' ORDER BY seq")
+    scenario_count = 0
+    async for server in run_with_power_cuts(make_exchanging_instance, store_control, scenario):
+        scenario_count += 1
+        sent_texts = [
+            row.text
+            for row in await query_rows(server, "SELECT text FROM envelopes WHERE source = 'exchange' ORDER BY seq")
         ]
-        assert said == between
-        mail = [mail.text for mail in await house.list_envelopes_to("owner")]
-        assert sorted(mail) == ["announced", "bo says a0", "hello"]
-        ((session,),) = await rows(house, "SELECT id FROM sessions WHERE agent = 'ada'")
-        assert len(results(await house.list_records(session))) == 1
-    assert lived > 20
+        assert sent_texts == between
+        received_texts = [received_texts.text for received_texts in await server.list_envelopes_to("owner")]
+        assert sorted(received_texts) == ["announced", "bo says a0", "hello"]
+        ((session,),) = await query_rows(server, "SELECT id FROM sessions WHERE agent = 'ada'")
+        assert len(list_tool_results(await server.list_records(session))) == 1
+    assert scenario_count > 20
 
 
-async def test_a_job_is_begun_at_most_once_and_told_once(
-    new_household: Callable[[], LocalInstance], hands: Hands
+async def test_a_background_job_starts_at_most_once_and_reports_once_across_power_cuts(
+    new_instance: Callable[[], LocalInstance], store_control: StoreControl
 ) -> None:
-    def jobs() -> LocalInstance:
-        household = talkative(new_household())
-        # A job reads nothing but its words; whoever reads an envelope reads what came of it.
+    def make_background_instance() -> LocalInstance:
+        instance = with_message_tools(new_instance())
+        # The job's prompt has only its own text; the session that reads the result has an envelope header.
         script = {"envelope-id:": "NO_REPLY", "count the chairs": tool_call_reply("append_line", text="counted")}
-        household.model.rule = saying(script, after_call="three")
-        return household
+        instance.model.rule = reply_by_text(script, after_call="three")
+        return instance
 
-    async def story(house: LocalServer) -> None:
+    async def scenario(server: LocalServer) -> None:
         sent = {"sender": "agent:ada", "recipient": "agent:background", "trust": Trust.AGENT}
-        receipt = await house.send("count the chairs", key="first", **sent)
-        settled = await house.wait_for_outcome(receipt.envelope)
+        receipt = await server.send("count the chairs", key="first", **sent)
+        settled = await server.wait_for_outcome(receipt.envelope)
         assert settled.outcome is Outcome.NOTED
-        await house.wait_for(_told, what="what came of it")
+        await server.wait_for(_has_background_result, what="the result of the job")
 
-    lived = failed = 0
-    async for house in power_cuts(jobs, hands, story):
-        lived += 1
-        (told,) = await rows(house, "SELECT text FROM envelopes WHERE sender = 'agent:background'")
-        failed += told.text.startswith(FAILED_PREFIX)
-        assert told.text == "three" or told.text.startswith(FAILED_PREFIX)
-        begun = [p for p in house.instance.model.prompts if not isinstance(p.records[-1].body, ToolResult)]
-        assert sum(read_last(p) == "count the chairs" for p in begun) <= 1, "begun again"
-        assert len(witness(house.instance)) <= 1
-    assert lived > 8
-    assert failed, "some of them were cut off"
+    scenario_count = failed = 0
+    async for server in run_with_power_cuts(make_background_instance, store_control, scenario):
+        scenario_count += 1
+        (reports,) = await query_rows(server, "SELECT text FROM envelopes WHERE sender = 'agent:background'")
+        failed += reports.text.startswith(FAILED_PREFIX)
+        assert reports.text == "three" or reports.text.startswith(FAILED_PREFIX)
+        begun = [p for p in server.instance.model.prompts if not isinstance(p.records[-1].body, ToolResult)]
+        assert sum(get_last_user_text(p) == "count the chairs" for p in begun) <= 1, "started again"
+        assert len(read_witness_file(server.instance)) <= 1
+    assert scenario_count > 8
+    assert failed, "some of them were interrupted"
 
 
-def _told(conn: Any) -> bool:
+def _has_background_result(conn: Any) -> bool:
     return conn.exec_driver_sql("SELECT 1 FROM envelopes WHERE sender = 'agent:background'").first() is not None
 
 
-async def test_words_from_several_who_work_for_others_are_read_apart(any_household: LocalInstance) -> None:
-    """One sender may work for several people in turn: their words are not made one turn of."""
-    household = talkative(any_household)
-    household.model.rule = saying(
+async def test_agent_messages_for_different_run_principals_get_separate_runs(any_instance: LocalInstance) -> None:
+    """One sender may act for several people in turn. Their messages must not share a run."""
+    instance = with_message_tools(any_instance)
+    instance.model.rule = reply_by_text(
         {
             "tell for": tool_call_reply("send_agent_message", text="a word", agentId="bo"),
             "a word": text_reply("heard", after_s=30.0),
         },
         after_call="told",
     )
-    async with opened(household) as house:
+    async with run_with_ledger_check(instance) as server:
         room = "channel:quiet:7"
         kw: dict[str, Any] = {"sender": room, "trust": Trust.PERSON}
         for n in range(3):
-            await house.wait_for_outcome((await house.send(f"tell for {n}", key=str(n), **kw)).envelope)
-        await as_time_goes_by(house, house.wait_until_idle(), step_s=10.0)
-        found = await rows(house, "SELECT envelopes FROM runs WHERE agent = 'bo'")
-        assert all(row.envelopes.count('"') == 2 for row in found), "one letter to a run"
+            await server.wait_for_outcome((await server.send(f"tell for {n}", key=str(n), **kw)).envelope)
+        await advance_clock_until_done(server, server.wait_until_idle(), step_s=10.0)
+        found = await query_rows(server, "SELECT envelopes FROM runs WHERE agent = 'bo'")
+        assert all(row.envelopes.count('"') == 2 for row in found), "one message per run"
         assert len(found) == 3

@@ -1,4 +1,5 @@
-"""The engine's contract: what is stopped stays stopped, says by whom and why, and takes nothing else with it."""
+"""The engine's contract for cancelling: a cancelled run stays cancelled, names who did it and why, and stops nothing
+else."""
 
 from __future__ import annotations
 
@@ -9,25 +10,25 @@ from datetime import timedelta
 import msgspec
 import pytest
 from contracts.engine_instance import (
-    Hands,
-    a_moment,
+    StoreControl,
     ada,
-    all_news,
-    answers_to,
-    kinds,
-    lane_tasks,
-    notices_to,
-    open_approval,
-    opened,
-    outcomes,
-    parked,
-    questions_to,
-    results,
-    rows,
-    shown,
-    until,
+    let_tasks_settle,
+    list_answers_to,
+    list_approval_questions_to,
+    list_events,
+    list_lane_tasks,
+    list_notices_to,
+    list_outcomes,
+    list_tool_results,
+    newest_user_text,
+    query_rows,
+    read_witness_file,
+    record_kinds,
+    run_with_ledger_check,
     user_turns,
-    witness,
+    wait_for_open_approval,
+    wait_until_suspended,
+    wait_until_true,
 )
 
 from retinue.domain.agent import ToolRules
@@ -51,8 +52,8 @@ class WaitArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """A tool that takes its time, and knows whether it was let finish."""
+class WaitTool:
+    """A tool that takes time, and records whether it was allowed to finish."""
 
     clock: Clock
     log: list[str] = field(default_factory=list[str])
@@ -68,363 +69,375 @@ class Wait:
         return "waited"
 
 
-async def thinking(
-    household: LocalInstance, house: LocalServer, text: str = "think", **kw: object
+async def send_and_wait_for_model_call(
+    instance: LocalInstance, server: LocalServer, text: str = "think", **kw: object
 ) -> tuple[str, SessionId]:
-    """Post something and wait until the model thinks about it."""
-    asked = len(household.model.prompts)
-    receipt = await house.send(text, **kw)  # type: ignore[arg-type]
-    await until(lambda: len(household.model.prompts) > asked, what="the model to be asked")
+    """Send a message and wait until the model is called for it."""
+    asked = len(instance.model.prompts)
+    receipt = await server.send(text, **kw)  # type: ignore[arg-type]
+    await wait_until_true(lambda: len(instance.model.prompts) > asked, what="the model call")
     assert receipt.session is not None
     return receipt.envelope, receipt.session
 
 
 @pytest.mark.spec("D27")
-async def test_a_cancel_stops_the_model_and_records_who_and_why(any_household: LocalInstance) -> None:
-    household = any_household
-    household.model.will_reply(text_reply("too late", after_s=100), "fresh")
-    async with opened(household) as house:
-        envelope, session = await thinking(household, house)
-        done = await house.engine.cancel(session, by="maria", reason="I found it myself")
+async def test_a_cancel_stops_the_model_and_records_who_and_why(any_instance: LocalInstance) -> None:
+    instance = any_instance
+    instance.model.will_reply(text_reply("too late", after_s=100), "fresh")
+    async with run_with_ledger_check(instance) as server:
+        envelope, session = await send_and_wait_for_model_call(instance, server)
+        done = await server.engine.cancel(session, by="maria", reason="I found it myself")
         assert len(done.runs) == 1 and done.sessions == (session,)
-        await house.wait_until_idle()
-        await household.clock.advance(200)
-        assert lane_tasks() == []
-        settled = await house.wait_for_outcome(envelope)
+        await server.wait_until_idle()
+        await instance.clock.advance(200)
+        assert list_lane_tasks() == []
+        settled = await server.wait_for_outcome(envelope)
         assert settled.outcome is Outcome.CANCELLED
         assert settled.because == "cancelled by maria: I found it myself"
-        ((status, error, ended),) = await rows(house, "SELECT status, error, ended_ms FROM runs")
+        ((status, error, ended),) = await query_rows(server, "SELECT status, error, ended_ms FROM runs")
         assert (status, error) == ("cancelled", "cancelled by maria: I found it myself")
         assert ended is not None
-        history = await house.list_records(session)
+        history = await server.list_records(session)
         assert isinstance(history[-1].body, Note)
         assert history[-1].body.text == "This run was cancelled by maria: I found it myself."
         assert not any(isinstance(record.body, Reply) for record in history), "a late reply is not recorded"
-        assert await notices_to(house, "maria") == ["Stopped: I found it myself."]
-        (ended_news,) = await all_news(house, EventKind.RUN_ENDED)
-        assert ended_news.body["because"] == "cancelled by maria: I found it myself"
-        # The next turn is told, and the session works as before.
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
-        told = [record.body.text for record in household.model.prompts[-1].records if isinstance(record.body, Note)]
-        assert told == ["This run was cancelled by maria: I found it myself."]
+        assert await list_notices_to(server, "maria") == ["Stopped: I found it myself."]
+        (ended_event,) = await list_events(server, EventKind.RUN_ENDED)
+        assert ended_event.body["because"] == "cancelled by maria: I found it myself"
+        # The next turn sees a note about it, and the session works as before.
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
+        notes = [record.body.text for record in instance.model.prompts[-1].records if isinstance(record.body, Note)]
+        assert notes == ["This run was cancelled by maria: I found it myself."]
 
 
 @pytest.mark.spec("D27")
-async def test_a_cancel_closes_the_open_call_as_interrupted(household: LocalInstance) -> None:
-    tool = Wait(household.clock)
-    household.tools = (tool,)
-    household.model.will_reply(
+async def test_a_cancel_closes_the_open_call_as_interrupted(instance: LocalInstance) -> None:
+    tool = WaitTool(instance.clock)
+    instance.tools = (tool,)
+    instance.model.will_reply(
         ScriptedReply(calls=(("session_status", {}), ("wait", {"seconds": 100}), ("wait", {"seconds": 1})))
     )
-    async with opened(household) as house:
-        receipt = await house.send("wait")
-        await until(lambda: tool.log == ["began"], what="the tool to begin")
-        # What was said and done so far is stored as it happens.
-        history = await house.list_records(receipt.session)
-        assert kinds(history)[-2:] == [RecordKind.ASSISTANT, RecordKind.TOOL]
+    async with run_with_ledger_check(instance) as server:
+        receipt = await server.send("wait")
+        await wait_until_true(lambda: tool.log == ["began"], what="the tool to begin")
+        # Records of the run so far are stored at once.
+        history = await server.list_records(receipt.session)
+        assert record_kinds(history)[-2:] == [RecordKind.ASSISTANT, RecordKind.TOOL]
         assert receipt.session is not None
-        await house.engine.cancel(receipt.session, by="maria", reason="enough")
-        await house.wait_for_outcome(receipt.envelope)
-        await house.wait_until_idle()
-        await household.clock.advance(200)
+        await server.engine.cancel(receipt.session, by="maria", reason="enough")
+        await server.wait_for_outcome(receipt.envelope)
+        await server.wait_until_idle()
+        await instance.clock.advance(200)
         assert tool.log == ["began"]
-        closed = [(result.tool, result.failed) for result in results(await house.list_records(receipt.session))]
+        closed = [
+            (result.tool, result.failed) for result in list_tool_results(await server.list_records(receipt.session))
+        ]
         assert closed == [("session_status", False), ("wait", True), ("wait", True)]
-        states = await rows(house, "SELECT state FROM steps ORDER BY turn, idx")
+        states = await query_rows(server, "SELECT state FROM steps ORDER BY turn, call_index")
         assert states == [("closed",), ("closed",), ("interrupted",)]
 
 
 @pytest.mark.spec("D27")
-async def test_a_cancel_reaches_the_sessions_below(any_household: LocalInstance) -> None:
-    household = any_household
-    household.model.rule = lambda prompt: text_reply("ok", after_s=100)
-    async with opened(household) as house:
-        parent, session = await thinking(household, house, "the parent")
-        child, below = await thinking(
-            household,
-            house,
+async def test_a_cancel_also_stops_subagent_sessions(any_instance: LocalInstance) -> None:
+    instance = any_instance
+    instance.model.rule = lambda prompt: text_reply("ok", after_s=100)
+    async with run_with_ledger_check(instance) as server:
+        parent, session = await send_and_wait_for_model_call(instance, server, "the parent")
+        child, below = await send_and_wait_for_model_call(
+            instance,
+            server,
             "the child",
             sender=f"agent:ada/{session}",
             origin=Origin(OriginKind.SUBAGENT, "one", parent=session),
         )
-        grandchild, _ = await thinking(
-            household,
-            house,
+        grandchild, _ = await send_and_wait_for_model_call(
+            instance,
+            server,
             "the grandchild",
             sender=f"agent:ada/{below}",
             origin=Origin(OriginKind.SUBAGENT, "two", parent=below),
         )
-        other, _ = await thinking(household, house, "someone else", sender="person:owner")
-        done = await house.engine.cancel(session, by="maria", reason="all of it")
+        other, _ = await send_and_wait_for_model_call(instance, server, "someone else", sender="person:owner")
+        done = await server.engine.cancel(session, by="maria", reason="all of it")
         assert len(done.runs) == 3
         for id_ in (parent, child, grandchild):
-            settled = await house.wait_for_outcome(id_)
+            settled = await server.wait_for_outcome(id_)
             assert settled.outcome is Outcome.CANCELLED
             assert settled.because == "cancelled by maria: all of it"
-        await household.clock.advance(100)
-        assert await house.wait_for_answer(other) == "ok"
+        await instance.clock.advance(100)
+        assert await server.wait_for_answer(other) == "ok"
 
 
 @pytest.mark.spec("H38")
-async def test_a_cancel_leaves_mail_that_waits_alone_unless_it_is_told_to_clear_it(
-    any_household: LocalInstance,
+async def test_a_cancel_keeps_waiting_envelopes_unless_clear_due_is_set(
+    any_instance: LocalInstance,
 ) -> None:
-    household = any_household
-    household.agents = (ada(queue=FOLLOWUP),)
-    household.model.rule = lambda prompt: text_reply("ok")
-    household.model.will_reply(text_reply("never", after_s=100), text_reply("never", after_s=100))
-    async with opened(household) as house:
-        _, session = await thinking(household, house)
+    instance = any_instance
+    instance.agents = (ada(queue=FOLLOWUP),)
+    instance.model.rule = lambda prompt: text_reply("ok")
+    instance.model.will_reply(text_reply("never", after_s=100), text_reply("never", after_s=100))
+    async with run_with_ledger_check(instance) as server:
+        _, session = await send_and_wait_for_model_call(instance, server)
         here = f"agent:ada/{session}"
-        soon = household.clock.now() + timedelta(hours=1)
-        waiting = await house.send("waiting")
-        done = await house.engine.cancel(session, by="maria", reason="first")
+        soon = instance.clock.now() + timedelta(hours=1)
+        waiting = await server.send("waiting")
+        done = await server.engine.cancel(session, by="maria", reason="first")
         assert done.cleared_envelopes == 0
-        await until(lambda: len(household.model.prompts) == 2, what="the run over what waited")
-        tick = await house.send("a schedule's", sender="schedule:0123456789abcdef", recipient=here)
-        future = await house.send("for later", deliver_at=soon)
-        delayed = await house.send("was for later", deliver_at=household.clock.now() - timedelta(hours=1))
-        note = await house.send("silent", kind=EnvelopeKind.SYSTEM, silent=True, sender="agent:ada", recipient=here)
-        cleared = [(await house.send(f"due {n}")).envelope for n in range(3)]
-        done = await house.engine.cancel(session, by="maria", reason="all of it", clear_due=True)
+        await wait_until_true(lambda: len(instance.model.prompts) == 2, what="the run over what waited")
+        tick = await server.send("a schedule's", sender="schedule:0123456789abcdef", recipient=here)
+        future = await server.send("for later", deliver_at=soon)
+        delayed = await server.send("was for later", deliver_at=instance.clock.now() - timedelta(hours=1))
+        note = await server.send("silent", kind=EnvelopeKind.SYSTEM, silent=True, sender="agent:ada", recipient=here)
+        cleared = [(await server.send(f"due {n}")).envelope for n in range(3)]
+        done = await server.engine.cancel(session, by="maria", reason="all of it", clear_due=True)
         assert done.cleared_envelopes == 3
-        assert await outcomes(house, [waiting.envelope, *cleared]) == [Outcome.CANCELLED] * 4
-        assert (await notices_to(house, "maria"))[-3:] == ["Stopped before it was processed: all of it."] * 3
-        # Scheduled mail, mail with a time of its own and silent notes are untouched: they are worked.
+        assert await list_outcomes(server, [waiting.envelope, *cleared]) == [Outcome.CANCELLED] * 4
+        assert (await list_notices_to(server, "maria"))[-3:] == ["Stopped before it was processed: all of it."] * 3
+        # Scheduled, delayed and silent envelopes are not cancelled: they are processed.
         for receipt in (tick, delayed):
-            assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.ANSWERED
-        assert (await house.wait_for_outcome(note.envelope)).outcome is Outcome.NOTED
-        assert (await house.get_envelope(future.envelope)).status is EnvelopeStatus.PENDING
+            assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.ANSWERED
+        assert (await server.wait_for_outcome(note.envelope)).outcome is Outcome.NOTED
+        assert (await server.get_envelope(future.envelope)).status is EnvelopeStatus.PENDING
 
 
-async def test_a_cancel_where_nothing_runs_does_nothing(household: LocalInstance) -> None:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        receipt = await house.send("hello")
-        await house.wait_for_outcome(receipt.envelope)
-        await house.wait_until_idle()
+async def test_a_cancel_of_an_idle_or_unknown_session_does_nothing(instance: LocalInstance) -> None:
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        receipt = await server.send("hello")
+        await server.wait_for_outcome(receipt.envelope)
+        await server.wait_until_idle()
         assert receipt.session is not None
-        before = await house.get_session(receipt.session)
+        before = await server.get_session(receipt.session)
         for session in (receipt.session, SessionId("0" * 32)):
-            done = await house.engine.cancel(session, by="maria", reason="just so")
+            done = await server.engine.cancel(session, by="maria", reason="just so")
             assert (done.runs, done.sessions, done.cleared_envelopes) == ((), (), 0)
-        assert await house.get_session(receipt.session) == before
+        assert await server.get_session(receipt.session) == before
 
 
-async def test_a_cancelled_run_gives_its_slot_to_the_next(household: LocalInstance) -> None:
-    household.slots = SlotLimits(main=1)
-    household.model.will_reply(text_reply("never", after_s=1000), "next")
-    async with opened(household) as house:
-        _, session = await thinking(household, house)
-        other = await house.send("me too", sender="person:owner")
-        await house.engine.cancel(session, by="maria", reason="enough")
-        assert await house.wait_for_answer(other.envelope) == "next"
+async def test_a_cancelled_run_frees_its_slot_for_the_next_run(instance: LocalInstance) -> None:
+    instance.slots = SlotLimits(main=1)
+    instance.model.will_reply(text_reply("never", after_s=1000), "next")
+    async with run_with_ledger_check(instance) as server:
+        _, session = await send_and_wait_for_model_call(instance, server)
+        other = await server.send("me too", sender="person:owner")
+        await server.engine.cancel(session, by="maria", reason="enough")
+        assert await server.wait_for_answer(other.envelope) == "next"
 
 
-# Races. Whoever commits first has happened; the other sees it and draws back.
+# Races. The first commit wins; the other side sees it and gives up.
 
 
-async def test_a_cancel_before_the_end_of_a_run_wins(any_household: LocalInstance, hands: Hands) -> None:
-    household = any_household
-    household.model.will_reply("too late", "fresh")
-    async with opened(household) as house:
-        with hands.holding("finish") as finish:
-            receipt = await house.send("hello")
+async def test_a_cancel_committed_before_the_run_finishes_wins(
+    any_instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance = any_instance
+    instance.model.will_reply("too late", "fresh")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("finish") as finish:
+            receipt = await server.send("hello")
             await finish.reached.wait()
             assert receipt.session is not None
-            await house.engine.cancel(receipt.session, by="maria", reason="enough")
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        await a_moment(house)
-        assert await answers_to(house, "maria") == []
-        # What had been said is kept as such, and is no answer.
+            await server.engine.cancel(receipt.session, by="maria", reason="enough")
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        await let_tasks_settle(server)
+        assert await list_answers_to(server, "maria") == []
+        # The text streamed so far is kept as such and is not an answer.
         replies = [
-            record.body for record in await house.list_records(receipt.session) if isinstance(record.body, Reply)
+            record.body for record in await server.list_records(receipt.session) if isinstance(record.body, Reply)
         ]
         assert all(reply.stop is StopReason.CUT_OFF for reply in replies)
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
 
 
-async def test_a_cancel_after_the_end_of_a_run_is_too_late(any_household: LocalInstance, hands: Hands) -> None:
-    household = any_household
-    household.model.will_reply("in time", "fresh")
-    async with opened(household) as house:
-        with hands.holding("finish", committed=True) as finish:
-            receipt = await house.send("hello")
+async def test_a_cancel_after_the_run_finished_has_no_effect(
+    any_instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance = any_instance
+    instance.model.will_reply("in time", "fresh")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("finish", committed=True) as finish:
+            receipt = await server.send("hello")
             await finish.reached.wait()
             assert receipt.session is not None
-            done = await house.engine.cancel(receipt.session, by="maria", reason="enough")
+            done = await server.engine.cancel(receipt.session, by="maria", reason="enough")
             assert done.runs == ()
-        assert await house.wait_for_answer(receipt.envelope) == "in time"
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
+        assert await server.wait_for_answer(receipt.envelope) == "in time"
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
 
 
-async def test_a_cancel_reaches_the_run_that_was_claimed_with_the_end_of_the_one_before(
-    household: LocalInstance, hands: Hands
+async def test_a_cancel_stops_the_run_claimed_in_the_finish_commit_of_the_previous_run(
+    instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    """The worker has not even heard yet that it has something new to do."""
-    household.agents = (ada(queue=FOLLOWUP),)
-    household.model.will_reply("first", "third")
-    async with opened(household) as house:
-        with hands.holding("finish") as before:
-            first = await house.send("first")
+    """The worker has not yet been notified of its new run."""
+    instance.agents = (ada(queue=FOLLOWUP),)
+    instance.model.will_reply("first", "third")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("finish") as before:
+            first = await server.send("first")
             await before.reached.wait()
-            second = await house.send("second")
-            third = await house.send("third")
+            second = await server.send("second")
+            third = await server.send("third")
             assert first.session is not None
-            with hands.holding("finish", committed=True) as after:
-                hands.release("finish")
+            with store_control.hold_commits("finish", committed=True) as after:
+                store_control.release("finish")
                 await after.reached.wait()
-                done = await house.engine.cancel(first.session, by="maria", reason="not that one")
+                done = await server.engine.cancel(first.session, by="maria", reason="not that one")
                 assert len(done.runs) == 1
-        assert await house.wait_for_answer(first.envelope) == "first"
-        assert (await house.wait_for_outcome(second.envelope)).outcome is Outcome.CANCELLED
-        assert await house.wait_for_answer(third.envelope) == "third"
-        assert not any(shown(prompt).count("second") for prompt in household.model.prompts), "the model was not asked"
+        assert await server.wait_for_answer(first.envelope) == "first"
+        assert (await server.wait_for_outcome(second.envelope)).outcome is Outcome.CANCELLED
+        assert await server.wait_for_answer(third.envelope) == "third"
+        assert not any(newest_user_text(prompt).count("second") for prompt in instance.model.prompts), (
+            "the model was not asked"
+        )
 
 
 async def test_a_cancel_right_after_a_claim_stops_the_run_before_it_begins(
-    household: LocalInstance, hands: Hands
+    instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    household.model.will_reply("fresh")
-    async with opened(household) as house:
-        with hands.holding("claim", committed=True) as claim:
-            receipt = await house.send("hello")
+    instance.model.will_reply("fresh")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("claim", committed=True) as claim:
+            receipt = await server.send("hello")
             await claim.reached.wait()
             assert receipt.session is not None
-            done = await house.engine.cancel(receipt.session, by="maria", reason="enough")
+            done = await server.engine.cancel(receipt.session, by="maria", reason="enough")
             assert len(done.runs) == 1
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        await house.wait_until_idle()
-        assert household.model.prompts == []
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        await server.wait_until_idle()
+        assert instance.model.prompts == []
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
 
 
-async def test_a_cancel_right_before_a_claim_finds_nothing_to_stop(household: LocalInstance, hands: Hands) -> None:
-    household.model.will_reply("hello")
-    async with opened(household) as house:
-        with hands.holding("claim") as claim:
-            receipt = await house.send("hello")
+async def test_a_cancel_right_before_a_claim_finds_nothing_to_stop(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.model.will_reply("hello")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("claim") as claim:
+            receipt = await server.send("hello")
             await claim.reached.wait()
             assert receipt.session is not None
-            done = await house.engine.cancel(receipt.session, by="maria", reason="enough")
+            done = await server.engine.cancel(receipt.session, by="maria", reason="enough")
             assert done.runs == ()
-        assert await house.wait_for_answer(receipt.envelope) == "hello"
+        assert await server.wait_for_answer(receipt.envelope) == "hello"
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["before", "after"])
-async def test_a_cancel_around_the_commit_that_parks_leaves_no_question_open(
-    household: LocalInstance, hands: Hands, committed: bool
+async def test_a_cancel_around_the_suspend_commit_leaves_no_approval_open(
+    instance: LocalInstance, store_control: StoreControl, committed: bool
 ) -> None:
-    household.agents = (ada(tools=ToolRules(ask=("append_line",))),)
-    household.model.will_reply(tool_call_reply("append_line", text="never"), "fresh")
-    async with opened(household) as house:
-        with hands.holding("park", committed=committed) as park:
-            receipt = await house.send("write it down")
+    instance.agents = (ada(tools=ToolRules(ask=("append_line",))),)
+    instance.model.will_reply(tool_call_reply("append_line", text="never"), "fresh")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("park", committed=committed) as park:
+            receipt = await server.send("write it down")
             await park.reached.wait()
             assert receipt.session is not None
-            await house.engine.cancel(receipt.session, by="maria", reason="enough")
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        await a_moment(house)
-        assert await rows(house, "SELECT state FROM approvals") == ([("closed",)] if committed else [])
-        assert len(await questions_to(house, "maria")) == int(committed)
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
-        assert witness(household) == []
+            await server.engine.cancel(receipt.session, by="maria", reason="enough")
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        await let_tasks_settle(server)
+        assert await query_rows(server, "SELECT state FROM approvals") == ([("closed",)] if committed else [])
+        assert len(await list_approval_questions_to(server, "maria")) == int(committed)
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
+        assert read_witness_file(instance) == []
 
 
-async def test_a_cancel_before_the_intent_of_a_call_means_that_it_is_never_made(
-    household: LocalInstance, hands: Hands
+async def test_a_cancel_before_a_tool_call_is_stored_prevents_the_call(
+    instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    household.model.will_reply(tool_call_reply("append_line", text="never"), "fresh")
-    async with opened(household) as house:
-        with hands.holding("step") as step:
-            receipt = await house.send("write it down")
+    instance.model.will_reply(tool_call_reply("append_line", text="never"), "fresh")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("step") as step:
+            receipt = await server.send("write it down")
             await step.reached.wait()
             assert receipt.session is not None
-            await house.engine.cancel(receipt.session, by="maria", reason="enough")
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
-        assert witness(household) == []
+            await server.engine.cancel(receipt.session, by="maria", reason="enough")
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
+        assert read_witness_file(instance) == []
 
 
-async def test_a_slow_cancel_does_not_stop_the_run_after_the_one_it_ended(
-    household: LocalInstance, hands: Hands
-) -> None:
-    """The worker noticed by itself and went on to the next mail before the canceller came to stop it."""
-    household.agents = (ada(queue=FOLLOWUP),)
-    household.model.will_reply(tool_call_reply("session_status"), text_reply("second", after_s=1))
-    async with opened(household) as house:
-        with hands.holding("step") as step, hands.holding("cancel", committed=True) as cancel:
-            first = await house.send("first")
+async def test_a_slow_cancel_does_not_stop_the_next_run(instance: LocalInstance, store_control: StoreControl) -> None:
+    """The worker saw the cancel itself and took the next envelope before the canceller came to stop it."""
+    instance.agents = (ada(queue=FOLLOWUP),)
+    instance.model.will_reply(tool_call_reply("session_status"), text_reply("second", after_s=1))
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("step") as step, store_control.hold_commits("cancel", committed=True) as cancel:
+            first = await server.send("first")
             await step.reached.wait()
-            second = await house.send("second")
+            second = await server.send("second")
             assert first.session is not None
-            cancelling = asyncio.create_task(house.engine.cancel(first.session, by="maria", reason="enough"))
+            cancelling = asyncio.create_task(server.engine.cancel(first.session, by="maria", reason="enough"))
             await cancel.reached.wait()
-            hands.release("step")  # stale by now
-            await until(lambda: len(household.model.prompts) == 2, what="the run over the second")
+            store_control.release("step")  # stale by now
+            await wait_until_true(lambda: len(instance.model.prompts) == 2, what="the run over the second")
         assert len((await cancelling).runs) == 1
-        await a_moment(house)
-        await household.clock.advance(1)
-        assert (await house.wait_for_outcome(first.envelope)).outcome is Outcome.CANCELLED
-        assert await house.wait_for_answer(second.envelope) == "second"
-        assert (await house.get_envelope(second.envelope)).attempts == 1
+        await let_tasks_settle(server)
+        await instance.clock.advance(1)
+        assert (await server.wait_for_outcome(first.envelope)).outcome is Outcome.CANCELLED
+        assert await server.wait_for_answer(second.envelope) == "second"
+        assert (await server.get_envelope(second.envelope)).attempts == 1
 
 
-async def test_a_cancel_whose_caller_hung_up_stops_the_run_all_the_same(household: LocalInstance, hands: Hands) -> None:
-    household.model.will_reply(text_reply("never", after_s=1000), "fresh")
-    async with opened(household) as house:
-        envelope, session = await thinking(household, house)
-        with hands.holding("cancel") as cancel:
-            cancelling = asyncio.create_task(house.engine.cancel(session, by="maria", reason="enough"))
+async def test_a_cancel_stops_the_run_even_if_its_caller_disconnects(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.model.will_reply(text_reply("never", after_s=1000), "fresh")
+    async with run_with_ledger_check(instance) as server:
+        envelope, session = await send_and_wait_for_model_call(instance, server)
+        with store_control.hold_commits("cancel") as cancel:
+            cancelling = asyncio.create_task(server.engine.cancel(session, by="maria", reason="enough"))
             await cancel.reached.wait()
             cancelling.cancel()
-        assert (await house.wait_for_outcome(envelope)).outcome is Outcome.CANCELLED
-        # It does not sit in the lane until the model has come to its end.
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
+        assert (await server.wait_for_outcome(envelope)).outcome is Outcome.CANCELLED
+        # The lane does not wait until the model call ends.
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
         assert cancelling.cancelled()
 
 
-async def test_a_decision_whose_giver_hung_up_counts_all_the_same(household: LocalInstance, hands: Hands) -> None:
-    household.agents = (ada(tools=ToolRules(ask=("append_line",))),)
-    household.model.will_reply(tool_call_reply("append_line", text="once"), "done")
-    async with opened(household) as house:
-        receipt = await house.send("write it down")
-        await parked(house)
-        approval = await open_approval(house)
-        with hands.holding("decide") as decide:
+async def test_an_approval_decision_counts_even_if_its_caller_disconnects(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.agents = (ada(tools=ToolRules(ask=("append_line",))),)
+    instance.model.will_reply(tool_call_reply("append_line", text="once"), "done")
+    async with run_with_ledger_check(instance) as server:
+        receipt = await server.send("write it down")
+        await wait_until_suspended(server)
+        approval = await wait_for_open_approval(server)
+        with store_control.hold_commits("decide") as decide:
             deciding = asyncio.create_task(
-                house.engine.answer_approval(approval, allow=True, by=boss_principal("maria"))
+                server.engine.answer_approval(approval, allow=True, by=boss_principal("maria"))
             )
             await decide.reached.wait()
             deciding.cancel()
-        assert await house.wait_for_answer(receipt.envelope) == "done"
-        assert witness(household) == ["once"]
+        assert await server.wait_for_answer(receipt.envelope) == "done"
+        assert read_witness_file(instance) == ["once"]
 
 
 # Reset
 
 
 @pytest.mark.spec("D9")
-async def test_a_reset_keeps_the_session_and_starts_its_context_afresh(any_household: LocalInstance) -> None:
-    household = any_household
-    household.model.will_reply("nice to meet you", "who are you?")
-    async with opened(household) as house:
-        first = await house.send("my name is Maria")
-        await house.wait_for_outcome(first.envelope)
-        await house.wait_until_idle()
+async def test_a_reset_keeps_the_session_and_starts_a_new_context(any_instance: LocalInstance) -> None:
+    instance = any_instance
+    instance.model.will_reply("nice to meet you", "who are you?")
+    async with run_with_ledger_check(instance) as server:
+        first = await server.send("my name is Maria")
+        await server.wait_for_outcome(first.envelope)
+        await server.wait_until_idle()
         assert first.session is not None
-        await house.engine.reset(first.session, by="maria", message="She is called Maria.")
-        second = await house.send("do you know me?")
+        await server.engine.reset(first.session, by="maria", message="She is called Maria.")
+        second = await server.send("do you know me?")
         assert second.session == first.session
-        assert await house.wait_for_answer(second.envelope) == "who are you?"
-        read = household.model.prompts[1].records
-        assert kinds(read) == [RecordKind.RESET, RecordKind.USER]
+        assert await server.wait_for_answer(second.envelope) == "who are you?"
+        read = instance.model.prompts[1].records
+        assert record_kinds(read) == [RecordKind.RESET, RecordKind.USER]
         assert read[0].body == ContextStart(
             text="She is called Maria.", because="requested by maria: the session was reset"
         )
         assert not any("my name is Maria" in text for text in user_turns(read))
-        # Nothing is taken away: the history is still there, with a marker in it.
-        assert kinds(await house.list_records(first.session)) == [
+        # Nothing is removed: the history is still there, with a marker in it.
+        assert record_kinds(await server.list_records(first.session)) == [
             RecordKind.START,
             RecordKind.USER,
             RecordKind.ASSISTANT,
@@ -432,37 +445,37 @@ async def test_a_reset_keeps_the_session_and_starts_its_context_afresh(any_house
             RecordKind.USER,
             RecordKind.ASSISTANT,
         ]
-        assert len(await all_news(house, EventKind.SESSION_RESET)) == 1
+        assert len(await list_events(server, EventKind.SESSION_RESET)) == 1
 
 
 @pytest.mark.spec("D9")
-async def test_a_reset_stops_the_run_and_nothing_of_it_is_heard_again(
-    any_household: LocalInstance, hands: Hands
+async def test_a_reset_cancels_the_active_run_and_discards_its_answer(
+    any_instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    household = any_household
-    household.model.will_reply("too late", "fresh")
-    async with opened(household) as house:
-        with hands.holding("finish") as finish:
-            receipt = await house.send("hello")
+    instance = any_instance
+    instance.model.will_reply("too late", "fresh")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("finish") as finish:
+            receipt = await server.send("hello")
             await finish.reached.wait()
             assert receipt.session is not None
-            await house.engine.reset(receipt.session, by="maria")
-        settled = await house.wait_for_outcome(receipt.envelope)
+            await server.engine.reset(receipt.session, by="maria")
+        settled = await server.wait_for_outcome(receipt.envelope)
         assert settled.outcome is Outcome.CANCELLED
         assert settled.because == "cancelled by maria: the session was reset"
-        assert await house.wait_for_answer((await house.send("again")).envelope) == "fresh"
-        assert await answers_to(house, "maria") == ["fresh"]
-        assert kinds(household.model.prompts[1].records) == [RecordKind.RESET, RecordKind.USER]
+        assert await server.wait_for_answer((await server.send("again")).envelope) == "fresh"
+        assert await list_answers_to(server, "maria") == ["fresh"]
+        assert record_kinds(instance.model.prompts[1].records) == [RecordKind.RESET, RecordKind.USER]
 
 
-async def test_a_reset_survives_a_restart(household: LocalInstance) -> None:
-    household.model.will_reply("nice to meet you", "who are you?")
-    async with opened(household) as house:
-        receipt = await house.send("my name is Maria")
-        await house.wait_for_outcome(receipt.envelope)
+async def test_a_reset_survives_a_restart(instance: LocalInstance) -> None:
+    instance.model.will_reply("nice to meet you", "who are you?")
+    async with run_with_ledger_check(instance) as server:
+        receipt = await server.send("my name is Maria")
+        await server.wait_for_outcome(receipt.envelope)
         assert receipt.session is not None
-        await house.engine.reset(receipt.session, by="maria", message="Fresh.")
-        house.crash()
-    async with opened(household) as house:
-        assert await house.wait_for_answer((await house.send("do you know me?")).envelope) == "who are you?"
-        assert kinds(household.model.prompts[1].records) == [RecordKind.RESET, RecordKind.USER]
+        await server.engine.reset(receipt.session, by="maria", message="Fresh.")
+        server.crash()
+    async with run_with_ledger_check(instance) as server:
+        assert await server.wait_for_answer((await server.send("do you know me?")).envelope) == "who are you?"
+        assert record_kinds(instance.model.prompts[1].records) == [RecordKind.RESET, RecordKind.USER]

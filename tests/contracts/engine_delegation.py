@@ -1,4 +1,4 @@
-"""The engine's contract: work that is handed on is done once, and what comes of it reaches whoever asked, once."""
+"""The engine's contract for delegation: work is done once, and its result reaches the requesting agent once."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 from contracts.engine_instance import (
-    Hands,
-    a_moment,
+    StoreControl,
     ada,
-    answers_to,
-    as_time_goes_by,
-    lane_tasks,
-    notices_to,
-    opened,
-    outcomes,
-    power_cuts,
-    results,
-    rows,
+    advance_clock_until_done,
+    let_tasks_settle,
+    list_answers_to,
+    list_lane_tasks,
+    list_notices_to,
+    list_outcomes,
+    list_tool_results,
+    query_rows,
+    read_witness_file,
+    run_with_ledger_check,
+    run_with_power_cuts,
     user_turns,
-    witness,
 )
 
 from retinue.domain.agent import Agent, CrashPolicy, DelegationRules
@@ -37,223 +37,249 @@ from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_
 from retinue.tools.delegate.agent_tools import AgentsMessageTool
 
 
-def staffed(household: LocalInstance, **delegation: Any) -> LocalInstance:
+def with_delegation_tool(instance: LocalInstance, **delegation: Any) -> LocalInstance:
     rules = DelegationRules(**delegation)
-    household.agents = tuple(ada(name=name, delegation=rules) for name in ("ada", "bo", "cy"))
-    household.create_tools = lambda store, ways: (AgentsMessageTool(ways.delegate, store, household.clock),)
-    return household
+    instance.agents = tuple(ada(name=name, delegation=rules) for name in ("ada", "bo", "cy"))
+    instance.create_tools = lambda store, ways: (AgentsMessageTool(ways.delegate, store, instance.clock),)
+    return instance
 
 
 @pytest.fixture
-def staff(household: LocalInstance) -> LocalInstance:
-    return staffed(household)
+def delegation_instance(instance: LocalInstance) -> LocalInstance:
+    return with_delegation_tool(instance)
 
 
-def ask(agent: str, content: str, **more: Any) -> tuple[str, dict[str, Any]]:
+def make_delegation_call(agent: str, content: str, **more: Any) -> tuple[str, dict[str, Any]]:
     return "agents_message", {"agentId": agent, "content": content, **more}
 
 
-def last_words(prompt: ModelPrompt) -> str:
+def get_last_line(prompt: ModelPrompt) -> str:
     turn = next(r.body for r in reversed(prompt.records) if isinstance(r.body, UserTurn))
     return turn.text.strip().removesuffix("---").strip().splitlines()[-1]
 
 
-def told(body: ToolResult) -> dict[str, Any]:
+def parse_result(body: ToolResult) -> dict[str, Any]:
     return json.loads(body.output)
 
 
-async def waiting(house: LocalServer) -> None:
-    """Until a run is parked, whoever else works."""
-    parked = "SELECT 1 FROM runs WHERE status = 'parked'"
-    await house.wait_for(lambda conn: conn.exec_driver_sql(parked).first() is not None, what="a run that waits")
+async def wait_until_run_is_suspended(server: LocalServer) -> None:
+    """Wait until a run is suspended. Other runs may still be active."""
+    suspended = "SELECT 1 FROM runs WHERE status = 'suspended'"
+    await server.wait_for(lambda conn: conn.exec_driver_sql(suspended).first() is not None, what="a suspended run")
 
 
-async def test_a_run_that_waits_for_another_agent_holds_no_slot_and_no_task(any_household: LocalInstance) -> None:
-    household = staffed(any_household)
-    household.slots = SlotLimits(main=1)
-    household.agents = tuple(replace(agent, concurrency=1) for agent in household.agents)
-    household.model.will_reply(ScriptedReply(calls=(ask("bo", "count"),)), "three", "bo says three")
-    async with opened(household) as house:
-        first = await house.send("how many?")
-        assert await house.wait_for_answer(first.envelope) == "bo says three"
-        assert lane_tasks() == []
+async def test_a_run_that_waits_for_another_agent_holds_no_slot_and_no_task(any_instance: LocalInstance) -> None:
+    instance = with_delegation_tool(any_instance)
+    instance.slots = SlotLimits(main=1)
+    instance.agents = tuple(replace(agent, concurrency=1) for agent in instance.agents)
+    instance.model.will_reply(ScriptedReply(calls=(make_delegation_call("bo", "count"),)), "three", "bo says three")
+    async with run_with_ledger_check(instance) as server:
+        first = await server.send("how many?")
+        assert await server.wait_for_answer(first.envelope) == "bo says three"
+        assert list_lane_tasks() == []
 
 
-async def test_other_mail_ends_the_wait_and_the_answer_comes_later(staff: LocalInstance) -> None:
-    staff.model.rule = lambda prompt: (
-        ScriptedReply(calls=(ask("bo", "count"),))
-        if "how many" in last_words(prompt) and not isinstance(prompt.records[-1].body, ToolResult)
+async def test_a_new_message_ends_the_wait_and_the_delegated_answer_arrives_later(
+    delegation_instance: LocalInstance,
+) -> None:
+    delegation_instance.model.rule = lambda prompt: (
+        ScriptedReply(calls=(make_delegation_call("bo", "count"),))
+        if "how many" in get_last_line(prompt) and not isinstance(prompt.records[-1].body, ToolResult)
         else text_reply("three", after_s=60)
-        if last_words(prompt) == "count"
-        else text_reply(f"about {last_words(prompt)}")
+        if get_last_line(prompt) == "count"
+        else text_reply(f"about {get_last_line(prompt)}")
     )
-    async with opened(staff) as house:
-        first = await house.send("how many")
-        await waiting(house)
-        second = await house.send("and the weather?")
-        assert await house.wait_for_answer(second.envelope) == "about and the weather?"
-        assert await house.wait_for_answer(first.envelope) == "about how many"
-        (mine,) = results(await house.list_records(first.session))
-        assert told(mine)["status"] == "started"
-        await as_time_goes_by(house, house.wait_for(_said("about three"), what="what came of it"))
-        said = [mail.text for mail in await house.list_envelopes_to("maria") if mail.text == "about three"]
-        assert said == ["about three"]
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("how many")
+        await wait_until_run_is_suspended(server)
+        second = await server.send("and the weather?")
+        assert await server.wait_for_answer(second.envelope) == "about and the weather?"
+        assert await server.wait_for_answer(first.envelope) == "about how many"
+        (mine,) = list_tool_results(await server.list_records(first.session))
+        assert parse_result(mine)["status"] == "started"
+        await advance_clock_until_done(
+            server, server.wait_for(_envelope_exists("about three"), what="the answer about the result")
+        )
+        texts = [mail.text for mail in await server.list_envelopes_to("maria") if mail.text == "about three"]
+        assert texts == ["about three"]
 
 
-def _said(words: str) -> Any:
+def _envelope_exists(words: str) -> Any:
     return lambda conn: conn.exec_driver_sql(f"SELECT 1 FROM envelopes WHERE text = '{words}'").first() is not None
 
 
-async def test_silent_mail_does_not_end_the_wait(staff: LocalInstance) -> None:
-    staff.model.will_reply(ScriptedReply(calls=(ask("bo", "count"),)), text_reply("three", after_s=5), "bo says three")
-    async with opened(staff) as house:
-        first = await house.send("how many?")
-        await waiting(house)
-        await house.send("by the way", silent=True)
-        await a_moment(house)
-        answer = await as_time_goes_by(house, house.wait_for_answer(first.envelope))
-        assert answer == "bo says three"
-        (mine,) = results(await house.list_records(first.session))
-        assert told(mine)["response"] == "three"
-
-
-async def test_a_wait_is_over_in_its_time_and_the_others_go_on(staff: LocalInstance) -> None:
-    first = ask("bo", "slow", timeout=10)  # time limit: of the call, on a clock that is turned
-    both = ScriptedReply(calls=(first, ask("cy", "slower", timeout=100)))
-    staff.model.rule = lambda prompt: (
-        both
-        if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
-        else text_reply(last_words(prompt), after_s={"slow": 200.0, "slower": 50.0}.get(last_words(prompt), 0.0))
+async def test_a_silent_envelope_does_not_end_the_wait_for_a_delegated_answer(
+    delegation_instance: LocalInstance,
+) -> None:
+    delegation_instance.model.will_reply(
+        ScriptedReply(calls=(make_delegation_call("bo", "count"),)), text_reply("three", after_s=5), "bo says three"
     )
-    async with opened(staff) as house:
-        first = await house.send("go")
-        await as_time_goes_by(house, house.wait_for_answer(first.envelope))
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("how many?")
+        await wait_until_run_is_suspended(server)
+        await server.send("by the way", silent=True)
+        await let_tasks_settle(server)
+        answer = await advance_clock_until_done(server, server.wait_for_answer(first.envelope))
+        assert answer == "bo says three"
+        (mine,) = list_tool_results(await server.list_records(first.session))
+        assert parse_result(mine)["response"] == "three"
+
+
+async def test_a_delegation_wait_times_out_while_the_other_delegations_continue(
+    delegation_instance: LocalInstance,
+) -> None:
+    first = make_delegation_call("bo", "slow", timeout=10)  # time limit: of the call, on the virtual clock
+    both = ScriptedReply(calls=(first, make_delegation_call("cy", "slower", timeout=100)))
+    delegation_instance.model.rule = lambda prompt: (
+        both
+        if get_last_line(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
+        else text_reply(get_last_line(prompt), after_s={"slow": 200.0, "slower": 50.0}.get(get_last_line(prompt), 0.0))
+    )
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("go")
+        await advance_clock_until_done(server, server.wait_for_answer(first.envelope))
         found = {
-            told(each)["agentId"]: told(each)["status"] for each in results(await house.list_records(first.session))
+            parse_result(each)["agentId"]: parse_result(each)["status"]
+            for each in list_tool_results(await server.list_records(first.session))
         }
         assert found == {"bo": "timeout", "cy": "complete"}
 
 
 @pytest.mark.parametrize("stop", ["cancel", "reset"])
-async def test_after_a_stop_what_still_comes_wakes_nobody_and_is_written_down(staff: LocalInstance, stop: str) -> None:
-    staff.model.will_reply(ScriptedReply(calls=(ask("bo", "count"),)), text_reply("three", after_s=30), "anything new?")
-    async with opened(staff) as house:
-        first = await house.send("how many?")
-        await waiting(house)
+async def test_a_delegated_answer_after_a_cancel_or_reset_is_recorded_without_starting_a_run(
+    delegation_instance: LocalInstance, stop: str
+) -> None:
+    delegation_instance.model.will_reply(
+        ScriptedReply(calls=(make_delegation_call("bo", "count"),)), text_reply("three", after_s=30), "anything new?"
+    )
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("how many?")
+        await wait_until_run_is_suspended(server)
         assert first.session is not None
         if stop == "cancel":
-            await house.engine.cancel(first.session, by="person:maria", reason="enough")
+            await server.engine.cancel(first.session, by="person:maria", reason="enough")
         else:
-            await house.engine.reset(first.session, by="person:maria")
-        assert await outcomes(house, [first.envelope]) == [Outcome.CANCELLED]
-        await as_time_goes_by(house, house.wait_for(_said("three"), what="the answer"))
-        await a_moment(house)
-        assert await answers_to(house, "maria") == []
-        second = await house.send("well?")
-        assert await house.wait_for_answer(second.envelope) == "anything new?"
-        assert any("three" in text for text in user_turns(await house.list_records(first.session)))
+            await server.engine.reset(first.session, by="person:maria")
+        assert await list_outcomes(server, [first.envelope]) == [Outcome.CANCELLED]
+        await advance_clock_until_done(server, server.wait_for(_envelope_exists("three"), what="the answer"))
+        await let_tasks_settle(server)
+        assert await list_answers_to(server, "maria") == []
+        second = await server.send("well?")
+        assert await server.wait_for_answer(second.envelope) == "anything new?"
+        assert any("three" in text for text in user_turns(await server.list_records(first.session)))
 
 
-async def test_whoever_is_busy_has_it_queued(staff: LocalInstance) -> None:
-    line = ScriptedReply(calls=(ask("bo", "two", mode="async"),))
-    staff.model.rule = lambda prompt: (
+async def test_a_delegation_to_a_busy_agent_is_queued(delegation_instance: LocalInstance) -> None:
+    line = ScriptedReply(calls=(make_delegation_call("bo", "two", mode="async"),))
+    delegation_instance.model.rule = lambda prompt: (
         line
-        if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
-        else text_reply(f"did {last_words(prompt)}", after_s=20.0 if last_words(prompt) == "two" else 0.0)
+        if get_last_line(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
+        else text_reply(f"did {get_last_line(prompt)}", after_s=20.0 if get_last_line(prompt) == "two" else 0.0)
     )
-    async with opened(staff) as house:
-        first = await house.send("go")
-        await house.wait_for_answer(first.envelope)
-        second = await house.send("go", key="again")
-        await house.wait_for_answer(second.envelope)
-        statuses = [told(each)["status"] for each in results(await house.list_records(first.session))]
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("go")
+        await server.wait_for_answer(first.envelope)
+        second = await server.send("go", key="again")
+        await server.wait_for_answer(second.envelope)
+        statuses = [
+            parse_result(each)["status"] for each in list_tool_results(await server.list_records(first.session))
+        ]
         assert statuses == ["started", "queued"]
-        await as_time_goes_by(house, house.wait_until_idle(), step_s=10)
-        mail = [mail.text for mail in await house.list_envelopes_to("maria")]
+        await advance_clock_until_done(server, server.wait_until_idle(), step_s=10)
+        mail = [mail.text for mail in await server.list_envelopes_to("maria")]
         assert sum("did did two" in text for text in mail) == 2
 
 
-async def test_a_queue_that_is_full_is_a_failure_told_at_once(staff: LocalInstance) -> None:
-    full = replace(staff.agents[1], queue=replace(staff.agents[1].queue, cap=0))
-    staff.agents = (staff.agents[0], full)
-    staff.model.will_reply(ScriptedReply(calls=(ask("bo", "count"),)), "bo is busy")
-    async with opened(staff) as house:
-        first = await house.send("how many?")
-        assert await house.wait_for_answer(first.envelope) == "bo is busy"
-        (mine,) = results(await house.list_records(first.session))
-        assert told(mine)["status"] == "failed"
-        assert "queue full" in told(mine)["message"]
+async def test_a_delegation_to_an_agent_with_a_full_queue_fails_at_once(delegation_instance: LocalInstance) -> None:
+    full = replace(delegation_instance.agents[1], queue=replace(delegation_instance.agents[1].queue, cap=0))
+    delegation_instance.agents = (delegation_instance.agents[0], full)
+    delegation_instance.model.will_reply(ScriptedReply(calls=(make_delegation_call("bo", "count"),)), "bo is busy")
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("how many?")
+        assert await server.wait_for_answer(first.envelope) == "bo is busy"
+        (mine,) = list_tool_results(await server.list_records(first.session))
+        assert parse_result(mine)["status"] == "failed"
+        assert "queue full" in parse_result(mine)["message"]
 
 
-async def test_a_circle_and_too_much_at_once_are_refused_by_name(household: LocalInstance) -> None:
-    staff = staffed(household, depth_max=5, open_max=1)
-    two = ScriptedReply(calls=(ask("bo", "one"), ask("cy", "two")))
-    staff.model.rule = lambda prompt: (
+async def test_circular_and_too_many_open_delegations_are_refused_with_the_name_of_the_setting(
+    instance: LocalInstance,
+) -> None:
+    delegation_instance = with_delegation_tool(instance, depth_max=5, open_max=1)
+    two = ScriptedReply(calls=(make_delegation_call("bo", "one"), make_delegation_call("cy", "two")))
+    delegation_instance.model.rule = lambda prompt: (
         two
-        if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
-        else ScriptedReply(calls=(ask("ada", "back to you"),))
-        if last_words(prompt) == "one" and not isinstance(prompt.records[-1].body, ToolResult)
+        if get_last_line(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
+        else ScriptedReply(calls=(make_delegation_call("ada", "back to you"),))
+        if get_last_line(prompt) == "one" and not isinstance(prompt.records[-1].body, ToolResult)
         else text_reply("done")
     )
-    async with opened(staff) as house:
-        first = await house.send("go")
-        await house.wait_for_answer(first.envelope)
-        mine = results(await house.list_records(first.session))
+    async with run_with_ledger_check(delegation_instance) as server:
+        first = await server.send("go")
+        await server.wait_for_answer(first.envelope)
+        mine = list_tool_results(await server.list_records(first.session))
         assert sorted(each.failed for each in mine) == [False, True]
         refused = [each.output for each in mine if each.failed]
         assert len(refused) == 1 and "agents.ada.delegation.open_max" in refused[0]
-        ((other,),) = await rows(house, "SELECT id FROM sessions WHERE agent = 'bo'")
-        (turned_down,) = results(await house.list_records(other))
-        assert "agents.bo.delegation.circles" in turned_down.output
+        ((other,),) = await query_rows(server, "SELECT id FROM sessions WHERE agent = 'bo'")
+        (turned_down,) = list_tool_results(await server.list_records(other))
+        assert "agents.bo.delegation.allow_cycles" in turned_down.output
 
 
-def errands(prompt: ModelPrompt) -> ScriptedReply:
-    """Ada sends bo for an errand, who writes it down; both say so."""
-    last, words = prompt.records[-1].body, last_words(prompt)
+def reply_to_errand(prompt: ModelPrompt) -> ScriptedReply:
+    """Have Ada delegate errand N to bo, who writes it down, and errand 1N to cy. All report it."""
+    last, words = prompt.records[-1].body, get_last_line(prompt)
     if isinstance(last, ToolResult):
         if last.tool == "append_line":
             return text_reply(f"did {words.removeprefix('errand ')}")
         return text_reply("all done")
     if wanted := re.fullmatch(r"please (\d)", words):
-        return ScriptedReply(calls=(ask("bo", f"errand {wanted[1]}"), ask("cy", f"errand 1{wanted[1]}")))
+        return ScriptedReply(
+            calls=(
+                make_delegation_call("bo", f"errand {wanted[1]}"),
+                make_delegation_call("cy", f"errand 1{wanted[1]}"),
+            )
+        )
     if words.startswith("errand "):
         return tool_call_reply("append_line", text=words)
     return text_reply(f"so {words}")
 
 
-async def sent_for_errands(house: LocalServer) -> None:
-    first = await house.send("please 1", key="first")
-    await house.wait_for_outcome(first.envelope)
+async def send_errand_request(server: LocalServer) -> None:
+    first = await server.send("please 1", key="first")
+    await server.wait_for_outcome(first.envelope)
 
 
 @pytest.mark.parametrize("delivery", list(CrashPolicy))
-async def test_work_is_done_once_and_told_once_wherever_the_power_goes(
-    new_household: Callable[[], LocalInstance], hands: Hands, delivery: CrashPolicy
+async def test_delegated_work_is_done_and_reported_once_across_power_cuts(
+    new_instance: Callable[[], LocalInstance], store_control: StoreControl, delivery: CrashPolicy
 ) -> None:
-    def sending() -> LocalInstance:
-        household = staffed(new_household())
-        household.agents = tuple(_with(agent, delivery) for agent in household.agents)
-        household.model.rule = errands
-        return household
+    def make_sending_instance() -> LocalInstance:
+        instance = with_delegation_tool(new_instance())
+        instance.agents = tuple(_with_crash_policy(agent, delivery) for agent in instance.agents)
+        instance.model.rule = reply_to_errand
+        return instance
 
-    lived = 0
-    async for house in power_cuts(sending, hands, sent_for_errands):
-        lived += 1
-        written = witness(house.instance)
+    scenario_count = 0
+    async for server in run_with_power_cuts(make_sending_instance, store_control, send_errand_request):
+        scenario_count += 1
+        written = read_witness_file(server.instance)
         assert len(set(written)) == len(written), "an errand was run twice"
-        open_ = await rows(house, "SELECT id FROM delegations WHERE state = 'open' OR wait_ms IS NOT NULL")
+        open_ = await query_rows(server, "SELECT id FROM delegations WHERE state = 'open' OR wait_ms IS NOT NULL")
         assert open_ == []
-        answered = await answers_to(house, "maria")
-        assert len(answered) + len(await notices_to(house, "maria")) == 1
+        answered = await list_answers_to(server, "maria")
+        assert len(answered) + len(await list_notices_to(server, "maria")) == 1
         if delivery is CrashPolicy.RESUME:
             assert answered == ["all done"]
-            done = [row.state for row in await rows(house, "SELECT state FROM delegations")]
+            done = [row.state for row in await query_rows(server, "SELECT state FROM delegations")]
             assert done == ["done", "done"]
-            ((session,),) = await rows(house, "SELECT id FROM sessions WHERE agent = 'ada'")
-            said = [told(each).get("response") for each in results(await house.list_records(session))]
-            assert sorted(map(str, said)) == ["did 1", "did 11"]
-    assert lived > 20
+            ((session,),) = await query_rows(server, "SELECT id FROM sessions WHERE agent = 'ada'")
+            texts = [
+                parse_result(each).get("response") for each in list_tool_results(await server.list_records(session))
+            ]
+            assert sorted(map(str, texts)) == ["did 1", "did 11"]
+    assert scenario_count > 20
 
 
-def _with(agent: Agent, delivery: CrashPolicy) -> Agent:
-    return replace(agent, delivery=delivery)
+def _with_crash_policy(agent: Agent, delivery: CrashPolicy) -> Agent:
+    return replace(agent, crash_policy=delivery)

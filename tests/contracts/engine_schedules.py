@@ -1,4 +1,4 @@
-"""The engine's contract: time is one more sender. What is due is worked, and what expired is told."""
+"""The engine's contract for time: due envelopes are processed, and senders are notified of expired ones."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
-from contracts.engine_cancel import thinking
+from contracts.engine_cancel import send_and_wait_for_model_call
 from contracts.engine_instance import (
-    Hands,
-    a_moment,
+    StoreControl,
     ada,
-    answers_to,
-    as_time_goes_by,
-    notices_to,
-    opened,
-    outcomes,
-    parked,
-    power_goes,
-    rows,
-    shown,
-    until,
+    advance_clock_until_done,
+    cut_power,
+    let_tasks_settle,
+    list_answers_to,
+    list_notices_to,
+    list_outcomes,
+    newest_user_text,
+    query_rows,
+    run_with_ledger_check,
+    wait_until_suspended,
+    wait_until_true,
 )
 
 from retinue.domain.agent import ToolRules
@@ -36,343 +36,358 @@ from retinue.testing.local_instance import LocalInstance, LocalServer
 from retinue.testing.scripted_model import text_reply, tool_call_reply
 
 
-async def waits(house: LocalServer, envelope: str) -> None:
-    """However long one looks at it."""
-    await a_moment(house)
-    assert (await house.get_envelope(envelope)).status is EnvelopeStatus.PENDING
+async def assert_still_pending(server: LocalServer, envelope: str) -> None:
+    """Assert that an envelope stays pending."""
+    await let_tasks_settle(server)
+    assert (await server.get_envelope(envelope)).status is EnvelopeStatus.PENDING
 
 
 @pytest.mark.spec("H11")
-async def test_mail_for_later_waits_for_its_time_and_mail_for_earlier_does_not(any_household: LocalInstance) -> None:
-    household = any_household
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        now = household.clock.now()
-        late = await house.send("for earlier", deliver_at=now - timedelta(hours=1))
-        assert await house.wait_for_answer(late.envelope) == "ok"
-        later = await house.send("for later", deliver_at=now + timedelta(seconds=90))
-        await house.wait_until_idle()
-        await waits(house, later.envelope)
-        await household.clock.advance(89)
-        await waits(house, later.envelope)
-        await household.clock.advance(1)
-        assert await house.wait_for_answer(later.envelope) == "ok"
+async def test_an_envelope_waits_until_deliver_at_and_a_past_deliver_at_is_immediate(
+    any_instance: LocalInstance,
+) -> None:
+    instance = any_instance
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        now = instance.clock.now()
+        late = await server.send("for earlier", deliver_at=now - timedelta(hours=1))
+        assert await server.wait_for_answer(late.envelope) == "ok"
+        later = await server.send("for later", deliver_at=now + timedelta(seconds=90))
+        await server.wait_until_idle()
+        await assert_still_pending(server, later.envelope)
+        await instance.clock.advance(89)
+        await assert_still_pending(server, later.envelope)
+        await instance.clock.advance(1)
+        assert await server.wait_for_answer(later.envelope) == "ok"
 
 
 @pytest.mark.spec("H14")
-async def test_the_alarm_rings_at_the_earliest_of_thousands_of_moments(household: LocalInstance, hands: Hands) -> None:
-    household.people = ("maria", "owner")
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        now = household.clock.now()
+async def test_the_timer_wakes_at_the_earliest_of_thousands_of_due_times(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.people = ("maria", "owner")
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        now = instance.clock.now()
         posts = [
-            house.send(f"number {n}", deliver_at=now + timedelta(seconds=10 + (n * 7919) % 3000 + 600 * (n > 0)))
+            server.send(f"number {n}", deliver_at=now + timedelta(seconds=10 + (n * 7919) % 3000 + 600 * (n > 0)))
             for n in range(3000)
         ]
         receipts = await asyncio.gather(*posts)
-        await a_moment(house)
-        looks = hands.looks
-        await household.clock.advance(9)
-        await a_moment(house)
-        assert hands.looks == looks, "nobody has looked before the first moment"
-        await household.clock.advance(1)
-        assert await house.wait_for_answer(receipts[0].envelope) == "ok"
-        assert await rows(house, "SELECT count(*) FROM envelopes WHERE status = 'pending'") == [(2999,)]
+        await let_tasks_settle(server)
+        scan_count = store_control.scan_count
+        await instance.clock.advance(9)
+        await let_tasks_settle(server)
+        assert store_control.scan_count == scan_count, "no check before the first due time"
+        await instance.clock.advance(1)
+        assert await server.wait_for_answer(receipts[0].envelope) == "ok"
+        assert await query_rows(server, "SELECT count(*) FROM envelopes WHERE status = 'pending'") == [(2999,)]
 
 
 @pytest.mark.spec("H14")
-async def test_earlier_mail_brings_the_alarm_forward(household: LocalInstance) -> None:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        now = household.clock.now()
-        far = await house.send("far", deliver_at=now + timedelta(seconds=50))
-        await a_moment(house)
-        near = await house.send("near", deliver_at=now + timedelta(seconds=5))
-        await a_moment(house)
-        await household.clock.advance(5)
-        assert await house.wait_for_answer(near.envelope) == "ok"
-        await waits(house, far.envelope)
+async def test_an_earlier_envelope_moves_the_timer_forward(instance: LocalInstance) -> None:
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        now = instance.clock.now()
+        far = await server.send("far", deliver_at=now + timedelta(seconds=50))
+        await let_tasks_settle(server)
+        near = await server.send("near", deliver_at=now + timedelta(seconds=5))
+        await let_tasks_settle(server)
+        await instance.clock.advance(5)
+        assert await server.wait_for_answer(near.envelope) == "ok"
+        await assert_still_pending(server, far.envelope)
 
 
 @pytest.mark.spec("H14")
-async def test_a_delay_of_thirty_years_is_kept(any_household: LocalInstance) -> None:
-    household = any_household
-    household.model.rule = lambda prompt: text_reply("it has been a while")
-    async with opened(household) as house:
-        due = household.clock.now() + timedelta(days=30 * 365)
-        receipt = await house.send("see you then", deliver_at=due)
-        await a_moment(house)
-        await household.clock.advance(600)
-        await waits(house, receipt.envelope)
-        house.crash()
-    household.clock.jump(timedelta(days=30 * 365 - 1))
-    async with opened(household) as house:
-        await household.clock.advance(3600)
-        await waits(house, receipt.envelope)
-        household.clock.jump(timedelta(days=1))
-        await household.clock.advance(60)
-        assert await house.wait_for_answer(receipt.envelope) == "it has been a while"
+async def test_an_envelope_due_in_thirty_years_is_delivered_on_time(any_instance: LocalInstance) -> None:
+    instance = any_instance
+    instance.model.rule = lambda prompt: text_reply("it has been a while")
+    async with run_with_ledger_check(instance) as server:
+        due = instance.clock.now() + timedelta(days=30 * 365)
+        receipt = await server.send("see you then", deliver_at=due)
+        await let_tasks_settle(server)
+        await instance.clock.advance(600)
+        await assert_still_pending(server, receipt.envelope)
+        server.crash()
+    instance.clock.jump(timedelta(days=30 * 365 - 1))
+    async with run_with_ledger_check(instance) as server:
+        await instance.clock.advance(3600)
+        await assert_still_pending(server, receipt.envelope)
+        instance.clock.jump(timedelta(days=1))
+        await instance.clock.advance(60)
+        assert await server.wait_for_answer(receipt.envelope) == "it has been a while"
 
 
-async def test_when_the_wall_clock_jumps_forwards_mail_is_late_by_a_tick_at_most(household: LocalInstance) -> None:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        receipt = await house.send("in a week", deliver_at=household.clock.now() + timedelta(days=7))
-        await a_moment(house)
-        household.clock.jump(timedelta(days=8))
-        await household.clock.advance(60)
-        assert await house.wait_for_answer(receipt.envelope) == "ok"
+async def test_after_a_forward_clock_jump_an_envelope_is_at_most_one_tick_late(instance: LocalInstance) -> None:
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        receipt = await server.send("in a week", deliver_at=instance.clock.now() + timedelta(days=7))
+        await let_tasks_settle(server)
+        instance.clock.jump(timedelta(days=8))
+        await instance.clock.advance(60)
+        assert await server.wait_for_answer(receipt.envelope) == "ok"
 
 
-async def test_when_the_wall_clock_jumps_back_nothing_is_lost_late_or_out_of_order(
-    any_household: LocalInstance,
+async def test_after_a_backward_clock_jump_no_envelope_is_lost_late_or_out_of_order(
+    any_instance: LocalInstance,
 ) -> None:
-    household = any_household
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        start = household.clock.now()
-        first = await house.send("first")
-        await house.wait_for_outcome(first.envelope)
-        later = await house.send("at ten past", deliver_at=start + timedelta(minutes=10))
-        await a_moment(house)
-        household.clock.jump(-timedelta(hours=1))
-        # Mail for now is worked now, whatever the wall shows, and never bears an earlier time than mail before it.
-        second = await house.send("second")
-        assert await house.wait_for_answer(second.envelope) == "ok"
-        assert (await house.get_envelope(second.envelope)).accepted_at >= (
-            await house.get_envelope(first.envelope)
+    instance = any_instance
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        start = instance.clock.now()
+        first = await server.send("first")
+        await server.wait_for_outcome(first.envelope)
+        later = await server.send("at ten past", deliver_at=start + timedelta(minutes=10))
+        await let_tasks_settle(server)
+        instance.clock.jump(-timedelta(hours=1))
+        # An immediate message is processed at once, and is never accepted at an earlier time than one before it.
+        second = await server.send("second")
+        assert await server.wait_for_answer(second.envelope) == "ok"
+        assert (await server.get_envelope(second.envelope)).accepted_at >= (
+            await server.get_envelope(first.envelope)
         ).accepted_at
-        await household.clock.advance(3600 + 540)  # nine minutes past
-        await waits(house, later.envelope)
-        assert await as_time_goes_by(house, house.wait_for_answer(later.envelope), step_s=30) == "ok"
-        assert (await house.wait_for_outcome(later.envelope)).at >= start + timedelta(minutes=10)
+        await instance.clock.advance(3600 + 540)  # nine minutes past
+        await assert_still_pending(server, later.envelope)
+        assert await advance_clock_until_done(server, server.wait_for_answer(later.envelope), step_s=30) == "ok"
+        assert (await server.wait_for_outcome(later.envelope)).at >= start + timedelta(minutes=10)
 
 
-async def test_a_clock_that_was_wrong_for_a_moment_does_not_make_the_alarm_deaf(household: LocalInstance) -> None:
-    """Somebody wrote while the wall showed next year; then it was put right."""
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        start = household.clock.now()
-        receipt = await house.send("at ten past", deliver_at=start + timedelta(minutes=10))
-        await a_moment(house)
-        household.clock.jump(timedelta(days=365))
-        other = await house.send("hello", sender="person:owner")
-        await house.wait_for_outcome(other.envelope)
-        household.clock.jump(-timedelta(days=365))
-        assert await as_time_goes_by(house, house.wait_for_answer(receipt.envelope), step_s=30) == "ok"
-        third = await house.send("hello again", sender="person:owner")
-        assert await house.wait_for_answer(third.envelope) == "ok"
+async def test_a_temporarily_wrong_clock_does_not_stop_the_timer(instance: LocalInstance) -> None:
+    """A message arrived while the wall clock showed next year; then the clock was corrected."""
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        start = instance.clock.now()
+        receipt = await server.send("at ten past", deliver_at=start + timedelta(minutes=10))
+        await let_tasks_settle(server)
+        instance.clock.jump(timedelta(days=365))
+        other = await server.send("hello", sender="person:owner")
+        await server.wait_for_outcome(other.envelope)
+        instance.clock.jump(-timedelta(days=365))
+        assert await advance_clock_until_done(server, server.wait_for_answer(receipt.envelope), step_s=30) == "ok"
+        third = await server.send("hello again", sender="person:owner")
+        assert await server.wait_for_answer(third.envelope) == "ok"
 
 
 @pytest.mark.parametrize(
     ("night", "wall", "instant"),
     [
-        ("2026-03-28T23:30Z", "2026-03-29T04:00", "2026-03-29T02:00Z"),  # the hour from two to three is left out
-        ("2026-10-24T22:30Z", "2026-10-25T04:00", "2026-10-25T03:00Z"),  # the hour from two to three comes twice
+        ("2026-03-28T23:30Z", "2026-03-29T04:00", "2026-03-29T02:00Z"),  # the hour from 02:00 to 03:00 is skipped
+        ("2026-10-24T22:30Z", "2026-10-25T04:00", "2026-10-25T03:00Z"),  # the hour from 02:00 to 03:00 occurs twice
     ],
 )
-async def test_mail_for_the_morning_after_the_clocks_change_comes_when_the_wall_shows_its_time(
-    household: LocalInstance, night: str, wall: str, instant: str
+async def test_an_envelope_due_after_a_dst_change_arrives_at_its_local_time(
+    instance: LocalInstance, night: str, wall: str, instant: str
 ) -> None:
-    household.clock = clock = FakeClock(datetime.fromisoformat(night))
-    household.model.clock = clock
-    household.zone = zone = ZoneInfo("Europe/Berlin")
-    household.model.rule = lambda prompt: text_reply("good morning")
+    instance.clock = clock = FakeClock(datetime.fromisoformat(night))
+    instance.model.clock = clock
+    instance.zone = zone = ZoneInfo("Europe/Berlin")
+    instance.model.rule = lambda prompt: text_reply("good morning")
     due = datetime.fromisoformat(instant).astimezone(UTC)
-    async with opened(household) as house:
+    async with run_with_ledger_check(instance) as server:
         deliver_at = parse_time(wall, now=clock.now(), zone=zone)
         assert deliver_at == due
-        receipt = await house.send("wake up", deliver_at=deliver_at)
-        await a_moment(house)
+        receipt = await server.send("wake up", deliver_at=deliver_at)
+        await let_tasks_settle(server)
         await clock.advance(due - clock.now() - timedelta(seconds=1))
-        await waits(house, receipt.envelope)
+        await assert_still_pending(server, receipt.envelope)
         await clock.advance(1)
-        assert await house.wait_for_answer(receipt.envelope) == "good morning"
-        assert f"now: {wall}:00" in shown(household.model.prompts[0])
+        assert await server.wait_for_answer(receipt.envelope) == "good morning"
+        assert f"now: {wall}:00" in newest_user_text(instance.model.prompts[0])
 
 
-async def test_an_alarm_that_cannot_read_the_store_rings_again(household: LocalInstance, hands: Hands) -> None:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        receipt = await house.send("later", deliver_at=household.clock.now() + timedelta(seconds=10))
-        await a_moment(house)
-        hands.failing_looks = 3
-        await household.clock.advance(10)
-        await a_moment(house)
-        await waits(house, receipt.envelope)
+async def test_the_timer_retries_if_it_cannot_read_the_store(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        receipt = await server.send("later", deliver_at=instance.clock.now() + timedelta(seconds=10))
+        await let_tasks_settle(server)
+        store_control.scan_failures_left = 3
+        await instance.clock.advance(10)
+        await let_tasks_settle(server)
+        await assert_still_pending(server, receipt.envelope)
         for left in (1, 0):
-            await household.clock.advance(1)
-            await until(lambda left=left: hands.failing_looks <= left, what="the alarm to ring again")
-            await a_moment(house)
-        await household.clock.advance(1)
-        assert await house.wait_for_answer(receipt.envelope) == "ok"
+            await instance.clock.advance(1)
+            await wait_until_true(lambda left=left: store_control.scan_failures_left <= left, what="the next alarm")
+            await let_tasks_settle(server)
+        await instance.clock.advance(1)
+        assert await server.wait_for_answer(receipt.envelope) == "ok"
 
 
-async def test_what_came_due_is_worked_although_what_expired_could_not_be_closed(
-    household: LocalInstance, hands: Hands
+async def test_a_due_envelope_is_processed_even_if_expired_ones_cannot_be_closed(
+    instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    household.model.will_reply(text_reply("busy", after_s=1000), "ok")
-    async with opened(household) as house:
-        await thinking(household, house)
-        now = household.clock.now()
-        expires = await house.send("hurry", expires_at=now + timedelta(seconds=10))
-        due = await house.send("later", sender="person:owner", deliver_at=now + timedelta(seconds=10))
-        await a_moment(house)
-        hands.failing["sweep"] = 1
-        await household.clock.advance(10)
-        assert await house.wait_for_answer(due.envelope) == "ok"
-        assert hands.failing["sweep"] == 0
-        await household.clock.advance(1)
-        assert (await house.wait_for_outcome(expires.envelope)).outcome is Outcome.EXPIRED
+    instance.model.will_reply(text_reply("busy", after_s=1000), "ok")
+    async with run_with_ledger_check(instance) as server:
+        await send_and_wait_for_model_call(instance, server)
+        now = instance.clock.now()
+        expires = await server.send("hurry", expires_at=now + timedelta(seconds=10))
+        due = await server.send("later", sender="person:owner", deliver_at=now + timedelta(seconds=10))
+        await let_tasks_settle(server)
+        store_control.failing["sweep"] = 1
+        await instance.clock.advance(10)
+        assert await server.wait_for_answer(due.envelope) == "ok"
+        assert store_control.failing["sweep"] == 0
+        await instance.clock.advance(1)
+        assert (await server.wait_for_outcome(expires.envelope)).outcome is Outcome.EXPIRED
 
 
-async def test_mail_whose_time_came_while_it_was_being_stored_is_found(household: LocalInstance, hands: Hands) -> None:
-    """The alarm has looked past its time before it was there, and it was still to come when it was written."""
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        with hands.holding("accept") as accept:
-            due = household.clock.now() + timedelta(seconds=1)
-            posting = asyncio.create_task(house.send("in a second", deliver_at=due))
+async def test_an_envelope_that_becomes_due_while_it_is_stored_is_processed(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    """The alarm's check passed the due time before the envelope was stored, and the time was still ahead when it was
+    written."""
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("accept") as accept:
+            due = instance.clock.now() + timedelta(seconds=1)
+            posting = asyncio.create_task(server.send("in a second", deliver_at=due))
             await accept.reached.wait()
-            await household.clock.advance(5)
-            house.engine.wake(TimerWake())
-            await a_moment(house)
-        assert await house.wait_for_answer((await posting).envelope) == "ok"
+            await instance.clock.advance(5)
+            server.engine.wake(TimerWake())
+            await let_tasks_settle(server)
+        assert await server.wait_for_answer((await posting).envelope) == "ok"
 
 
-async def test_mail_expires_while_it_waits_and_its_sender_is_told(any_household: LocalInstance) -> None:
-    household = any_household
-    household.model.will_reply(text_reply("busy", after_s=1000))
-    async with opened(household) as house:
-        await thinking(household, house)
-        now = household.clock.now()
-        receipt = await house.send("hurry", expires_at=now + timedelta(seconds=30))
-        await a_moment(house)
-        await household.clock.advance(29)
-        await waits(house, receipt.envelope)
-        await household.clock.advance(1)
-        settled = await house.wait_for_outcome(receipt.envelope)
+async def test_a_waiting_envelope_expires_and_its_sender_is_notified(any_instance: LocalInstance) -> None:
+    instance = any_instance
+    instance.model.will_reply(text_reply("busy", after_s=1000))
+    async with run_with_ledger_check(instance) as server:
+        await send_and_wait_for_model_call(instance, server)
+        now = instance.clock.now()
+        receipt = await server.send("hurry", expires_at=now + timedelta(seconds=30))
+        await let_tasks_settle(server)
+        await instance.clock.advance(29)
+        await assert_still_pending(server, receipt.envelope)
+        await instance.clock.advance(1)
+        settled = await server.wait_for_outcome(receipt.envelope)
         assert (settled.outcome, settled.because) == (Outcome.EXPIRED, "it expired before its turn came")
-        assert await notices_to(house, "maria") == ["Not processed: it expired before its turn came."]
+        assert await list_notices_to(server, "maria") == ["Not processed: it expired before its turn came."]
 
 
-async def test_mail_that_expired_in_the_dark_is_never_read(household: LocalInstance, hands: Hands) -> None:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        with hands.holding("claim") as claim:
-            soon = household.clock.now() + timedelta(seconds=30)
-            expired = [(await house.send(f"hurry {n}", expires_at=soon)).envelope for n in range(5)]
-            fresh = await house.send("no hurry")
-            await claim.reached.wait()
-            power_goes(house)
-    await household.clock.advance(60)
-    async with opened(household) as house:
-        assert await house.wait_for_answer(fresh.envelope) == "ok"
-        for id_ in expired:
-            assert (await house.wait_for_outcome(id_)).outcome is Outcome.EXPIRED
-        assert not any("hurry 0" in shown(prompt) for prompt in household.model.prompts)
-
-
-async def test_however_much_has_expired_all_of_it_is_closed_and_what_is_behind_it_worked(
-    household: LocalInstance, hands: Hands
+async def test_an_envelope_that_expired_during_downtime_is_never_read(
+    instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with opened(household) as house:
-        with hands.holding("claim") as claim:
-            soon = household.clock.now() + timedelta(seconds=30)
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("claim") as claim:
+            soon = instance.clock.now() + timedelta(seconds=30)
+            expired = [(await server.send(f"hurry {n}", expires_at=soon)).envelope for n in range(5)]
+            fresh = await server.send("no hurry")
+            await claim.reached.wait()
+            cut_power(server)
+    await instance.clock.advance(60)
+    async with run_with_ledger_check(instance) as server:
+        assert await server.wait_for_answer(fresh.envelope) == "ok"
+        for id_ in expired:
+            assert (await server.wait_for_outcome(id_)).outcome is Outcome.EXPIRED
+        assert not any("hurry 0" in newest_user_text(prompt) for prompt in instance.model.prompts)
+
+
+async def test_many_expired_envelopes_are_all_closed_and_the_message_behind_them_is_answered(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with run_with_ledger_check(instance) as server:
+        with store_control.hold_commits("claim") as claim:
+            soon = instance.clock.now() + timedelta(seconds=30)
             expired = [
-                # Silent, so that nobody is told and no wake comes of it.
-                (await house.send(f"{n}", expires_at=soon, kind=EnvelopeKind.SYSTEM, silent=True)).envelope
+                # Silent, so that their expiry sends no notice and wakes nothing.
+                (await server.send(f"{n}", expires_at=soon, kind=EnvelopeKind.SYSTEM, silent=True)).envelope
                 for n in range(130)
             ]
-            fresh = await house.send("no hurry")
+            fresh = await server.send("no hurry")
             await claim.reached.wait()
-            power_goes(house)
-    await household.clock.advance(60)
-    with hands.holding("sweep"):  # so that the lane comes to it first
-        async with opened(household) as house:
-            assert await house.wait_for_answer(fresh.envelope) == "ok"
+            cut_power(server)
+    await instance.clock.advance(60)
+    with store_control.hold_commits("sweep"):  # so that the lane sees it first
+        async with run_with_ledger_check(instance) as server:
+            assert await server.wait_for_answer(fresh.envelope) == "ok"
             for id_ in expired:
-                assert (await house.wait_for_outcome(id_)).outcome is Outcome.EXPIRED
-            hands.release("sweep")
+                assert (await server.wait_for_outcome(id_)).outcome is Outcome.EXPIRED
+            store_control.release("sweep")
 
 
-async def test_a_run_that_waited_long_enough_but_finds_no_slot_does_not_keep_the_alarm_busy(
-    household: LocalInstance, hands: Hands
+async def test_a_run_with_an_elapsed_approval_wait_and_no_free_slot_does_not_busy_loop_the_timer(
+    instance: LocalInstance, store_control: StoreControl
 ) -> None:
-    household.slots = SlotLimits(main=1)
-    household.agents = (ada(approval_wait_s=10.0, tools=ToolRules(ask=("append_line",))),)
-    household.model.will_reply(tool_call_reply("append_line", text="x"), text_reply("busy", after_s=50), "I wait")
-    async with opened(household) as house:
-        first = await house.send("write it down")
-        await parked(house)
-        await thinking(household, house, sender="person:owner")
-        await household.clock.advance(20)
-        await a_moment(house)
-        looks = hands.looks
+    instance.slots = SlotLimits(main=1)
+    instance.agents = (ada(approval_wait_s=10.0, tools=ToolRules(ask=("append_line",))),)
+    instance.model.will_reply(tool_call_reply("append_line", text="x"), text_reply("busy", after_s=50), "I wait")
+    async with run_with_ledger_check(instance) as server:
+        first = await server.send("write it down")
+        await wait_until_suspended(server)
+        await send_and_wait_for_model_call(instance, server, sender="person:owner")
+        await instance.clock.advance(20)
+        await let_tasks_settle(server)
+        scan_count = store_control.scan_count
         for _ in range(10):
-            await a_moment(house)
-        assert hands.looks - looks <= 2
-        await household.clock.advance(30)
-        assert await house.wait_for_answer(first.envelope) == "I wait"
+            await let_tasks_settle(server)
+        assert store_control.scan_count - scan_count <= 2
+        await instance.clock.advance(30)
+        assert await server.wait_for_answer(first.envelope) == "I wait"
 
 
-# An agent that was let go
+# Removed agents
 
 
 @pytest.mark.spec("H16")
-async def test_due_mail_of_a_removed_agent_is_closed_in_bounded_batches(household: LocalInstance, hands: Hands) -> None:
-    household.agents = (ada(queue=QueuePolicy(cap=1000)),)
-    async with opened(household) as house:
-        later = await house.send("for later", deliver_at=household.clock.now() + timedelta(hours=1))
-        with hands.holding("claim") as claim:
-            due = [(await house.send(f"number {n}")).envelope for n in range(250)]
+async def test_due_envelopes_of_a_removed_agent_are_refused_in_bounded_batches(
+    instance: LocalInstance, store_control: StoreControl
+) -> None:
+    instance.agents = (ada(queue=QueuePolicy(cap=1000)),)
+    async with run_with_ledger_check(instance) as server:
+        later = await server.send("for later", deliver_at=instance.clock.now() + timedelta(hours=1))
+        with store_control.hold_commits("claim") as claim:
+            due = [(await server.send(f"number {n}")).envelope for n in range(250)]
             await claim.reached.wait()
-            await house.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
-            claims = hands.points.count("claim")
+            await server.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
+            claims = store_control.commit_points.count("claim")
         for id_ in due:
-            settled = await house.wait_for_outcome(id_)
+            settled = await server.wait_for_outcome(id_)
             assert (settled.outcome, settled.because) == (Outcome.REFUSED, "agent-not-found")
-        assert hands.points.count("claim") - claims >= 3, "a hundred at a time"
-        assert len(await notices_to(house, "maria")) == 250
-        assert (await house.get_envelope(later.envelope)).status is EnvelopeStatus.PENDING
-        await household.clock.advance(3600)
-        settled = await house.wait_for_outcome(later.envelope)
+        assert store_control.commit_points.count("claim") - claims >= 3, "a hundred at a time"
+        assert len(await list_notices_to(server, "maria")) == 250
+        assert (await server.get_envelope(later.envelope)).status is EnvelopeStatus.PENDING
+        await instance.clock.advance(3600)
+        settled = await server.wait_for_outcome(later.envelope)
         assert (settled.outcome, settled.because) == (Outcome.REFUSED, "agent-not-found")
-        assert household.model.prompts == []
-        await house.wait_until_idle()
-        assert await rows(house, "SELECT wakefulness FROM sessions") == [("sleeping",)]
+        assert instance.model.prompts == []
+        await server.wait_until_idle()
+        assert await query_rows(server, "SELECT activity FROM sessions") == [("sleeping",)]
 
 
 @pytest.mark.spec("H16")
-async def test_the_open_runs_of_a_removed_agent_are_closed_too(household: LocalInstance) -> None:
-    household.agents = (ada(tools=ToolRules(ask=("append_line",))),)
-    household.model.will_reply(tool_call_reply("append_line", text="x"), text_reply("never", after_s=100))
-    async with opened(household) as house:
-        waiting = await house.send("write it down")
-        await parked(house)
-        cut_off, _ = await thinking(household, house, sender="person:owner")
-        await house.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
-        house.crash()
-    household.agents = ()
-    async with opened(household) as house:
-        assert (await house.wait_for_outcome(cut_off)).because == "agent-not-found"
-        # The one that waits for a person is closed when its waiting ends.
-        settled = await as_time_goes_by(house, house.wait_for_outcome(waiting.envelope), step_s=60)
+async def test_open_runs_of_a_removed_agent_are_refused(instance: LocalInstance) -> None:
+    instance.agents = (ada(tools=ToolRules(ask=("append_line",))),)
+    instance.model.will_reply(tool_call_reply("append_line", text="x"), text_reply("never", after_s=100))
+    async with run_with_ledger_check(instance) as server:
+        waiting = await server.send("write it down")
+        await wait_until_suspended(server)
+        cut_off, _ = await send_and_wait_for_model_call(instance, server, sender="person:owner")
+        await server.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
+        server.crash()
+    instance.agents = ()
+    async with run_with_ledger_check(instance) as server:
+        assert (await server.wait_for_outcome(cut_off)).because == "agent-not-found"
+        # The suspended one is closed when its wait ends.
+        settled = await advance_clock_until_done(server, server.wait_for_outcome(waiting.envelope), step_s=60)
         assert settled.because == "agent-not-found"
-        assert await outcomes(house, [cut_off, waiting.envelope]) == [Outcome.REFUSED, Outcome.REFUSED]
-        assert await answers_to(house, "maria") == []
+        assert await list_outcomes(server, [cut_off, waiting.envelope]) == [Outcome.REFUSED, Outcome.REFUSED]
+        assert await list_answers_to(server, "maria") == []
 
 
 @pytest.mark.spec("H16")
-async def test_an_agent_let_go_in_the_middle_of_a_run_ends_it_and_reads_nothing_more(household: LocalInstance) -> None:
-    household.model.will_reply(text_reply("my last words", after_s=1))
-    async with opened(household) as house:
-        envelope, _ = await thinking(household, house)
-        behind = await house.send("behind it")
-        await house.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
-        await household.clock.advance(1)
-        assert await house.wait_for_answer(envelope) == "my last words"
-        settled = await house.wait_for_outcome(behind.envelope)
+async def test_an_agent_removed_during_a_run_finishes_it_and_reads_no_further_envelopes(
+    instance: LocalInstance,
+) -> None:
+    instance.model.will_reply(text_reply("my last words", after_s=1))
+    async with run_with_ledger_check(instance) as server:
+        envelope, _ = await send_and_wait_for_model_call(instance, server)
+        behind = await server.send("behind it")
+        await server.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
+        await instance.clock.advance(1)
+        assert await server.wait_for_answer(envelope) == "my last words"
+        settled = await server.wait_for_outcome(behind.envelope)
         assert (settled.outcome, settled.because) == (Outcome.REFUSED, "agent-not-found")
-        assert len(household.model.prompts) == 1
+        assert len(instance.model.prompts) == 1

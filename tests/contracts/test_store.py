@@ -1,4 +1,4 @@
-"""What every store promises: on disk with its writer thread, inline without one, and on a real PostgreSQL."""
+"""The contract of stores: SQLite with a writer thread, SQLite inline without one, and a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from store.model_spending import run_of
-from stores import INLINE, POSTGRES, SQLITE, Place, count, counted, place_of, settle_in
+from stores import (
+    INLINE,
+    POSTGRES,
+    SQLITE,
+    StoreLocation,
+    add_agents_and_people,
+    count,
+    create_store_location,
+    list_tallies,
+)
 
 from retinue.domain import address
 from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind, Trust
@@ -61,12 +70,12 @@ MS_MAX = 253_402_300_799_999  # the last millisecond of the year 9999
 
 
 @pytest.fixture(params=[SQLITE, INLINE, POSTGRES])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place_of(request.param, request, tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
+    return create_store_location(request.param, request, tmp_path)
 
 
-class Points:
-    """Remembers which crash points were reached, and calls back at each."""
+class RecordingCrashPoints:
+    """Records which crash points were reached, and calls back at each."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []
@@ -77,52 +86,52 @@ class Points:
         self.call(point)
 
 
-async def test_a_write_returns_only_after_its_commit(place: Place) -> None:
-    points = Points()
+async def test_a_write_returns_only_after_its_commit(place: StoreLocation) -> None:
+    points = RecordingCrashPoints()
     seen: dict[str, int] = {}
     async with place.open(faults=points) as store:
         with place.outside() as outside:
-            points.call = lambda point: seen.update({point: len(counted(outside))})
+            points.call = lambda point: seen.update({point: len(list_tallies(outside))})
             await store.write(count(1, "a"), point="accept")
 
-            assert counted(outside) == [(1, "a")]
+            assert list_tallies(outside) == [(1, "a")]
     assert seen == {"accept.before-commit": 0, "accept.after-commit": 1}
     assert points.reached == ["accept.before-commit", "accept.after-commit"]
 
 
-async def test_a_write_returns_what_its_body_returns(place: Place) -> None:
+async def test_a_write_returns_the_result_of_its_body(place: StoreLocation) -> None:
     async with place.open() as store:
         assert await store.write(lambda conn: conn.dialect.name, point="test") in ("sqlite", "postgresql")
         assert await store.write(lambda _conn: None, point="test") is None
 
 
-async def test_an_error_in_a_body_undoes_that_body_alone_and_is_raised_as_it_is(place: Place) -> None:
-    def breaks(conn: sa.Connection) -> None:
+async def test_an_error_in_a_write_body_rolls_back_only_that_body_and_is_raised_unchanged(place: StoreLocation) -> None:
+    def raise_error(conn: sa.Connection) -> None:
         count(1, "broken")(conn)
         raise LookupError("nothing of this stays")
 
     async with place.open() as store:
         before, broken, after = await asyncio.gather(
             store.write(count(1, "before"), point="test"),
-            store.write(breaks, point="test"),
+            store.write(raise_error, point="test"),
             store.write(count(1, "after"), point="test"),
             return_exceptions=True,
         )
 
         assert (before, after) == (None, None)
         assert isinstance(broken, LookupError)
-        assert await store.read(counted) == [(1, "after"), (1, "before")]
+        assert await store.read(list_tallies) == [(1, "after"), (1, "before")]
 
 
-async def test_a_constraint_error_in_the_middle_of_fifty_writes_fails_its_own_caller_alone(place: Place) -> None:
-    def twice(conn: sa.Connection) -> None:
+async def test_a_constraint_error_among_fifty_writes_fails_only_its_own_caller(place: StoreLocation) -> None:
+    def insert_existing_row(conn: sa.Connection) -> None:
         count(25, "half")(conn)
-        count(24, "x")(conn)  # number 24 has written this row already
+        count(24, "x")(conn)  # number 24 already wrote this row
 
     async with place.open() as store:
         await store.write(count(24, "x"), point="test")
         others = [n for n in range(50) if n != 24]
-        writes = [store.write(twice if n == 24 else count(n, "x"), point="test") for n in range(50)]
+        writes = [store.write(insert_existing_row if n == 24 else count(n, "x"), point="test") for n in range(50)]
         results = await asyncio.gather(*writes, return_exceptions=True)
 
         failed = [(n, result) for n, result in enumerate(results) if result is not None]
@@ -131,20 +140,20 @@ async def test_a_constraint_error_in_the_middle_of_fifty_writes_fails_its_own_ca
         assert isinstance(error, StoreError)
         assert error.code == "store.constraint_violated"
         assert "contradicts" in error.sentence and error.because and error.try_this
-        assert await store.read(counted) == [(n, "x") for n in sorted([24, *others])]
+        assert await store.read(list_tallies) == [(n, "x") for n in sorted([24, *others])]
 
 
-async def test_the_news_of_one_session_is_found_among_all_a_stretch_at_a_time(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+async def test_the_events_of_one_session_are_listed_in_bounded_ranges(
+    place: StoreLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tell(conn: sa.Connection) -> None:
+    def emit_events(conn: sa.Connection) -> None:
         page = Transaction(conn, 1)
         for number in range(1, 21):
             page.emit(EventKind.SESSION_CHANGED, session="mine" if number in (2, 3, 4, 17) else "theirs")
         page.close()
 
     async with place.open() as store:
-        await store.write(tell, point="test")
+        await store.write(emit_events, point="test")
         monkeypatch.setattr(events, "SCANNED_EVENTS_MAX", 6)
         looks: list[tuple[list[int], int]] = []
         cursor, more = 0, True
@@ -152,7 +161,7 @@ async def test_the_news_of_one_session_is_found_among_all_a_stretch_at_a_time(
             read = await store.read(lambda conn, since=cursor: events.list_next(conn, "mine", since, limit=2))
             looks.append(([piece.seq for piece in read.events], read.cursor))
             cursor, more = read.cursor, read.has_more
-        # A full one ends with its last piece; of the others none looks through more than six.
+        # A full read ends at its last event; every other read checks at most six.
         assert looks == [([2, 3], 3), ([4], 9), ([], 15), ([17], 20)]
         assert await store.read(lambda conn: events.list_next(conn, "mine", 20, limit=2)) == events.EventRange(
             [], 20, has_more=False
@@ -161,10 +170,10 @@ async def test_the_news_of_one_session_is_found_among_all_a_stretch_at_a_time(
         assert ([piece.seq for piece in read.events], read.cursor, read.has_more) == (list(range(1, 8)), 7, True)
 
 
-async def test_numbers_follow_the_order_of_commits(place: Place) -> None:
-    """Whoever has seen number 7 has seen all before it: a reader that resumes by cursor misses nothing."""
+async def test_event_numbers_follow_the_commit_order(place: StoreLocation) -> None:
+    """A reader that has seen event 7 has seen all before it, so it can resume by cursor and miss none."""
 
-    def tell(conn: sa.Connection) -> int:
+    def emit_events(conn: sa.Connection) -> int:
         page = Transaction(conn, 1)
         page.emit(EventKind.SESSION_CHANGED)
         page.emit(EventKind.SESSION_CHANGED)
@@ -180,16 +189,16 @@ async def test_numbers_follow_the_order_of_commits(place: Place) -> None:
 
     async with place.open() as store:
         watching = asyncio.create_task(watch(store, until=80))
-        seqs = await asyncio.gather(*(store.write(tell, point="test") for _ in range(40)))
+        seqs = await asyncio.gather(*(store.write(emit_events, point="test") for _ in range(40)))
         looks = await watching
 
         assert sorted(seqs) == list(range(2, 82, 2))
         assert all(look == list(range(1, len(look) + 1)) for look in looks)
-        if place.kind != POSTGRES:  # one writer: who comes first is first; PostgreSQL lets callers race to the lock
+        if place.kind != POSTGRES:  # one writer: first come, first served; in PostgreSQL callers race
             assert list(seqs) == sorted(seqs)
 
 
-async def test_one_after_the_other_is_the_order_on_every_store(place: Place) -> None:
+async def test_sequential_writes_get_consecutive_envelope_numbers(place: StoreLocation) -> None:
     async with place.open() as store:
         seqs = [await store.write(_next_envelope_seq, point="test") for _ in range(5)]
         assert seqs == [1, 2, 3, 4, 5]
@@ -202,7 +211,7 @@ def _next_envelope_seq(conn: sa.Connection) -> int:
     return seq
 
 
-async def test_the_time_of_a_commit_never_goes_back(place: Place) -> None:
+async def test_commit_times_never_decrease(place: StoreLocation) -> None:
     def at(now_ms: int) -> TransactionBody[int]:
         def body(conn: sa.Connection) -> int:
             page = Transaction(conn, now_ms)
@@ -218,131 +227,131 @@ async def test_the_time_of_a_commit_never_goes_back(place: Place) -> None:
     assert times == [1_000, 5_000, 5_000, 5_000, 6_000, 6_000]
 
 
-async def test_a_scan_sees_one_picture_while_writes_go_on(place: Place) -> None:
+async def test_a_scan_sees_one_snapshot_during_concurrent_writes(place: StoreLocation) -> None:
     loop = asyncio.get_running_loop()
     looked, written = asyncio.Event(), asyncio.Event()
 
-    def look_twice(conn: sa.Connection) -> tuple[int, int]:
-        first = len(counted(conn))
+    def scan_twice(conn: sa.Connection) -> tuple[int, int]:
+        first = len(list_tallies(conn))
         loop.call_soon_threadsafe(looked.set)
         place.wait_in_body(written, loop)
-        return first, len(counted(conn))
+        return first, len(list_tallies(conn))
 
     async with place.open() as store:
         await store.write(count(1, "before"), point="test")
-        scanning = asyncio.create_task(store.scan(look_twice))
+        scanning = asyncio.create_task(store.scan(scan_twice))
         await looked.wait()
         await store.write(count(2, "meanwhile"), point="test")
         written.set()
 
         assert await scanning == (1, 1)
-        assert await store.scan(lambda conn: len(counted(conn))) == 2
+        assert await store.scan(lambda conn: len(list_tallies(conn))) == 2
 
 
-async def test_a_long_look_holds_up_no_other(place: Place) -> None:
+async def test_a_long_scan_blocks_neither_writes_nor_other_scans(place: StoreLocation) -> None:
     if place.kind == INLINE:
         pytest.skip("inline, each look is over within one step of the loop")
     loop = asyncio.get_running_loop()
     begun, enough = asyncio.Event(), asyncio.Event()
 
-    def linger(conn: sa.Connection) -> int:
-        found = len(counted(conn))
+    def scan_slowly(conn: sa.Connection) -> int:
+        found = len(list_tallies(conn))
         loop.call_soon_threadsafe(begun.set)
         place.wait_in_body(enough, loop)
         return found
 
     async with place.open() as store:
-        lingering = asyncio.create_task(store.scan(linger))
+        slow_scan = asyncio.create_task(store.scan(scan_slowly))
         await begun.wait()
         for n in range(5):
             await store.write(count(n, "x"), point="test")
-            assert len(await store.scan(counted)) == n + 1
+            assert len(await store.scan(list_tallies)) == n + 1
         enough.set()
-        assert await lingering == 0
+        assert await slow_scan == 0
 
 
-async def test_a_read_sees_what_was_just_written(place: Place) -> None:
+async def test_reads_and_scans_see_the_latest_write(place: StoreLocation) -> None:
     async with place.open() as store:
         for n in range(20):
             await store.write(count(n, "x"), point="test")
-            assert len(await store.read(counted)) == n + 1
-            assert len(await store.scan(counted)) == n + 1
+            assert len(await store.read(list_tallies)) == n + 1
+            assert len(await store.scan(list_tallies)) == n + 1
 
 
 @pytest.mark.parametrize("way", ["read", "scan"])
-async def test_a_look_cannot_change_anything(place: Place, way: str) -> None:
+async def test_reads_and_scans_cannot_write(place: StoreLocation, way: str) -> None:
     async with place.open() as store:
         with pytest.raises(StoreError) as refused:
             await getattr(store, way)(count(1, "sly"))
 
         assert refused.value.code == "store.read_only"
         await store.write(count(2, "open"), point="test")
-        assert await store.read(counted) == [(2, "open")]
+        assert await store.read(list_tallies) == [(2, "open")]
 
 
-async def test_an_error_in_a_look_leaves_the_store_usable(place: Place) -> None:
-    def breaks(conn: sa.Connection) -> None:
-        counted(conn)
+async def test_an_error_in_a_read_or_scan_leaves_the_store_usable(place: StoreLocation) -> None:
+    def raise_error(conn: sa.Connection) -> None:
+        list_tallies(conn)
         raise LookupError
 
-    def asks_nonsense(conn: sa.Connection) -> None:
+    def run_invalid_query(conn: sa.Connection) -> None:
         conn.execute(sa.text("SELECT nothing FROM nowhere"))
 
     async with place.open() as store:
         for look in (store.read, store.scan):
             with pytest.raises(LookupError):
-                await look(breaks)
+                await look(raise_error)
             with pytest.raises(StoreError) as refused:
-                await look(asks_nonsense)
+                await look(run_invalid_query)
             assert refused.value.code == "store.statement_rejected" and refused.value.because and refused.value.try_this
-            assert await look(counted) == []
+            assert await look(list_tallies) == []
 
 
-async def test_whoever_listens_is_told_of_commits(place: Place) -> None:
-    told: list[int] = []
+async def test_a_commit_listener_is_called_after_each_commit(place: StoreLocation) -> None:
+    notifications: list[int] = []
     async with place.open() as store:
-        store.on_commit(lambda: told.append(1))
+        store.on_commit(lambda: notifications.append(1))
         for n in range(3):
             await store.write(count(n, "x"), point="test")
-            assert len(told) > n
+            assert len(notifications) > n
 
 
-async def test_whoever_listens_for_a_table_is_told_whenever_something_is_written_to_it(place: Place) -> None:
-    told: list[int] = []
+async def test_a_table_listener_is_called_after_each_write_to_its_tables(place: StoreLocation) -> None:
+    notifications: list[int] = []
 
-    def in_other_words(conn: sa.Connection) -> None:
-        conn.execute(sa.text("UPDATE tally SET purged = 1"))
+    def update_with_plain_sql(conn: sa.Connection) -> None:
+        conn.execute(sa.text("UPDATE accepted_counts SET purged = 1"))
 
     async with place.open() as store:
-        store.on_commit(lambda: told.append(1), t.people, t.tally)
-        for writes in (count(1, "x"), count(2, "x"), in_other_words):
-            told.clear()
+        store.on_commit(lambda: notifications.append(1), t.people, t.accepted_counts)
+        for writes in (count(1, "x"), count(2, "x"), update_with_plain_sql):
+            notifications.clear()
             await store.write(writes, point="test")
-            assert told
-        told.clear()
+            assert notifications
+        notifications.clear()
         many = [asyncio.create_task(store.write(count(n, "y"), point="test")) for n in range(5)]
         await many[0]
-        assert told
+        assert notifications
         await asyncio.gather(*many)
 
 
-async def test_a_listener_that_breaks_harms_neither_the_writer_nor_the_next_listener(
-    place: Place, caplog: pytest.LogCaptureFixture
+async def test_a_failing_commit_listener_affects_neither_the_writer_nor_other_listeners(
+    place: StoreLocation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def breaks() -> None:
+    def raise_error() -> None:
         raise RuntimeError("not my day")
 
-    told: list[int] = []
+    notifications: list[int] = []
     async with place.open() as store:
-        store.on_commit(breaks)
-        store.on_commit(lambda: told.append(1))
+        store.on_commit(raise_error)
+        store.on_commit(lambda: notifications.append(1))
         await store.write(count(1, "x"), point="test")
 
-        assert told
+        assert notifications
         assert "commit listener failed" in caplog.text
 
 
-async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
+async def test_cancelled_writers_leave_no_partial_changes(place: StoreLocation) -> None:
     def pair(n: int) -> TransactionBody[None]:
         def body(conn: sa.Connection) -> None:
             count(n, "left")(conn)
@@ -361,14 +370,16 @@ async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
         await store.write(count(99, "after"), point="test")
 
     with place.outside() as outside:
-        rows = counted(outside)
+        rows = list_tallies(outside)
     kept = {day for day, source in rows if source == "left"}
     assert kept == {day for day, source in rows if source == "right"}
     assert kept >= {n for n, result in enumerate(results) if result is None}
     assert (99, "after") in rows
 
 
-async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_waits(place: Place) -> None:
+async def test_an_after_commit_callback_runs_once_per_write_even_if_the_caller_was_cancelled(
+    place: StoreLocation,
+) -> None:
     followed: list[int | None] = []
 
     def numbered(n: int) -> TransactionBody[int]:
@@ -383,7 +394,7 @@ async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_wai
 
         def follow(n: int | None) -> None:
             with place.outside() as outside:
-                assert n is None or (n, "x") in counted(outside)
+                assert n is None or (n, "x") in list_tallies(outside)
             followed.append(n)
 
         tasks = [asyncio.create_task(store.write(numbered(n), point="test", then=follow)) for n in range(1, 21)]
@@ -396,10 +407,10 @@ async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_wai
     kept = [n for n in followed if n is not None]
     assert set(range(2, 21, 2)) <= set(kept)
     with place.outside() as outside:
-        assert sorted(kept) == sorted(day for day, source in counted(outside) if source == "x")
+        assert sorted(kept) == sorted(day for day, source in list_tallies(outside) if source == "x")
 
 
-async def test_what_follows_a_change_that_was_not_kept_is_told_so(place: Place) -> None:
+async def test_an_after_commit_callback_gets_none_if_the_write_failed(place: StoreLocation) -> None:
     followed: list[object] = []
 
     def broken(_conn: sa.Connection) -> int:
@@ -414,7 +425,7 @@ async def test_what_follows_a_change_that_was_not_kept_is_told_so(place: Place) 
     assert followed == [None, None]
 
 
-async def test_a_failure_in_what_follows_a_commit_is_nobody_elses(place: Place) -> None:
+async def test_an_error_in_an_after_commit_callback_does_not_fail_the_write(place: StoreLocation) -> None:
     def broken(_result: object) -> None:
         raise ValueError("no")
 
@@ -423,53 +434,53 @@ async def test_a_failure_in_what_follows_a_commit_is_nobody_elses(place: Place) 
         await store.write(count(1, "x"), point="test")
 
 
-async def test_what_is_under_way_is_kept_when_the_store_closes(place: Place) -> None:
+async def test_pending_writes_are_committed_when_the_store_closes(place: StoreLocation) -> None:
     async with place.open() as store:
         tasks = [asyncio.create_task(store.write(count(n, "x"), point="test")) for n in range(10)]
-        looking = asyncio.create_task(store.scan(counted))
+        looking = asyncio.create_task(store.scan(list_tallies))
         await asyncio.sleep(0)
         await store.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(looking, return_exceptions=True)
 
-    told = sum(result is None for result in done)
+    notifications = sum(result is None for result in done)
     with place.outside() as outside:
-        assert len(counted(outside)) == told
-    if place.kind != INLINE:  # inline, nothing has begun before the loop comes round to it
-        assert told == 10
+        assert len(list_tallies(outside)) == notifications
+    if place.kind != INLINE:  # inline, no write begins before the loop runs it
+        assert notifications == 10
 
 
-async def test_a_closed_store_says_so(place: Place) -> None:
+async def test_a_closed_store_raises_store_closed(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.close()
         await store.close()
         for call in (partial(store.write, point="test"), store.read, store.scan):
             with pytest.raises(StoreError) as refused:
-                await call(counted)
+                await call(list_tallies)
             assert refused.value.code == "store.closed"
 
 
-async def test_what_was_written_is_there_when_the_store_is_opened_again(place: Place) -> None:
+async def test_written_rows_are_there_after_reopening_the_store(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(count(1, "kept"), point="test")
     async with place.open() as store:
-        assert await store.read(counted) == [(1, "kept")]
+        assert await store.read(list_tallies) == [(1, "kept")]
 
 
-async def test_two_stores_on_one_place_never_give_out_a_number_twice(place: Place) -> None:
+async def test_two_stores_on_one_database_never_assign_a_number_twice(place: StoreLocation) -> None:
     if place.kind == INLINE:
         pytest.skip("an inline store waits for a lock in the loop that the other would release it in")
     async with place.open() as one, place.open() as other:
         writes = [store.write(_next_envelope_seq, point="test") for _ in range(25) for store in (one, other)]
         assert sorted(await asyncio.gather(*writes)) == list(range(1, 51))
         await one.write(count(1, "mine"), point="test")
-        assert await other.read(counted) == [(1, "mine")]
+        assert await other.read(list_tallies) == [(1, "mine")]
 
 
 # Records
 
 
-async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(place: Place) -> None:
+async def test_records_are_read_back_unchanged_and_damaged_ones_are_listed(place: StoreLocation) -> None:
     bodies: list[RecordBody] = [
         ContextStart(),
         *(UserTurn(text=text, envelopes=(EnvelopeId("e" * 32),)) for text in TEXTS),
@@ -514,38 +525,38 @@ async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(pla
         assert [(each.session, each.seq) for each in damaged] == [(SESSION, seq) for seq in range(2, 8)]
 
 
-async def test_a_long_session_is_read_back_as_it_was_and_no_chapter_outlives_what_was_said(place: Place) -> None:
+async def test_a_long_session_is_read_back_unchanged_and_erasure_removes_its_chapters(place: StoreLocation) -> None:
     bodies = [Reply(text=f"{seq} {TEXTS[2]}") if seq % 2 else UserTurn(text=f"{seq}?") for seq in range(1, 600)]
     written = [
         Record(session=SESSION, seq=seq, kind=body_kind(body), body=body, at_ms=seq, run=RunId("r" * 32))
         for seq, body in enumerate(bodies, start=1)
     ]
     async with place.open() as store:
-        await store.write(_session, point="test")
+        await store.write(_add_session, point="test")
         for at in range(0, len(written), 100):
             await store.write(partial(records.add, records=written[at : at + 100]), point="test")
-        assert await store.scan(_chapters) == [0, 1]
+        assert await store.scan(_list_chapters) == [0, 1]
         assert await store.scan(partial(records.read_range, session=SESSION, first=1, last=599)) == (written, [])
         await store.write(partial(erase_person.erase_person, person="maria", now_ms=9), point="test")
-        assert await store.scan(_chapters) == []
+        assert await store.scan(_list_chapters) == []
         found, _ = await store.scan(partial(records.read_range, session=SESSION, first=1, last=599))
         assert {record.body.text for record in found if isinstance(record.body, UserTurn)} == {erase_person.ERASED}
 
 
-def _chapters(conn: sa.Connection) -> list[int]:
-    return [row.number for row in conn.execute(sa.select(t.chapters.c.number).order_by(t.chapters.c.number))]
+def _list_chapters(conn: sa.Connection) -> list[int]:
+    return [row.number for row in conn.execute(sa.select(t.record_chunks.c.number).order_by(t.record_chunks.c.number))]
 
 
 # Epochs
 
 
-def _session(conn: sa.Connection) -> None:
-    settle_in("ada")(conn)
+def _add_session(conn: sa.Connection) -> None:
+    add_agents_and_people("ada")(conn)
     sessions.add(conn, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"), name="", at_ms=5)
 
 
-def _guarded(*, worker: int, epoch: int, new_epoch: int | None = None) -> TransactionBody[None]:
-    """A run's commit: something before the guard, the guard, something after it."""
+def _fenced_write(*, worker: int, epoch: int, new_epoch: int | None = None) -> TransactionBody[None]:
+    """Return the body of a run's commit: a write before the epoch check, the check, and writes after it."""
 
     def body(conn: sa.Connection) -> None:
         page = Transaction(conn, 10)
@@ -566,49 +577,49 @@ def _guarded(*, worker: int, epoch: int, new_epoch: int | None = None) -> Transa
     return body
 
 
-async def test_a_worker_with_an_old_epoch_can_write_nothing(place: Place) -> None:
+async def test_a_worker_with_an_old_epoch_can_write_nothing(place: StoreLocation) -> None:
     async with place.open() as store:
-        await store.write(_session, point="test")
-        await store.write(_take_over, point="test")
+        await store.write(_add_session, point="test")
+        await store.write(_claim_next_epoch, point="test")
 
         with pytest.raises(StaleEpoch):
-            await store.write(_guarded(worker=1, epoch=0), point="step")
+            await store.write(_fenced_write(worker=1, epoch=0), point="step")
 
-        assert await store.read(counted) == []
+        assert await store.read(list_tallies) == []
         assert await store.read(lambda conn: records.read_range(conn, SESSION, first=0, last=9)) == ([], [])
         assert await store.read(events.newest_seq) == 0
         kept = await store.read(lambda conn: sessions.get(conn, SESSION))
         assert kept is not None and (kept.epoch, kept.record_seq) == (1, 1)
 
 
-def _take_over(conn: sa.Connection) -> None:
+def _claim_next_epoch(conn: sa.Connection) -> None:
     sessions.update_fenced(
         conn, SESSION, epoch=0, new_epoch=1, record_seq=1, wakefulness=SessionActivity.ACTIVE, at_ms=6
     )
 
 
-async def test_of_workers_who_take_over_at_once_one_wins(place: Place) -> None:
+async def test_only_one_of_several_concurrent_claims_wins(place: StoreLocation) -> None:
     async with place.open() as store:
-        await store.write(_session, point="test")
-        writes = [store.write(_guarded(worker=n, epoch=0, new_epoch=1), point="claim") for n in range(5)]
+        await store.write(_add_session, point="test")
+        writes = [store.write(_fenced_write(worker=n, epoch=0, new_epoch=1), point="claim") for n in range(5)]
         results = await asyncio.gather(*writes, return_exceptions=True)
 
         winners = [n for n, result in enumerate(results) if result is None]
         assert len(winners) == 1
         assert sum(isinstance(result, StaleEpoch) for result in results) == 4
-        assert await store.read(counted) == [(winners[0], "before the guard")]
+        assert await store.read(list_tallies) == [(winners[0], "before the guard")]
 
 
-# What goes in comes out
+# Round trips
 
 
-async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -> None:
+async def test_texts_numbers_and_flags_are_read_back_unchanged(place: StoreLocation) -> None:
     ids = SequentialIds()
 
-    def keep(conn: sa.Connection) -> None:
-        _session(conn)
+    def add_rows(conn: sa.Connection) -> None:
+        _add_session(conn)
         for n, text in enumerate(TEXTS, start=1):
-            draft = _draft(ids.new(), text, key=f"{n}{text}")
+            draft = _make_draft(ids.new(), text, key=f"{n}{text}")
             envelopes.add(conn, draft, seq=n, at_ms=MS_MAX - n, session=SESSION, recipient="agent:ada")
         sessions.set_queue(conn, SESSION, QueueOverride(mode=QueueMode.STEER, cap=0), at_ms=7)
         dear = ModelCallReservationRequest(ref=ModelRef("", "dear"), price=Price(call=2**40))
@@ -617,7 +628,7 @@ async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -
         money.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
 
     async with place.open() as store:
-        await store.write(keep, point="test")
+        await store.write(add_rows, point="test")
         due = await store.scan(lambda conn: envelopes.list_due(conn, SESSION, MS_MAX, limit=100))
 
         assert [e.text for e in due] == list(reversed(TEXTS))
@@ -632,10 +643,10 @@ async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -
         session = await store.read(lambda conn: sessions.get(conn, SESSION))
         assert session is not None
         assert session.queue == QueueOverride(mode=QueueMode.STEER, cap=0)
-        assert await store.read(lambda conn: conn.execute(sa.select(t.money.c.held_microusd)).scalar()) == 2**40
+        assert await store.read(lambda conn: conn.execute(sa.select(t.model_calls.c.held_microusd)).scalar()) == 2**40
 
 
-def _draft(id_: str, text: str, *, key: str) -> EnvelopeDraft:
+def _make_draft(id_: str, text: str, *, key: str) -> EnvelopeDraft:
     return EnvelopeDraft(
         id=EnvelopeId(id_),
         sender=address.person_address("maria"),
@@ -648,10 +659,10 @@ def _draft(id_: str, text: str, *, key: str) -> EnvelopeDraft:
     )
 
 
-async def test_every_question_the_house_asks_is_understood_by_every_database(place: Place) -> None:
-    """Each finder once, on an empty house: no type, flag or limit that one of the two databases would refuse."""
+async def test_every_query_runs_on_every_database(place: StoreLocation) -> None:
+    """Run each query once without rows: this finds a type, flag or limit that one of the two databases refuses."""
 
-    def ask(conn: sa.Connection) -> None:
+    def run_every_query(conn: sa.Connection) -> None:
         assert agents.find(conn, "ADA") is None and agents.list_all(conn) == []
         assert people.find(conn, "Maria") is None and tokens.find_by_hash(conn, "x", now_ms=0) is None
         assert (
@@ -690,4 +701,4 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
         runs.interrupt_open_steps(conn, "r", at_ms=5)
 
     async with place.open() as store:
-        await store.write(ask, point="test")
+        await store.write(run_every_query, point="test")

@@ -1,4 +1,4 @@
-"""The stores of these tests are in memory: they make thousands of commits."""
+"""The databases of these tests are in memory because they make thousands of commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real house, killed: nothing is lost, and a house that would lose something is found out."""
+"""A real server is killed: nothing is lost, and planted bugs that would lose something are detected."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 
 @pytest.mark.spec("H1", "D11", "D27")
-@pytest.mark.timeout(600)
-async def test_a_house_killed_at_its_crash_points_and_at_random_loses_doubles_and_reorders_nothing(
+@pytest.mark.timeout(900)
+async def test_a_server_killed_at_crash_points_and_at_random_loses_duplicates_and_reorders_nothing(
     tmp_path: Path,
 ) -> None:
     points = list_quick_points()
@@ -45,19 +45,19 @@ async def test_a_house_killed_at_its_crash_points_and_at_random_loses_doubles_an
     assert set(report.visited_points) == set(points)
     assert report.random_kills == KILLS_QUICK
     assert report.verdict.figures["acknowledged"] > 100
-    assert report.verdict.figures["slots ran"] > len(SCHEDULE_INTERVALS_S)
+    assert report.verdict.figures["occurrences ran"] > len(SCHEDULE_INTERVALS_S)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_a_house_killed_at_every_crash_point_and_a_hundred_times_at_random_loses_nothing(tmp_path: Path) -> None:
+async def test_a_server_killed_at_every_crash_point_and_100_times_at_random_loses_nothing(tmp_path: Path) -> None:
     points = list_crash_points()
     report = await run_crash_test(CrashPlan(folder=tmp_path, seed=1, points=points, kills=KILLS))
     assert set(report.visited_points) == set(points)
     assert report.ok, "\n".join(report.lines())
 
 
-def test_the_crash_points_are_read_off_the_code() -> None:
+def test_the_crash_points_are_read_from_the_code() -> None:
     points = list_crash_points()
     for commit in ("accept", "claim", "step", "park", "finish", "deliver-claim", "deliver-done"):
         assert {f"{commit}.before-commit", f"{commit}.after-commit"} <= set(points)
@@ -65,122 +65,129 @@ def test_the_crash_points_are_read_off_the_code() -> None:
         assert {f"{effect}.before", f"{effect}.after"} <= set(points)
 
 
-def test_of_every_commit_it_is_known_whether_a_trial_comes_by() -> None:
-    """A new one is to be put among those of the desk, of the doors, or those that are reached: a trial that waits for
-    one it never comes by takes minutes to say so."""
+def test_every_commit_is_classified_by_whether_a_crash_trial_reaches_it() -> None:
+    """Each new commit must be classified: a trial that waits for a commit it never reaches takes minutes to fail."""
     known = UNREACHED_COMMITS | INBOUND_COMMITS | REACHED_COMMITS
-    assert list_commits() - known == set(), "name them in retinue.testing.crash"
-    assert known - list_commits() == set(), "no such commit is left in the code"
+    assert list_commits() - known == set(), "add them to retinue.testing.crash"
+    assert known - list_commits() == set(), "remove them from retinue.testing.crash"
     assert len(known) == len(UNREACHED_COMMITS) + len(INBOUND_COMMITS) + len(REACHED_COMMITS), (
-        "each is one or the other"
+        "each commit is in exactly one set"
     )
 
 
-def test_the_short_tour_leaves_out_no_commit_and_no_effect() -> None:
+def test_the_quick_crash_points_cover_every_commit_and_effect() -> None:
     assert {point.partition(".")[0] for point in list_quick_points()} == {
         point.partition(".")[0] for point in list_crash_points()
     }
 
 
-async def killed_once(
-    folder: Path, *, do: ScriptAction, crash: str, bugs: str, shows: FindingKind | None = None
+async def run_killed_trial(
+    folder: Path, *, action: ScriptAction, crash: str, bugs: str, expected_finding: FindingKind | None = None
 ) -> CrashVerdict:
-    """One correspondent, one kill at a chosen point, and the verdict after the house has come to rest, or, where it is
-    broken, after it `shows` that it is."""
-    habit = SenderProfile(recipient="agent:ada", action_weights={do: 1}, pause_s=0.0)
-    # Without a clock: what it begins in the moment before the last kill would wait for another start.
-    async with open_trial(folder, seed=1, habits=[habit], envelopes_max=2, bugs=bugs, has_schedules=False) as (
-        tried,
+    """Run one sender, kill the server once at a chosen point, and check the outcome after the server is idle.
+
+    With planted bugs, check as soon as the expected finding shows.
+    """
+    sender_profile = SenderProfile(recipient="agent:ada", action_weights={action: 1}, pause_s=0.0)
+    # No schedules: a schedule that fires just before the last kill would need another start.
+    async with open_trial(folder, seed=1, habits=[sender_profile], envelopes_max=2, bugs=bugs, has_schedules=False) as (
+        trial,
         writing,
     ):
-        life = await tried.start(crash)
-        assert await life.wait_for_exit(within_s=WAIT_LIMIT_S) == -signal.SIGKILL, life.output
-        await tried.start()
-        await come_to_rest(tried, writing, shows)
-    return verdict_on(tried)
+        server = await trial.start(crash)
+        assert await server.wait_for_exit(within_s=WAIT_LIMIT_S) == -signal.SIGKILL, server.output
+        await trial.start()
+        await wait_for_end_of_trial(trial, writing, expected_finding)
+    return judge_trial(trial)
 
 
-def verdict_on(tried: CrashTrial) -> CrashVerdict:
-    return judge_evidence(read_evidence(tried.data_dir, tried.outside), has_schedules=False)
+def judge_trial(trial: CrashTrial) -> CrashVerdict:
+    return judge_evidence(read_evidence(trial.data_dir, trial.outside), has_schedules=False)
 
 
-@pytest.mark.timeout(600)
-async def test_the_verdict_catches_a_house_that_acknowledges_before_it_commits(tmp_path: Path) -> None:
-    bug = await killed_once(
+@pytest.mark.timeout(900)
+async def test_the_verdict_detects_a_server_that_acknowledges_before_it_commits(tmp_path: Path) -> None:
+    bug = await run_killed_trial(
         tmp_path / "bug",
-        do=ScriptAction.PLAIN,
+        action=ScriptAction.PLAIN,
         crash="accept.before-commit:2",
         bugs="acknowledge-before-commit",
-        shows=FindingKind.LOST,
+        expected_finding=FindingKind.LOST,
     )
     assert bug.count(FindingKind.LOST) >= 1, bug.lines()
-    sound = await killed_once(tmp_path / "sound", do=ScriptAction.PLAIN, crash="accept.before-commit:2", bugs="")
+    sound = await run_killed_trial(
+        tmp_path / "sound", action=ScriptAction.PLAIN, crash="accept.before-commit:2", bugs=""
+    )
     assert sound.is_ok, sound.lines()
 
 
-@pytest.mark.timeout(600)
-async def test_the_verdict_catches_a_house_that_acts_before_it_has_written_its_intent(tmp_path: Path) -> None:
-    bug = await killed_once(
+@pytest.mark.timeout(900)
+async def test_the_verdict_detects_a_server_that_acts_before_it_stores_its_intent(tmp_path: Path) -> None:
+    bug = await run_killed_trial(
         tmp_path / "bug",
-        do=ScriptAction.TOOL,
+        action=ScriptAction.TOOL,
         crash="step.before-commit:1",
         bugs="effect-before-intent",
-        shows=FindingKind.RUN_TWICE,
+        expected_finding=FindingKind.RUN_TWICE,
     )
     assert bug.count(FindingKind.RUN_TWICE) >= 1, bug.lines()
-    sound = await killed_once(tmp_path / "sound", do=ScriptAction.TOOL, crash="step.before-commit:1", bugs="")
+    sound = await run_killed_trial(tmp_path / "sound", action=ScriptAction.TOOL, crash="step.before-commit:1", bugs="")
     assert sound.is_ok, sound.lines()
 
 
-OPEN_CALLS = "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'"
-OF_ADA = "SELECT id FROM runs WHERE agent = 'ada'"  # the clock writes too, to another
+COUNT_OPEN_MODEL_STEPS = "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'"
+RUNS_OF_ADA = "SELECT id FROM runs WHERE agent = 'ada'"  # the schedules write envelopes, too, to another agent
 
 
-async def taken_over(folder: Path, *, bugs: str, shows: FindingKind | None = None) -> CrashVerdict:
-    """A worker is paused in the middle of a run, another takes it over and ends it, and the first one comes back."""
-    habit = SenderProfile(recipient="agent:ada", action_weights={ScriptAction.VARIABLE: 1}, delay_s=2.0)
+async def run_takeover_trial(folder: Path, *, bugs: str, expected_finding: FindingKind | None = None) -> CrashVerdict:
+    """Pause a worker in the middle of a run, let another take the run over and finish it, then resume the first one."""
+    sender_profile = SenderProfile(recipient="agent:ada", action_weights={ScriptAction.VARIABLE: 1}, delay_s=2.0)
     both = f"lock-not-held{bugs}"
-    # Without a clock: what the first one begins in the moment before it is killed would wait for a third to open.
-    about = open_trial(folder, seed=1, habits=[habit], envelopes_max=1, bugs=both, has_schedules=False)
-    async with about as (tried, writing):
-        first = await tried.start()
-        await wait_until(lambda: stored(tried, f"{OPEN_CALLS} AND run IN ({OF_ADA})") == 1, "the model is asked")
-        await pause_between_commits(tried, first)
-        second = await tried.start()
-        ended = "SELECT count(*) FROM runs WHERE status = 'completed' AND agent = 'ada'"
-        await wait_until(lambda: stored(tried, ended) == 1, "the second one has ended the run")
-        first.send_signal(signal.SIGCONT)
-        # They share one log.
+    # No schedules: a schedule that fires just before the kill would need a third worker.
+    trial_context = open_trial(folder, seed=1, habits=[sender_profile], envelopes_max=1, bugs=both, has_schedules=False)
+    async with trial_context as (trial, writing):
+        first = await trial.start()
         await wait_until(
-            lambda: "run claimed by another worker" in second.output or witnessed(tried) == 2, "the first one goes on"
+            lambda: query_store(trial, f"{COUNT_OPEN_MODEL_STEPS} AND run IN ({RUNS_OF_ADA})") == 1,
+            "the model is called",
+        )
+        await pause_between_commits(trial, first)
+        second = await trial.start()
+        ended = "SELECT count(*) FROM runs WHERE status = 'completed' AND agent = 'ada'"
+        await wait_until(lambda: query_store(trial, ended) == 1, "the second worker has finished the run")
+        first.send_signal(signal.SIGCONT)
+        # Both workers write to one log.
+        await wait_until(
+            lambda: "run claimed by another worker" in second.output or count_witness_lines(trial) == 2,
+            "the first worker has resumed",
         )
         await first.kill()
-        await come_to_rest(tried, writing, shows)
-    return verdict_on(tried)
+        await wait_for_end_of_trial(trial, writing, expected_finding)
+    return judge_trial(trial)
 
 
-async def pause_between_commits(tried: CrashTrial, life: ServerProcess) -> None:
-    """A house that is paused in the middle of a commit keeps the store to itself, and nobody could take over."""
+async def pause_between_commits(trial: CrashTrial, server: ServerProcess) -> None:
+    """A server that is paused during a commit keeps the database locked, so no other worker could take over."""
 
     async def is_paused() -> bool:
-        life.send_signal(signal.SIGSTOP)
-        await wait_until(lambda: stands_still(life.process.pid), "it stands still")
-        if not writable(tried):
-            life.send_signal(signal.SIGCONT)
+        server.send_signal(signal.SIGSTOP)
+        await wait_until(lambda: is_process_stopped(server.process.pid), "the process is stopped")
+        if not is_store_writable(trial):
+            server.send_signal(signal.SIGCONT)
             return False
         return True
 
-    await wait_until(is_paused, "it is paused between two commits")
+    await wait_until(is_paused, "the server is paused between two commits")
 
 
-def stands_still(pid: int) -> bool:
-    """A signal is heard of a little later than it is sent, and by each thread for itself."""
+def is_process_stopped(pid: int) -> bool:
+    """A signal takes effect a little later than it is sent, separately in each thread."""
     states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     return set(states) == {"T"}
 
 
-def writable(tried: CrashTrial) -> bool:
-    conn = sqlite3.connect(tried.data_dir / "house.db", timeout=0, isolation_level=None)
+def is_store_writable(trial: CrashTrial) -> bool:
+    conn = sqlite3.connect(trial.data_dir / "retinue.db", timeout=0, isolation_level=None)
     try:
         conn.execute("BEGIN IMMEDIATE")
         conn.execute("ROLLBACK")
@@ -191,41 +198,45 @@ def writable(tried: CrashTrial) -> bool:
     return True
 
 
-async def come_to_rest(tried: CrashTrial, writing: asyncio.Task[None], shows: FindingKind | None) -> None:
-    """A broken house need not come to rest: what it did is enough."""
-    if shows is None:
-        assert await tried.finish(writing) == ""
+async def wait_for_end_of_trial(
+    trial: CrashTrial, writing: asyncio.Task[None], expected_finding: FindingKind | None
+) -> None:
+    """A server with a planted bug may never become idle, so stop at the expected finding."""
+    if expected_finding is None:
+        assert await trial.finish(writing) == ""
     else:
-        await wait_until(lambda: verdict_on(tried).count(shows) >= 1, f"{shows} shows", poll_s=0.2)
+        await wait_until(
+            lambda: judge_trial(trial).count(expected_finding) >= 1, f"{expected_finding} shows", poll_s=0.2
+        )
 
 
-def stored(tried: CrashTrial, query: str) -> int:
-    path = tried.data_dir / "house.db"
+def query_store(trial: CrashTrial, query: str) -> int:
+    path = trial.data_dir / "retinue.db"
     if not path.exists():
         return 0
     conn = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
         return conn.execute(query).fetchone()[0]
-    except sqlite3.OperationalError:  # its tables are not there yet
+    except sqlite3.OperationalError:  # the tables do not exist yet
         return 0
     finally:
         conn.close()
 
 
-def witnessed(tried: CrashTrial) -> int:
-    path = tried.outside / "witness"
+def count_witness_lines(trial: CrashTrial) -> int:
+    path = trial.outside / "witness"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-@pytest.mark.timeout(600)
-async def test_the_verdict_catches_a_house_whose_workers_write_under_an_outdated_epoch(tmp_path: Path) -> None:
-    bug = await taken_over(tmp_path / "bug", bugs=",epoch-not-checked", shows=FindingKind.RUN_TWICE)
+@pytest.mark.timeout(900)
+async def test_the_verdict_detects_a_worker_that_writes_with_an_outdated_epoch(tmp_path: Path) -> None:
+    bug = await run_takeover_trial(tmp_path / "bug", bugs=",epoch-not-checked", expected_finding=FindingKind.RUN_TWICE)
     assert bug.count(FindingKind.RUN_TWICE) >= 1, bug.lines()
-    sound = await taken_over(tmp_path / "sound", bugs="")
+    sound = await run_takeover_trial(tmp_path / "sound", bugs="")
     assert sound.is_ok, sound.lines()
 
 
-def test_a_crash_point_is_refused_where_this_is_not_a_test(tmp_path: Path) -> None:
+def test_a_crash_point_is_refused_outside_tests(tmp_path: Path) -> None:
     refused = run("retinue.app.server", tmp_path, RETINUE_TEST_CRASH="finish.after-commit:1")
     assert refused.returncode == 1
     assert "RETINUE_TEST_CRASH is set, but this is not a test [config.test_only]" in refused.stderr
@@ -233,7 +244,7 @@ def test_a_crash_point_is_refused_where_this_is_not_a_test(tmp_path: Path) -> No
     assert not (tmp_path / "home").exists()
 
 
-def test_the_daemon_for_crash_tests_is_refused_where_this_is_not_a_test(tmp_path: Path) -> None:
+def test_the_crash_test_server_is_refused_outside_tests(tmp_path: Path) -> None:
     refused = run("retinue.testing.crash_server", tmp_path, RETINUE_TEST_BUG="acknowledge-before-commit")
     assert refused.returncode == 1
     assert "this server is for crash tests only [testing.server_outside_test]" in refused.stderr

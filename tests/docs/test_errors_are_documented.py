@@ -1,4 +1,4 @@
-"""Each error code has its paragraph, and the generated pages are the ones the code makes."""
+"""Each error code is documented, and the generated pages match the code."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.error_reference import find_errors, render_errors_page
 
 
-def test_the_error_page_is_what_the_code_makes_it() -> None:
+def test_the_error_reference_is_up_to_date() -> None:
     page = (generate_reference.REFERENCE / "errors.md").read_text()
     assert page == generate_reference.GENERATED_NOTICE + render_errors_page(find_errors(generate_reference.SOURCE))
 
 
-def test_the_operations_page_is_what_the_code_makes_it() -> None:
+def test_the_operation_reference_is_up_to_date() -> None:
     assert (generate_reference.REFERENCE / "operations.md").read_text() == generate_reference.render_operations_page(
         OPERATIONS.values()
     )
 
 
-def test_every_code_in_the_source_is_on_the_page() -> None:
+def test_every_error_code_in_the_source_is_in_the_error_reference() -> None:
     page = (generate_reference.REFERENCE / "errors.md").read_text()
     source = "\n".join(
         path.read_text() for path in generate_reference.SOURCE.rglob("*.py") if "testing" not in path.parts

@@ -1,7 +1,7 @@
-"""Cron expressions: what is read, what is refused, and when each comes, also where clocks are changed.
+"""Test cron expressions: parsing, errors and next times, also across clock changes.
 
-Next times are compared with croniter's over random expressions and zones, and near changes of the clocks, where the two
-mean different things on purpose, with a search by the minute that knows nothing but the rule.
+Next times are compared with croniter's over random expressions and zones. Near clock changes, where croniter differs by
+design, they are compared with a minute-by-minute search that applies only the documented rule.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ZONES = (
 )
 
 
-def local(text: str, zone: ZoneInfo = BERLIN) -> datetime:
+def to_utc(text: str, zone: ZoneInfo = BERLIN) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=zone).astimezone(UTC)
 
 
-def times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN) -> list[str]:
+def list_next_times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN) -> list[str]:
     found: list[str] = []
     at = begin
     for _ in range(count):
@@ -42,7 +42,7 @@ def times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN)
     return found
 
 
-# --- what is read ---
+# --- parsing ---
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN)
         ("0 9 * JAN-MAR MON", "0 9 * JAN-MAR MON", None),
     ],
 )
-def test_what_is_read_is_kept_plainly_and_can_be_said_in_words(expression: str, kept: str, words: str | None) -> None:
+def test_a_cron_expression_is_normalized_and_described_in_words(expression: str, kept: str, words: str | None) -> None:
     assert cron.normalize_cron(expression) == kept
-    said = cron.describe_cron(kept)
-    assert said == words if words is not None else "January" in said and "Monday" in said
+    description = cron.describe_cron(kept)
+    assert description == words if words is not None else "January" in description and "Monday" in description
 
 
 @pytest.mark.spec("D43")
@@ -83,7 +83,7 @@ def test_what_is_read_is_kept_plainly_and_can_be_said_in_words(expression: str, 
         ("* " * 200, "the limit is 256 characters"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_the_field(expression: str, because: str) -> None:
+def test_an_invalid_cron_expression_is_refused_with_the_name_of_the_field(expression: str, because: str) -> None:
     with pytest.raises(Invalid) as refused:
         cron.normalize_cron(expression)
     assert refused.value.code == "cron.invalid"
@@ -91,71 +91,80 @@ def test_what_cannot_be_read_is_refused_by_the_field(expression: str, because: s
 
 
 @given(st.text(max_size=40))
-def test_whatever_is_written_is_read_or_refused(text: str) -> None:
+def test_arbitrary_text_is_normalized_as_cron_or_refused(text: str) -> None:
     try:
         kept = cron.normalize_cron(text)
     except Invalid:
         return
     assert cron.normalize_cron(kept) == kept
-    cron.next_time(kept, local("2026-01-01 00:00"), BERLIN)
+    cron.next_time(kept, to_utc("2026-01-01 00:00"), BERLIN)
 
 
-# --- clocks that are changed ---
+# --- clock changes ---
 
 
-def test_a_time_of_day_that_is_skipped_comes_as_soon_as_the_clock_goes_on() -> None:
+def test_a_cron_time_in_a_skipped_hour_occurs_right_after_the_gap() -> None:
     # In Berlin, 2026-03-29 has no time between 02:00 and 03:00.
     for expression in ("30 2 * * *", "0 30 2 * * *"):
-        assert times(expression, local("2026-03-28 12:00"), 2) == ["2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"]
-    # What falls together comes once.
-    assert times("0,30 2,3 * * *", local("2026-03-28 12:00"), 3) == [
+        assert list_next_times(expression, to_utc("2026-03-28 12:00"), 2) == [
+            "2026-03-29T03:00+02:00",
+            "2026-03-30T02:30+02:00",
+        ]
+    # Times that fall together occur once.
+    assert list_next_times("0,30 2,3 * * *", to_utc("2026-03-28 12:00"), 3) == [
         *("2026-03-29T03:00+02:00", "2026-03-29T03:30+02:00", "2026-03-30T02:00+02:00")
     ]
 
 
-def test_a_time_of_day_that_is_shown_twice_comes_once_the_first_time() -> None:
+def test_a_cron_time_in_a_repeated_hour_occurs_only_the_first_time() -> None:
     # In Berlin, 2026-10-25 shows 02:00 to 03:00 twice.
     for expression in ("30 2 * * *", "0 30 2 * * *"):
-        assert times(expression, local("2026-10-24 12:00"), 2) == ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]
-    between = local("2026-10-25 02:10").replace(tzinfo=UTC) + timedelta(hours=1)  # 02:10, the second time
-    assert times("30 2 * * *", between, 1) == ["2026-10-26T02:30+01:00"]
+        assert list_next_times(expression, to_utc("2026-10-24 12:00"), 2) == [
+            "2026-10-25T02:30+02:00",
+            "2026-10-26T02:30+01:00",
+        ]
+    between = to_utc("2026-10-25 02:10").replace(tzinfo=UTC) + timedelta(hours=1)  # 02:10, the second time
+    assert list_next_times("30 2 * * *", between, 1) == ["2026-10-26T02:30+01:00"]
 
 
-def test_every_so_often_goes_by_what_has_elapsed() -> None:
-    begin = local("2026-10-25 01:30")
-    assert times("*/30 * * * *", begin, 5) == [
+def test_a_cron_interval_follows_elapsed_time_across_clock_changes() -> None:
+    begin = to_utc("2026-10-25 01:30")
+    assert list_next_times("*/30 * * * *", begin, 5) == [
         *("2026-10-25T02:00+02:00", "2026-10-25T02:30+02:00", "2026-10-25T02:00+01:00", "2026-10-25T02:30+01:00"),
         "2026-10-25T03:00+01:00",
     ]
-    assert times("0 * * * *", local("2026-03-29 01:00"), 2) == ["2026-03-29T03:00+02:00", "2026-03-29T04:00+02:00"]
+    assert list_next_times("0 * * * *", to_utc("2026-03-29 01:00"), 2) == [
+        "2026-03-29T03:00+02:00",
+        "2026-03-29T04:00+02:00",
+    ]
 
 
-def test_a_day_that_a_place_never_had_is_gone_through() -> None:
-    apia = ZoneInfo("Pacific/Apia")  # went without the 30th of December 2011
-    assert times("0 12 * * *", local("2011-12-29 11:00", apia), 3, apia) == [
+def test_a_cron_time_on_a_skipped_day_occurs_right_after_that_day() -> None:
+    apia = ZoneInfo("Pacific/Apia")  # it skipped 30 December 2011
+    assert list_next_times("0 12 * * *", to_utc("2011-12-29 11:00", apia), 3, apia) == [
         *("2011-12-29T12:00-10:00", "2011-12-31T00:00+14:00", "2011-12-31T12:00+14:00")
     ]
 
 
-def test_both_days_limited_means_either_and_a_star_in_one_means_both() -> None:
-    begin = local("2026-01-01 00:00")
-    assert times("0 0 13 * 5", begin, 3) == [
+def test_two_limited_cron_day_fields_mean_either_and_a_star_in_one_means_both() -> None:
+    begin = to_utc("2026-01-01 00:00")
+    assert list_next_times("0 0 13 * 5", begin, 3) == [
         "2026-01-02T00:00+01:00",
         "2026-01-09T00:00+01:00",
         "2026-01-13T00:00+01:00",
     ]
-    assert times("0 0 */2 * 5", begin, 2) == ["2026-01-09T00:00+01:00", "2026-01-23T00:00+01:00"]
+    assert list_next_times("0 0 */2 * 5", begin, 2) == ["2026-01-09T00:00+01:00", "2026-01-23T00:00+01:00"]
 
 
-def test_one_that_never_comes_says_so() -> None:
-    assert cron.next_time("0 0 * 2 1#5", local("2026-01-01 00:00"), BERLIN) is not None  # in 2044
+def test_a_cron_expression_without_a_next_time_returns_none() -> None:
+    assert cron.next_time("0 0 * 2 1#5", to_utc("2026-01-01 00:00"), BERLIN) is not None  # in 2044
     assert cron.next_time("0 0 1 1 *", datetime(9999, 6, 1, tzinfo=UTC), BERLIN) is None
 
 
 # --- random expressions ---
 
 
-def _field(chance: random.Random, low: int, high: int, names: tuple[str, ...] = ()) -> str:
+def _random_field(chance: random.Random, low: int, high: int, names: tuple[str, ...] = ()) -> str:
     def term() -> str:
         match chance.randrange(6):
             case 0:
@@ -181,25 +190,25 @@ def _field(chance: random.Random, low: int, high: int, names: tuple[str, ...] = 
     )
 
 
-def expression_of(chance: random.Random) -> str:
+def random_expression(chance: random.Random) -> str:
     fields = [
-        _field(chance, 0, 59),
-        _field(chance, 0, 23),
-        chance.choice(["*", "*", _field(chance, 1, 28)]),
-        chance.choice(["*", "*", "*", _field(chance, 1, 12, ("JAN", "JUN", "DEC"))]),
-        chance.choice(["*", "*", _field(chance, 0, 6, ("MON", "FRI", "SUN"))]),
+        _random_field(chance, 0, 59),
+        _random_field(chance, 0, 23),
+        chance.choice(["*", "*", _random_field(chance, 1, 28)]),
+        chance.choice(["*", "*", "*", _random_field(chance, 1, 12, ("JAN", "JUN", "DEC"))]),
+        chance.choice(["*", "*", _random_field(chance, 0, 6, ("MON", "FRI", "SUN"))]),
     ]
     if chance.random() < 0.2:
         fields.insert(0, chance.choice(["0", "30", "*/20", "15,45"]))
     return " ".join(fields)
 
 
-def moment_of(chance: random.Random) -> datetime:
+def random_moment(chance: random.Random) -> datetime:
     return datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=chance.randrange(3 * 366 * 86_400))
 
 
 def changes_clock(zone: ZoneInfo, begin: datetime, end: datetime) -> bool:
-    """Whether the clock in this zone is changed between two moments, or near them."""
+    """Return whether the zone changes its clock between two moments, or close to them."""
     at = begin - timedelta(hours=26)
     offset = at.astimezone(zone).utcoffset()
     while at < end + timedelta(hours=26):
@@ -209,22 +218,22 @@ def changes_clock(zone: ZoneInfo, begin: datetime, end: datetime) -> bool:
     return False
 
 
-def by_croniter(expression: str, begin: datetime, zone: ZoneInfo) -> datetime:
+def next_time_by_croniter(expression: str, begin: datetime, zone: ZoneInfo) -> datetime:
     found = croniter(
         expression,
         begin.astimezone(zone),
         ret_type=datetime,
         second_at_beginning=len(expression.split()) == 6,
-        implement_cron_bug=True,  # a star in one of the days means both: what every cron does
+        implement_cron_bug=True,  # a star in one of the day fields means that both must match, as in every cron
     )
     return found.get_next(datetime).astimezone(UTC)
 
 
-def by_the_minute(expression: str, begin: datetime, zone: ZoneInfo) -> datetime | None:
-    """By the rule alone, second field aside: go through the minutes of the next days, on the clock or on the wall."""
+def next_time_by_minute_search(expression: str, begin: datetime, zone: ZoneInfo) -> datetime | None:
+    """Search the next days minute by minute, in elapsed or wall clock time, by the rule alone. Ignores seconds."""
     fields = expression.split()
     elapsed = fields[0].startswith("*") or fields[1].startswith("*")
-    allowed = [_allowed(text, low, high) for text, (low, high) in zip(fields, _BOUNDS, strict=True)]
+    allowed = [_allowed_values(text, low, high) for text, (low, high) in zip(fields, _BOUNDS, strict=True)]
 
     def fits(wall: datetime) -> bool:
         day = wall.day in allowed[2]
@@ -259,7 +268,7 @@ def _is_skipped(wall: datetime, zone: ZoneInfo, real: datetime) -> bool:
 
 
 def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:
-    """Walk the wall forwards until the clock shows it."""
+    """Return the first wall clock time after a gap that exists."""
     while True:
         wall += timedelta(minutes=1)
         real = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
@@ -271,7 +280,7 @@ _BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _NAMES = {"JAN": 1, "JUN": 6, "DEC": 12, "SUN": 0, "MON": 1, "FRI": 5}
 
 
-def _allowed(text: str, low: int, high: int) -> set[int]:
+def _allowed_values(text: str, low: int, high: int) -> set[int]:
     found: set[int] = set()
     for term in text.split(","):
         span, _, step = term.partition("/")
@@ -286,18 +295,21 @@ def _allowed(text: str, low: int, high: int) -> set[int]:
     return found
 
 
-def compared(count: int, seed: int) -> Iterator[str]:
-    """How each of so many random next times compares: `same`, or why it differs. Anything else fails."""
+def compare_random_expressions(count: int, seed: int) -> Iterator[str]:
+    """Compare random next times with croniter's and count the results: `same`, or the reason for a known difference.
+
+    Any other difference fails.
+    """
     chance = random.Random(seed)
     for _ in range(count):
-        expression, zone, begin = expression_of(chance), ZoneInfo(chance.choice(ZONES)), moment_of(chance)
-        if chance.random() < 0.3:  # near a change of the clocks, where the differences are
+        expression, zone, begin = random_expression(chance), ZoneInfo(chance.choice(ZONES)), random_moment(chance)
+        if chance.random() < 0.3:  # near a clock change, where the differences are
             zone = chance.choice([BERLIN, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")])
-            begin = _near_a_change(chance, zone)
-        # `12-12/6` is 12, and has a test of its own: croniter and cronsim each read something else in it.
+            begin = _random_moment_near_clock_change(chance, zone)
+        # `12-12/6` means 12 and has its own test: croniter and cronsim each read it differently.
         expression = cron.normalize_cron(expression)
         ours = cron.next_time(expression, begin, zone)
-        theirs = by_croniter(expression, begin, zone)
+        theirs = next_time_by_croniter(expression, begin, zone)
         assert ours is not None and ours > begin, (expression, zone, begin)
         if ours == theirs:
             yield "same"
@@ -305,40 +317,40 @@ def compared(count: int, seed: int) -> Iterator[str]:
         about = (expression, zone.key, begin.isoformat(), ours.isoformat(), theirs.isoformat())
         assert changes_clock(zone, begin, max(ours, theirs)), about
         if len(expression.split()) == 5:
-            expected = by_the_minute(expression, begin, zone)
+            expected = next_time_by_minute_search(expression, begin, zone)
             assert expected in (ours, None), (*about, expected)
         yield "the clock is changed near it, and means something else to croniter"
 
 
-def _near_a_change(chance: random.Random, zone: ZoneInfo) -> datetime:
-    at = moment_of(chance)
+def _random_moment_near_clock_change(chance: random.Random, zone: ZoneInfo) -> datetime:
+    at = random_moment(chance)
     offset = at.astimezone(zone).utcoffset()
     while (following := at + timedelta(hours=6)).astimezone(zone).utcoffset() == offset:
         at = following
     return at - timedelta(hours=chance.randrange(20), minutes=chance.randrange(60))
 
 
-def test_next_times_are_those_of_another_library_where_no_clock_is_changed() -> None:
-    counted = Counter(compared(400, seed=1))
+def test_next_cron_times_agree_with_croniter_away_from_clock_changes() -> None:
+    counted = Counter(compare_random_expressions(400, seed=1))
     assert counted["same"] > 300, counted
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ten_thousand_next_times_are_those_of_another_library_where_no_clock_is_changed() -> None:
-    counted = Counter(compared(10_000, seed=2))
+def test_ten_thousand_next_cron_times_agree_with_croniter_away_from_clock_changes() -> None:
+    counted = Counter(compare_random_expressions(10_000, seed=2))
     print(counted)
     assert counted["same"] > 8_000, counted
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_near_a_change_of_the_clocks_the_rule_alone_says_when(chance: random.Random) -> None:
+def test_next_cron_times_near_clock_changes_agree_with_a_search_by_minute(chance: random.Random) -> None:
     zone = chance.choice([BERLIN, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")])
-    begin = _near_a_change(chance, zone)
-    fields = [_field(chance, 0, 59), _field(chance, 0, 4), "*", "*", "*"]
+    begin = _random_moment_near_clock_change(chance, zone)
+    fields = [_random_field(chance, 0, 59), _random_field(chance, 0, 4), "*", "*", "*"]
     expression = " ".join(fields)
-    expected = by_the_minute(expression, begin, zone)
+    expected = next_time_by_minute_search(expression, begin, zone)
     ours = cron.next_time(cron.normalize_cron(expression), begin, zone)
     assert ours is not None
     assert expected is None or ours == expected, (expression, zone, begin, ours, expected)

@@ -31,53 +31,73 @@ from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.runners.model_context import arrange_records, pair_calls_with_results
 
-S, T = SessionId("a" * 32), SessionId("b" * 32)
+SESSION, OTHER_SESSION = SessionId("a" * 32), SessionId("b" * 32)
 CALL = Call(id="c1", tool="read", arguments={})
 
 
 def record(seq: int, body: RecordBody, run: str | None = None, trust: Trust = Trust.PRIVATE) -> Record:
     kind = RecordKind.START if isinstance(body, ContextStart) else body_kind(body)
     return Record(
-        session=S, seq=seq, kind=kind, body=body, at_ms=seq, run=RunId(run) if run is not None else None, trust=trust
+        session=SESSION,
+        seq=seq,
+        kind=kind,
+        body=body,
+        at_ms=seq,
+        run=RunId(run) if run is not None else None,
+        trust=trust,
     )
 
 
-def says(text: str, *calls: Call) -> Reply:
+def make_reply(text: str, *calls: Call) -> Reply:
     return Reply(text=text, calls=calls, usage=Usage(input_tokens=100, output_tokens=5))
 
 
-def got(call: str = "c1", trust: Trust = Trust.PRIVATE) -> ToolResult:
+def make_tool_result(call: str = "c1", trust: Trust = Trust.PRIVATE) -> ToolResult:
     return ToolResult(call=call, tool="read", output="x", trust=trust)
 
 
-TALK = [
+RECORDS = [
     record(1, ContextStart()),
     record(2, UserTurn(text="one"), "r1", Trust.OWNER),
-    record(3, says("", CALL), "r1"),
-    record(4, got(), "r1", Trust.UNTRUSTED),
+    record(3, make_reply("", CALL), "r1"),
+    record(4, make_tool_result(), "r1", Trust.UNTRUSTED),
     record(5, UserTurn(text="and shorter"), "r1", Trust.OWNER),  # steered
-    record(6, says("1"), "r1"),
-    record(7, UserTurn(text="by the way"), None, Trust.OWNER),  # silent mail
+    record(6, make_reply("1"), "r1"),
+    record(7, UserTurn(text="by the way"), None, Trust.OWNER),  # silent message
     record(8, UserTurn(text="two"), "r2", Trust.OWNER),
-    record(9, says("2"), "r2"),
+    record(9, make_reply("2"), "r2"),
     record(10, Note(text="cancelled"), "r2"),
     record(11, UserTurn(text="three"), "r3", Trust.OWNER),
-    record(12, says("3"), "r3"),
+    record(12, make_reply("3"), "r3"),
 ]
 
 
-def seqs(records: list[Record] | None) -> list[int]:
+def list_seqs(records: list[Record] | None) -> list[int]:
     assert records is not None
     return [each.seq for each in records]
 
 
-def test_a_request_is_mail_with_all_that_came_of_it_whoever_joined_in() -> None:
-    assert [seqs(part) for part in split_requests(TALK)] == [[1], [2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12]]
-    # Copies belong to no run: then mail begins a request wherever no call waits for its result.
-    bare = [each._replace(run=None) for each in TALK]
-    assert [seqs(part) for part in split_requests(bare)] == [[1], [2, 3, 4], [5, 6], [7], [8, 9, 10], [11, 12]]
-    odd = [record(1, ContextStart()), record(2, says("", CALL)), record(3, UserTurn(text="?")), record(4, got())]
-    assert [seqs(part) for part in split_requests(odd)] == [[1, 2, 3, 4]], "a call and its result are never parted"
+def test_a_request_is_a_message_with_all_records_of_its_run() -> None:
+    assert [list_seqs(part) for part in split_requests(RECORDS)] == [[1], [2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12]]
+    # Copied records have no run: a message then begins a request wherever no call waits for its result.
+    without_runs = [each._replace(run=None) for each in RECORDS]
+    assert [list_seqs(part) for part in split_requests(without_runs)] == [
+        [1],
+        [2, 3, 4],
+        [5, 6],
+        [7],
+        [8, 9, 10],
+        [11, 12],
+    ]
+    odd = [
+        record(1, ContextStart()),
+        record(2, make_reply("", CALL)),
+        record(3, UserTurn(text="?")),
+        record(4, make_tool_result()),
+    ]
+    assert [list_seqs(part) for part in split_requests(odd)] == [[1, 2, 3, 4]], (
+        "a call and its result are never separated"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,71 +105,78 @@ def test_a_request_is_mail_with_all_that_came_of_it_whoever_joined_in() -> None:
     [
         (9, TrimMode.BEFORE, [8, 9, 10, 11, 12]),
         (8, TrimMode.AFTER, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
-        (4, TrimMode.AFTER, [1, 2, 3, 4, 5, 6]),  # in the middle of a request: it is kept whole
+        (4, TrimMode.AFTER, [1, 2, 3, 4, 5, 6]),  # in the middle of a request, which is kept whole
         (5, TrimMode.REQUEST, [1, 7, 8, 9, 10, 11, 12]),
-        (12, TrimMode.AFTER, [each.seq for each in TALK]),
-        (2, TrimMode.BEFORE, [each.seq for each in TALK[1:]]),
+        (12, TrimMode.AFTER, [each.seq for each in RECORDS]),
+        (2, TrimMode.BEFORE, [each.seq for each in RECORDS[1:]]),
     ],
 )
-def test_cuts_fall_between_requests(seq: int, cut: TrimMode, left: list[int]) -> None:
-    assert seqs(trim_records(TALK, seq, cut)) == left
+def test_records_are_trimmed_between_requests(seq: int, cut: TrimMode, left: list[int]) -> None:
+    assert list_seqs(trim_records(RECORDS, seq, cut)) == left
 
 
 @pytest.mark.parametrize("seq", [0, 1, 13])
-def test_what_is_in_no_request_cannot_be_cut_at(seq: int) -> None:
-    assert all(trim_records(TALK, seq, cut) is None for cut in TrimMode)
+def test_records_cannot_be_trimmed_at_a_record_outside_any_request(seq: int) -> None:
+    assert all(trim_records(RECORDS, seq, cut) is None for cut in TrimMode)
 
 
-def test_what_was_said_after_untrusted_words_is_not_cleaned_by_cutting_them_out() -> None:
-    left = trim_records(TALK, 8, TrimMode.BEFORE)
+def test_records_after_untrusted_ones_stay_untrusted_when_those_are_trimmed() -> None:
+    left = trim_records(RECORDS, 8, TrimMode.BEFORE)
     assert left is not None
     assert {each.seq: each.trust for each in left}[9] is Trust.UNTRUSTED
-    assert {each.seq: each.trust for each in left}[8] is Trust.OWNER, "a person's words are their own"
+    assert {each.seq: each.trust for each in left}[8] is Trust.OWNER, "a person's message keeps its own trust"
     assert least_trust_in(left) is Trust.UNTRUSTED
-    # Nothing untrusted was cut out before it, or what was came later.
-    assert least_trust_in(trim_records(TALK[:1] + TALK[6:], 11, TrimMode.BEFORE) or []) is Trust.PRIVATE
-    early = [TALK[0], *TALK[7:10], *TALK[1:6]]
+    # No untrusted record was removed before it, or the untrusted record came later.
+    assert least_trust_in(trim_records(RECORDS[:1] + RECORDS[6:], 11, TrimMode.BEFORE) or []) is Trust.PRIVATE
+    early = [RECORDS[0], *RECORDS[7:10], *RECORDS[1:6]]
     assert {each.seq: each.trust for each in trim_records(early, 3, TrimMode.REQUEST) or []}[9] is Trust.PRIVATE
 
 
-def test_what_a_provider_counted_before_a_gap_counts_no_more() -> None:
-    left = trim_records(TALK, 8, TrimMode.REQUEST)
+def test_token_usage_after_a_trimmed_gap_is_marked_as_estimated() -> None:
+    left = trim_records(RECORDS, 8, TrimMode.REQUEST)
     assert left is not None
     counted = {each.seq: each.body.usage.estimated for each in left if isinstance(each.body, Reply)}
     assert counted == {3: False, 6: False, 12: True}
 
 
-def test_a_summary_goes_with_what_it_tells_of_and_stays_with_what_it_does_not() -> None:
-    told = record(13, Summary(text="short", kept_from=8), "r4")
-    talk = [*TALK, record(14, UserTurn(text="four"), "r4"), told._replace(seq=15), record(16, says("4"), "r4")]
-    assert 15 not in seqs(trim_records(talk, 2, TrimMode.REQUEST)), "it tells of the first"
-    assert 15 not in seqs(trim_records(talk, 11, TrimMode.BEFORE))
+def test_a_summary_is_trimmed_only_if_records_it_summarizes_are_trimmed() -> None:
+    summary_record = record(13, Summary(text="short", kept_from=8), "r4")
+    talk = [
+        *RECORDS,
+        record(14, UserTurn(text="four"), "r4"),
+        summary_record._replace(seq=15),
+        record(16, make_reply("4"), "r4"),
+    ]
+    assert 15 not in list_seqs(trim_records(talk, 2, TrimMode.REQUEST)), "the summary covers the first request"
+    assert 15 not in list_seqs(trim_records(talk, 11, TrimMode.BEFORE))
     left = trim_records(talk, 11, TrimMode.REQUEST)
-    assert 15 in seqs(left)
-    made = [record(20, ContextStart()), *copy_records((left or [])[1:], session=S, after=20)]
+    assert 15 in list_seqs(left)
+    made = [record(20, ContextStart()), *copy_records((left or [])[1:], session=SESSION, after=20)]
     context_from, summaries = find_context_start(made)
     assert summaries == 1
     [again] = [each.body for each in made if isinstance(each.body, Summary)]
     assert context_from == again.kept_from
-    # It is read first, and then exactly what it had kept, at its new place.
+    # The summary comes first, then exactly the records that it had kept, at their new position.
     words = [each.body.text for each in arrange_records(made) if isinstance(each.body, UserTurn)]
     assert words == ["two", "four"]
 
 
-def test_copies_carry_everything_but_their_run() -> None:
-    made = copy_records(TALK[1:], session=T, after=1)
-    assert [each.seq for each in made] == list(range(2, 13)) and {each.session for each in made} == {T}
+def test_copied_records_keep_everything_except_their_run() -> None:
+    made = copy_records(RECORDS[1:], session=OTHER_SESSION, after=1)
+    assert [each.seq for each in made] == list(range(2, 13)) and {each.session for each in made} == {OTHER_SESSION}
     assert all(each.run is None for each in made)
     carried = [(each.kind, each.body, each.at_ms, each.trust) for each in made]
-    assert carried == [(each.kind, each.body, each.at_ms, each.trust) for each in TALK[1:]]
+    assert carried == [(each.kind, each.body, each.at_ms, each.trust) for each in RECORDS[1:]]
 
 
-def test_the_beginning_of_a_context_has_no_call_without_its_result() -> None:
-    assert seqs(drop_unanswered_reply(TALK[:3])) == [1, 2]
-    assert seqs(drop_unanswered_reply(TALK[:4])) == [1, 2, 3, 4]
-    assert seqs(drop_unanswered_reply(TALK[:2])) == [1, 2]
-    two = replace(says("", CALL, replace(CALL, id="c2")))
-    assert seqs(drop_unanswered_reply([record(1, ContextStart()), record(2, two), record(3, got())])) == [1]
+def test_drop_unanswered_reply_removes_a_final_reply_whose_calls_lack_results() -> None:
+    assert list_seqs(drop_unanswered_reply(RECORDS[:3])) == [1, 2]
+    assert list_seqs(drop_unanswered_reply(RECORDS[:4])) == [1, 2, 3, 4]
+    assert list_seqs(drop_unanswered_reply(RECORDS[:2])) == [1, 2]
+    two = replace(make_reply("", CALL, replace(CALL, id="c2")))
+    assert list_seqs(
+        drop_unanswered_reply([record(1, ContextStart()), record(2, two), record(3, make_tool_result())])
+    ) == [1]
 
 
 @given(
@@ -158,22 +185,24 @@ def test_the_beginning_of_a_context_has_no_call_without_its_result() -> None:
     st.sampled_from(TrimMode),
     st.booleans(),
 )
-def test_no_cut_leaves_a_call_without_its_result(turns: list[int], at: int, cut: TrimMode, with_runs: bool) -> None:
+def test_trimming_never_leaves_a_call_without_its_result(
+    turns: list[int], at: int, cut: TrimMode, with_runs: bool
+) -> None:
     talk = [record(1, ContextStart())]
     for number, calls in enumerate(turns):
         run = f"r{number}" if with_runs else None
         talk.append(record(len(talk) + 1, UserTurn(text=str(number)), run))
         for index in range(calls):
             id_ = f"{number}.{index}"
-            talk.append(record(len(talk) + 1, says("", replace(CALL, id=id_)), run))
-            talk.append(record(len(talk) + 1, got(id_), run))
-        talk.append(record(len(talk) + 1, says("done"), run))
+            talk.append(record(len(talk) + 1, make_reply("", replace(CALL, id=id_)), run))
+            talk.append(record(len(talk) + 1, make_tool_result(id_), run))
+        talk.append(record(len(talk) + 1, make_reply("done"), run))
     left = trim_records(talk, min(at, len(talk)), cut)
     if left is None:
         assert min(at, len(talk)) == 1
         return
     made = [
         record(100, ContextStart()),
-        *copy_records([each for each in left if not isinstance(each.body, ContextStart)], session=S, after=100),
+        *copy_records([each for each in left if not isinstance(each.body, ContextStart)], session=SESSION, after=100),
     ]
-    assert pair_calls_with_results(made) == made, "nothing had to be put in or left out"
+    assert pair_calls_with_results(made) == made, "nothing had to be added or removed"

@@ -1,4 +1,4 @@
-"""Permissions as tags, what covers what, and what is withheld whatever was granted."""
+"""Test permissions: their tags, which permission covers which, and paths that stay protected despite a grant."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from retinue.domain.permission import (
     parse_permission,
 )
 
-HOUSE = Path("/srv/retinue")
-HOME = HOUSE / "agents" / "ada"
+SERVER = Path("/srv/retinue")
+AGENT_DIRECTORY = SERVER / "agents" / "ada"
 WORKSPACE = Path("/home/maria/work")
-WITHHELD = ProtectedPaths(data_directory=HOUSE, user_home=Path("/home/maria"))
+PROTECTED_PATHS = ProtectedPaths(data_directory=SERVER, user_home=Path("/home/maria"))
 
 
 @pytest.mark.spec("D30")
@@ -43,7 +43,7 @@ WITHHELD = ProtectedPaths(data_directory=HOUSE, user_home=Path("/home/maria"))
         ("tool:mcp_*", Permission(PermissionKind.TOOL, "mcp_*")),
     ],
 )
-def test_a_tag_says_what_may_be_reached(tag: str, meant: Permission) -> None:
+def test_a_permission_tag_is_parsed_into_kind_and_target(tag: str, meant: Permission) -> None:
     assert parse_permission(tag) == meant
     assert parse_permission(str(meant)) == meant
 
@@ -84,7 +84,7 @@ def test_a_tag_says_what_may_be_reached(tag: str, meant: Permission) -> None:
         "tool:a\nb",
     ],
 )
-def test_what_is_no_tag_is_refused_with_a_reason(tag: str) -> None:
+def test_an_invalid_permission_tag_is_refused_with_a_reason(tag: str) -> None:
     with pytest.raises(Invalid) as refused:
         parse_permission(tag)
     assert refused.value.because and refused.value.try_this
@@ -92,22 +92,22 @@ def test_what_is_no_tag_is_refused_with_a_reason(tag: str) -> None:
 
 
 @pytest.mark.spec("D30")
-def test_a_path_is_as_long_as_the_system_takes_it_and_no_longer() -> None:
+def test_a_permission_path_is_limited_in_bytes() -> None:
     assert parse_permission("read:/" + "a" * (PERMISSION_PATH_BYTES_MAX - 1)).target
     with pytest.raises(Invalid, match="invalid path in a permission"):
         parse_permission("read:/" + "a" * PERMISSION_PATH_BYTES_MAX)
-    with pytest.raises(Invalid):  # counted in bytes, as the system does
+    with pytest.raises(Invalid):  # counted in bytes, as the operating system does
         parse_permission("read:/" + "é" * (PERMISSION_PATH_BYTES_MAX // 2))
 
 
-def test_a_path_that_ends_in_a_space_cannot_be_permitted() -> None:
-    """It would be written down as a tag, and read back as another path."""
+def test_a_permission_path_that_ends_in_a_space_is_invalid() -> None:
+    """Stored as a tag, it would be read back as another path."""
     with pytest.raises(Invalid):
         permission.parse_absolute_path("/srv/notes ")
 
 
 @given(st.text(max_size=60))
-def test_whatever_is_taken_for_a_tag_is_the_same_when_it_is_written_and_read_again(text: str) -> None:
+def test_every_valid_permission_tag_round_trips(text: str) -> None:
     for tag in (text, f"read:/{text}", f"write:{text}"):
         try:
             meant = parse_permission(tag)
@@ -116,7 +116,7 @@ def test_whatever_is_taken_for_a_tag_is_the_same_when_it_is_written_and_read_aga
         assert parse_permission(str(meant)) == meant
 
 
-def test_a_folder_covers_what_is_in_it_and_to_write_is_to_read() -> None:
+def test_a_directory_permission_covers_its_contents_and_write_covers_read() -> None:
     read, write = parse_permission("read:/srv/notes"), parse_permission("write:/srv/notes")
     assert read.covers(parse_permission("read:/srv/notes/a/b"))
     assert write.covers(parse_permission("read:/srv/notes/a"))
@@ -130,34 +130,34 @@ def test_a_folder_covers_what_is_in_it_and_to_write_is_to_read() -> None:
 
 
 @pytest.mark.spec("D29")
-def test_without_a_grant_there_is_the_workspace_and_what_is_named_in_the_home() -> None:
-    rights = default_rights(HOME, WORKSPACE)
-    assert rights.readable == (WORKSPACE, *(HOME / name for name in WRITABLE_IN_AGENT_DIRECTORY))
+def test_default_rights_are_the_workspace_and_listed_paths_of_the_agent_directory() -> None:
+    rights = default_rights(AGENT_DIRECTORY, WORKSPACE)
+    assert rights.readable == (WORKSPACE, *(AGENT_DIRECTORY / name for name in WRITABLE_IN_AGENT_DIRECTORY))
     assert rights.writable == rights.readable
     assert not rights.web
-    assert HOME not in rights.readable
+    assert AGENT_DIRECTORY not in rights.readable
 
 
-def test_grants_add_to_rights_and_a_tool_is_not_a_place() -> None:
+def test_granted_permissions_add_to_rights_except_tool_permissions() -> None:
     granted = [parse_permission("read:/a"), parse_permission("write:/b"), WEB_PERMISSION, parse_permission("tool:exec")]
     assert add_permissions(AgentRights(workspace=WORKSPACE), granted) == AgentRights(
         workspace=WORKSPACE, read=(Path("/a"),), write=(Path("/b"),), web=True
     )
 
 
-def why(path: str, *granted: str, workspace: Path = WORKSPACE) -> str:
+def get_denial_reason(path: str, *granted: str, workspace: Path = WORKSPACE) -> str:
     roots = [workspace, *(Path(each) for each in granted)]
-    return WITHHELD.denied_because(path, agent_directory=HOME, workspace=workspace, granted=roots)
+    return PROTECTED_PATHS.denied_because(path, agent_directory=AGENT_DIRECTORY, workspace=workspace, granted=roots)
 
 
 @pytest.mark.parametrize(
     "path",
     [
         "/srv/retinue",
-        "/srv/retinue/house.db",
+        "/srv/retinue/retinue.db",
         "/srv/retinue/owner-token",
         "/srv/retinue/keys/acme",
-        "/srv/retinue/logs/house.log",
+        "/srv/retinue/logs/server.log",
         "/srv/retinue/agents",
         "/srv/retinue/agents/bo/SOUL.md",
         "/proc/self/environ",
@@ -165,35 +165,35 @@ def why(path: str, *granted: str, workspace: Path = WORKSPACE) -> str:
         "/dev/sda",
     ],
 )
-def test_no_grant_opens_the_state_of_the_house_or_of_the_system(path: str) -> None:
-    assert why(path)
-    assert why(path, path)
-    assert why(path, "/")
-    assert why(path, workspace=HOUSE / "agents")
-    assert why(path, workspace=HOUSE)
+def test_no_grant_opens_the_data_directory_or_system_paths(path: str) -> None:
+    assert get_denial_reason(path)
+    assert get_denial_reason(path, path)
+    assert get_denial_reason(path, "/")
+    assert get_denial_reason(path, workspace=SERVER / "agents")
+    assert get_denial_reason(path, workspace=SERVER)
 
 
-def test_the_own_home_and_workspace_are_not_withheld_wherever_they_lie() -> None:
-    assert not why("/srv/retinue/agents/ada/SOUL.md")
-    assert not why("/srv/retinue/agents/ada/workspace/x", workspace=HOME / "workspace")
-    assert not why("/srv/retinue/workspaces/ada/x", workspace=HOUSE / "workspaces" / "ada")
-    assert why("/srv/retinue/workspaces/bo/x", workspace=HOUSE / "workspaces" / "ada")
-    assert why("/srv/retinue/agents/bo/workspace/x", workspace=HOUSE / "agents" / "bo" / "workspace")
-    assert not why("/srv/retinue-notes/x")
+def test_an_agents_own_directory_and_workspace_are_not_protected() -> None:
+    assert not get_denial_reason("/srv/retinue/agents/ada/SOUL.md")
+    assert not get_denial_reason("/srv/retinue/agents/ada/workspace/x", workspace=AGENT_DIRECTORY / "workspace")
+    assert not get_denial_reason("/srv/retinue/workspaces/ada/x", workspace=SERVER / "workspaces" / "ada")
+    assert get_denial_reason("/srv/retinue/workspaces/bo/x", workspace=SERVER / "workspaces" / "ada")
+    assert get_denial_reason("/srv/retinue/agents/bo/workspace/x", workspace=SERVER / "agents" / "bo" / "workspace")
+    assert not get_denial_reason("/srv/retinue-notes/x")
 
 
 @pytest.mark.parametrize("name", [".ssh", ".aws", ".gnupg", ".config/gh", ".netrc"])
-def test_keys_are_opened_only_by_a_grant_that_names_them(name: str) -> None:
+def test_key_directories_are_opened_only_by_a_grant_that_names_them(name: str) -> None:
     keys = f"/home/maria/{name}"
-    assert why(keys, "/home/maria")
-    assert why(f"{keys}/id", "/")
-    assert why(f"{keys}/id", workspace=Path("/home/maria"))
-    assert not why(f"{keys}/id", keys)
-    assert not why(f"{keys}/id", f"{keys}/id")
-    assert not why(f"{keys}-of-the-house", "/home/maria")
+    assert get_denial_reason(keys, "/home/maria")
+    assert get_denial_reason(f"{keys}/id", "/")
+    assert get_denial_reason(f"{keys}/id", workspace=Path("/home/maria"))
+    assert not get_denial_reason(f"{keys}/id", keys)
+    assert not get_denial_reason(f"{keys}/id", f"{keys}/id")
+    assert not get_denial_reason(f"{keys}-backup", "/home/maria")
 
 
-def test_keys_of_the_system_are_withheld_too() -> None:
-    assert why("/etc/shadow", "/etc")
-    assert not why("/etc/shadow", "/etc/shadow")
-    assert not why("/etc/hosts", "/etc")
+def test_system_key_files_are_opened_only_by_a_grant_that_names_them() -> None:
+    assert get_denial_reason("/etc/shadow", "/etc")
+    assert not get_denial_reason("/etc/shadow", "/etc/shadow")
+    assert not get_denial_reason("/etc/hosts", "/etc")

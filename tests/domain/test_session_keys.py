@@ -1,4 +1,4 @@
-"""Keys of sessions as they are documented, written and read back."""
+"""Test that session keys have the documented form and can be parsed back."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LINKS = {"Maria": ("Telegram:42", "signal:7")}
         (DmScope.PER_ACCOUNT_CHANNEL_PEER, "42", "agent:ada:telegram:work:direct:maria"),
     ],
 )
-def test_each_scope_has_its_documented_key(scope: DmScope, peer: str, key: str) -> None:
+def test_each_dm_scope_has_its_documented_session_key(scope: DmScope, peer: str, key: str) -> None:
     made = session_keys.direct_key("Ada", scope=scope, platform="Telegram", account="Work", peer=peer, links=LINKS)
     assert str(made) == key
     assert session_keys.parse_session_key(key) == made
 
 
-def test_one_person_in_two_services_is_one_only_where_the_scope_is_the_person() -> None:
+def test_a_linked_person_shares_a_key_across_platforms_only_in_per_peer_scope() -> None:
     def key(scope: DmScope, channel: str, peer: str) -> str:
         return str(session_keys.direct_key("ada", scope=scope, platform=channel, account="a", peer=peer, links=LINKS))
 
@@ -62,13 +62,13 @@ def test_one_person_in_two_services_is_one_only_where_the_scope_is_the_person() 
         (session_keys.group_key("ada", platform="matrix", id="!r:host"), "agent:ada:matrix:group:!r%3ahost"),
     ],
 )
-def test_rooms_topics_threads_jobs_hooks_and_subagents_have_theirs(made: SessionKey, key: str) -> None:
+def test_group_topic_thread_cron_hook_and_subagent_keys_have_the_documented_form(made: SessionKey, key: str) -> None:
     assert str(made) == key
     assert session_keys.parse_session_key(key) == made
-    assert session_keys.parse_session_key(key.upper()) == made, "mixed case made ghosts of sessions"
+    assert session_keys.parse_session_key(key.upper()) == made, "mixed case created duplicate sessions"
 
 
-def test_keys_as_they_were_once_written_are_read_as_well() -> None:
+def test_session_keys_in_an_older_form_are_parsed() -> None:
     assert str(session_keys.parse_session_key("agent:Ada:telegram:dm:42")) == "agent:ada:telegram:direct:42"
     assert session_keys.parse_session_key("hook:gmail:a:b") == session_keys.hook_key("a:b", name="gmail")
 
@@ -81,13 +81,13 @@ def test_keys_as_they_were_once_written_are_read_as_well() -> None:
         *("agent:ada:telegram:group:1:topic", "agent:ada:telegram:group:1:topic:2:thread:3", "hook", "hook:"),
     ],
 )
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_an_invalid_session_key_is_refused(text: str) -> None:
     with pytest.raises(Invalid) as refused:
         session_keys.parse_session_key(text)
     assert refused.value.code == "session_key.invalid"
 
 
-def test_a_key_for_nobody_and_a_service_called_like_a_kind_are_refused() -> None:
+def test_a_session_key_without_an_id_or_with_a_reserved_platform_name_is_refused() -> None:
     with pytest.raises(Invalid) as nobody:
         session_keys.direct_key("ada", scope=DmScope.PER_PEER, platform="telegram", account="a", peer=" ")
     assert nobody.value.code == "session_key.no_id"
@@ -103,13 +103,13 @@ _PART = st.text(min_size=1, max_size=20).filter(
 
 @settings(deadline=None)
 @given(peer=_PART, account=_PART, scope=st.sampled_from(DmScope))
-def test_whatever_the_ids_a_key_is_read_back_as_it_was_made(peer: str, account: str, scope: DmScope) -> None:
+def test_a_direct_session_key_with_any_ids_round_trips(peer: str, account: str, scope: DmScope) -> None:
     made = session_keys.direct_key("ada", scope=scope, platform="telegram", account=account, peer=peer)
     assert session_keys.parse_session_key(str(made)) == made
 
 
 @pytest.mark.parametrize("account", ["direct", "dm", "group", "channel", "topic", "main", "cron"])
-def test_an_account_may_be_called_like_a_kind(account: str) -> None:
+def test_an_account_may_have_the_name_of_a_key_kind(account: str) -> None:
     scope = DmScope.PER_ACCOUNT_CHANNEL_PEER
     for peer in ("7", "topic", "direct", "thread"):
         made = session_keys.direct_key("ada", scope=scope, platform="telegram", account=account, peer=peer)

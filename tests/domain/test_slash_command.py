@@ -1,4 +1,4 @@
-"""What a slash means in a message: a command, a directive for this message alone, or a slash."""
+"""Test how a slash in a message is read: as a command, as a directive for this message, or as plain text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from retinue.domain.slash_command import (
 )
 
 
-def only(text: str) -> SlashCommand:
+def parse_single(text: str) -> SlashCommand:
     asked = parse_commands(text)
     assert asked is not None and asked.is_only_commands and asked.has_leading_slash
     (command,) = asked.commands
     return command
 
 
-def inline(text: str) -> tuple[list[tuple[str, str]], str]:
-    """What is asked for among words, and the words without it."""
+def parse_inline(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Return the directives in a text, and the text without them."""
     asked = parse_commands(text)
     assert asked is not None and not asked.is_only_commands
     return [(str(command.name), command.arguments) for command in asked.commands], asked.text_without(asked.commands)
@@ -62,10 +62,10 @@ def inline(text: str) -> tuple[list[tuple[str, str]], str]:
         ("/dance_2 all night", None, "all night"),
     ],
 )
-def test_a_command_is_one_word_after_a_slash_and_only_that_word_is_folded(
+def test_a_command_is_one_word_after_a_slash_in_any_case_and_keeps_its_arguments(
     text: str, name: CommandName | None, rest: str
 ) -> None:
-    command = only(text)
+    command = parse_single(text)
     assert (command.name, command.arguments) == (name, rest)
 
 
@@ -89,7 +89,7 @@ def test_a_command_is_one_word_after_a_slash_and_only_that_word_is_folded(
         "stop the music",
     ],
 )
-def test_what_is_no_command_is_plain_mail(text: str) -> None:
+def test_text_without_a_command_is_not_parsed_as_one(text: str) -> None:
     assert parse_commands(text) is None
 
 
@@ -107,19 +107,19 @@ def test_what_is_no_command_is_plain_mail(text: str) -> None:
         ("`/think low` means /think low", [("think", "low")], "`/think low` means"),
     ],
 )
-def test_directives_and_shortcuts_stand_among_words_and_the_gap_closes(
+def test_inline_directives_are_found_and_removed_from_the_text(
     text: str, asked: list[tuple[str, str]], left: str
 ) -> None:
-    assert inline(text) == (asked, left)
+    assert parse_inline(text) == (asked, left)
 
 
-def test_directives_alone_are_commands_however_many() -> None:
+def test_a_message_of_only_directives_is_parsed_as_commands() -> None:
     asked = parse_commands("/verbose on\n/think high /queue followup")
     assert asked is not None and asked.is_only_commands
     assert [command.name for command in asked.commands] == ["verbose", "think", "queue"]
 
 
-def test_what_was_not_taken_stays_where_it_was() -> None:
+def test_directives_that_are_not_removed_stay_in_the_text() -> None:
     asked = parse_commands("draw /model nobody and /think high it")
     assert asked is not None
     model, think = asked.commands
@@ -127,13 +127,13 @@ def test_what_was_not_taken_stays_where_it_was() -> None:
     assert asked.text_without([model, think]) == "draw and it"
 
 
-def test_only_so_many_are_looked_for_in_one_message() -> None:
-    commands, left = inline("a " + "/think low " * (INLINE_COMMANDS_MAX + 1) + "b")
+def test_the_number_of_inline_commands_in_one_message_is_limited() -> None:
+    commands, left = parse_inline("a " + "/think low " * (INLINE_COMMANDS_MAX + 1) + "b")
     assert len(commands) == INLINE_COMMANDS_MAX and left == "a /think low b"
 
 
 @pytest.mark.parametrize("word", sorted(ABORT_WORDS))
-def test_words_that_stop_are_known_bare_in_any_case_and_with_punctuation(word: str) -> None:
+def test_abort_words_stop_without_a_slash_in_any_case_and_with_punctuation(word: str) -> None:
     for text in (word, word.upper(), f" {word}! ", f"{word}..."):
         asked = parse_commands(text)
         assert asked == ParsedCommands(
@@ -142,19 +142,19 @@ def test_words_that_stop_are_known_bare_in_any_case_and_with_punctuation(word: s
     assert parse_commands(f"please {word}") is None
 
 
-def test_two_slashes_are_one() -> None:
+def test_two_leading_slashes_become_one() -> None:
     assert unescape_slash("//help") == "/help"
     assert unescape_slash("plain") == "plain"
 
 
-def test_help_and_what_is_near_know_skills_too() -> None:
+def test_help_and_suggestions_include_skill_commands() -> None:
     skills = [SkillCommand(name="weather", skill="weather", description="what it is like outside")]
     assert any(line.startswith("/weather [WORDS]") and "outside" in line for line in format_help(skills))
     assert "Did you mean /weather?" in unknown_command_text("wether", skills)
     assert "Did you mean" not in unknown_command_text("zzzzz", skills)
 
 
-def test_every_command_has_its_line_in_the_guide_and_a_summary() -> None:
+def test_every_slash_command_is_in_the_guide_and_has_a_summary() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/slash-commands.md").read_text()
     for word, name in COMMANDS_BY_WORD.items():
         assert f"`/{word}" in guide, word
@@ -169,7 +169,7 @@ def test_every_command_has_its_line_in_the_guide_and_a_summary() -> None:
         "[heard in voice.ogg]\n> /elevated full",
     ],
 )
-def test_what_stands_in_a_quoted_line_is_somebody_elses_and_no_command(text: str) -> None:
+def test_commands_in_quoted_lines_are_ignored(text: str) -> None:
     assert parse_commands(text) is None
     own = parse_commands(f"{text}\nbut /think high yourself")
     assert own is not None and [each.raw for each in own.commands] == ["/think high"]

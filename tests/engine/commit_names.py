@@ -1,4 +1,4 @@
-"""What is committed, by name."""
+"""A store that records the names of its commits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from retinue.store.core.connection import AfterCommit, Store, TransactionBody
 
 
-class Ledgerful:
-    """A store that remembers what was written at which point, and can do something right before."""
+class CommitRecordingStore:
+    """A store that records the point of each write, and can call a function before it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""The journal of a run: written before it is done, in few commits, and only by whoever holds the session."""
+"""The journal of a run: steps are stored before they run, in few commits, and only by the worker with the session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from engine.commit_names import Ledgerful
+from engine.commit_names import CommitRecordingStore
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent, ToolRules
@@ -33,12 +33,12 @@ NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 
 @dataclass(slots=True)
-class Desk:
-    household: LocalInstance
-    stores: list[Ledgerful] = field(default_factory=list[Ledgerful])
+class JournalSetup:
+    instance: LocalInstance
+    stores: list[CommitRecordingStore] = field(default_factory=list[CommitRecordingStore])
 
-    def through(self, store: Store) -> Any:
-        self.stores.append(Ledgerful(store))
+    def record_commits(self, store: Store) -> Any:
+        self.stores.append(CommitRecordingStore(store))
         return self.stores[-1]
 
     @property
@@ -47,78 +47,82 @@ class Desk:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[LocalServer]:
-        async with self.household.run(drain_s=0) as house:
-            yield house
+        async with self.instance.run(drain_s=0) as server:
+            yield server
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    desk = Desk(LocalInstance(tmp_path))
-    desk.household.wrap_store = desk.through
-    return desk
+def setup(tmp_path: Path) -> JournalSetup:
+    setup = JournalSetup(LocalInstance(tmp_path))
+    setup.instance.wrap_store = setup.record_commits
+    return setup
 
 
-async def test_a_plain_turn_takes_two_commits_one_with_a_call_four_and_one_with_a_look_three(desk: Desk) -> None:
-    desk.household.model.will_reply(
+async def test_a_run_takes_two_commits_four_with_a_tool_call_and_three_with_a_read_only_call(
+    setup: JournalSetup,
+) -> None:
+    setup.instance.model.will_reply(
         "plain", tool_call_reply("append_line", text="x"), "with a call", tool_call_reply("session_status"), "l"
     )
-    async with desk.open() as house:
-        await house.wait_for_outcome((await house.send("one")).envelope)
-        await house.wait_until_idle()
-        assert desk.points == ["accept", "finish"]
-        desk.stores[-1].points.clear()
-        await house.wait_for_outcome((await house.send("two")).envelope)
-        await house.wait_until_idle()
-        assert desk.points == ["accept", "step", "step", "finish"]
-        desk.stores[-1].points.clear()
-        await house.wait_for_outcome((await house.send("three")).envelope)
-        await house.wait_until_idle()
-        assert desk.points == ["accept", "step", "finish"]
+    async with setup.open() as server:
+        await server.wait_for_outcome((await server.send("one")).envelope)
+        await server.wait_until_idle()
+        assert setup.points == ["accept", "finish"]
+        setup.stores[-1].points.clear()
+        await server.wait_for_outcome((await server.send("two")).envelope)
+        await server.wait_until_idle()
+        assert setup.points == ["accept", "step", "step", "finish"]
+        setup.stores[-1].points.clear()
+        await server.wait_for_outcome((await server.send("three")).envelope)
+        await server.wait_until_idle()
+        assert setup.points == ["accept", "step", "finish"]
 
 
-async def test_a_run_that_goes_over_into_the_next_needs_no_claim_for_it(desk: Desk) -> None:
-    model = desk.household.model
+async def test_a_run_that_follows_another_in_its_lane_needs_no_claim_commit(setup: JournalSetup) -> None:
+    model = setup.instance.model
     model.will_reply(text_reply("one", after_s=1), "two")
-    async with desk.open() as house:
-        await house.send("one")
-        await house.wait_for(lambda _: len(model.prompts) == 1, what="the first run")
-        second = await house.send("two")
-        await desk.household.clock.advance(1)
-        assert await house.wait_for_answer(second.envelope) == "two"
-        await house.wait_until_idle()
-        assert desk.points[:4] == ["accept", "accept", "finish", "finish"]
+    async with setup.open() as server:
+        await server.send("one")
+        await server.wait_for(lambda _: len(model.prompts) == 1, what="the first run")
+        second = await server.send("two")
+        await setup.instance.clock.advance(1)
+        assert await server.wait_for_answer(second.envelope) == "two"
+        await server.wait_until_idle()
+        assert setup.points[:4] == ["accept", "accept", "finish", "finish"]
 
 
 @dataclass(slots=True)
-class Curious(ScriptedModel):
-    """Looks at what is stored at the moment it is asked."""
+class ObservingModel(ScriptedModel):
+    """Reads the store at the moment of the model call."""
 
-    look: Callable[[], list[Any]] = list
+    read_database: Callable[[], list[Any]] = list
     seen: list[list[Any]] = field(default_factory=list[list[Any]])
 
     async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
-        self.seen.append(self.look())
+        self.seen.append(self.read_database())
         async for chunk in ScriptedModel.reply(self, prompt):
             yield chunk
 
 
-async def test_every_step_is_stored_before_it_is_taken_and_its_result_with_the_next(desk: Desk) -> None:
-    household = desk.household
-    model = Curious(household.clock, name="curious")
-    household.models = (model,)
-    household.agents = (Agent(name="ada", model="curious"),)
-    engine = sa.create_engine(f"sqlite:///{household.root / 'house.db'}")
+async def test_a_step_is_stored_before_it_is_performed_and_its_result_with_the_next_step(setup: JournalSetup) -> None:
+    instance = setup.instance
+    model = ObservingModel(instance.clock, name="curious")
+    instance.models = (model,)
+    instance.agents = (Agent(name="ada", model="curious"),)
+    engine = sa.create_engine(f"sqlite:///{instance.root / 'retinue.db'}")
 
-    def look() -> list[Any]:
-        with engine.connect() as conn:  # from outside, so that only what is committed is seen
-            steps = conn.execute(sa.text("SELECT turn, idx, kind, state FROM steps ORDER BY turn, idx")).all()
+    def read_database() -> list[Any]:
+        with engine.connect() as conn:  # another connection sees only what is committed
+            steps = conn.execute(
+                sa.text("SELECT turn, call_index, kind, state FROM steps ORDER BY turn, call_index")
+            ).all()
             kinds = conn.execute(sa.text("SELECT kind FROM records ORDER BY seq")).scalars().all()
             return [[tuple(step) for step in steps], kinds]
 
-    model.look = look
+    model.read_database = read_database
     model.will_reply(tool_call_reply("append_line", text="x"), "done")
-    async with desk.open() as house:
-        await house.wait_for_outcome((await house.send("go")).envelope)
+    async with setup.open() as server:
+        await server.wait_for_outcome((await server.send("go")).envelope)
     engine.dispose()
     first, second = model.seen
     assert first == [[(0, 0, "model", "open")], ["start", "user"]]
@@ -128,40 +132,40 @@ async def test_every_step_is_stored_before_it_is_taken_and_its_result_with_the_n
     ]
 
 
-async def test_a_worker_whose_session_was_taken_over_can_write_nothing_more(desk: Desk) -> None:
-    """It was away for a while; meanwhile somebody else has raised the epoch."""
-    household = desk.household
-    household.model.will_reply(tool_call_reply("append_line", text="never"), text_reply("by whoever took over"))
-    async with desk.open() as house:
-        store = desk.stores[-1]
-        taken_over = False
+async def test_a_worker_cannot_write_after_the_epoch_of_its_session_was_raised(setup: JournalSetup) -> None:
+    """The worker was paused; meanwhile another one has raised the epoch."""
+    instance = setup.instance
+    instance.model.will_reply(tool_call_reply("append_line", text="never"), text_reply("by the new worker"))
+    async with setup.open() as server:
+        store = setup.stores[-1]
+        was_taken_over = False
 
         def take_over(point: str) -> None:
-            nonlocal taken_over
-            if point == "step" and not taken_over:
-                taken_over = True
-                with sa.create_engine(f"sqlite:///{household.root / 'house.db'}").begin() as conn:
+            nonlocal was_taken_over
+            if point == "step" and not was_taken_over:
+                was_taken_over = True
+                with sa.create_engine(f"sqlite:///{instance.root / 'retinue.db'}").begin() as conn:
                     conn.execute(sa.text("UPDATE sessions SET epoch = epoch + 1"))
 
         store.before = take_over
-        receipt = await house.send("go")
-        # In this house the run is then found without a worker, and taken up where it was left: before its first reply.
-        assert await house.wait_for_answer(receipt.envelope) == "by whoever took over"
-        assert not household.witness_file.exists()
+        receipt = await server.send("go")
+        # No worker has the run then, so it is resumed where it was: before its first reply.
+        assert await server.wait_for_answer(receipt.envelope) == "by the new worker"
+        assert not instance.witness_file.exists()
         replies = [
-            record.body for record in await house.list_records(receipt.session) if isinstance(record.body, Reply)
+            record.body for record in await server.list_records(receipt.session) if isinstance(record.body, Reply)
         ]
-        assert [reply.text for reply in replies] == ["by whoever took over"]
+        assert [reply.text for reply in replies] == ["by the new worker"]
 
 
-async def test_a_stale_write_is_refused_by_name(desk: Desk) -> None:
+async def test_a_session_update_with_an_old_epoch_raises_stale_epoch(setup: JournalSetup) -> None:
     from retinue.store.sessions import sessions
 
-    desk.household.model.will_reply("hello")
-    async with desk.open() as house:
-        receipt = await house.send("go")
-        await house.wait_for_outcome(receipt.envelope)
-        session = await house.get_session(receipt.session)
+    setup.instance.model.will_reply("hello")
+    async with setup.open() as server:
+        receipt = await server.send("go")
+        await server.wait_for_outcome(receipt.envelope)
+        session = await server.get_session(receipt.session)
 
         def write(conn: sa.Connection) -> None:
             sessions.update_fenced(
@@ -174,70 +178,73 @@ async def test_a_stale_write_is_refused_by_name(desk: Desk) -> None:
             )
 
         with pytest.raises(StaleEpoch):
-            await house.store.write(write, point="test")
-        assert await house.get_session(receipt.session) == session
+            await server.store.write(write, point="test")
+        assert await server.get_session(receipt.session) == session
 
 
-async def test_money_is_reserved_before_a_reply_and_settled_with_it(desk: Desk) -> None:
-    household = desk.household
-    household.model.price_microusd = 1000
-    household.model.will_reply(
+async def test_money_is_reserved_before_a_model_call_and_settled_with_its_reply(setup: JournalSetup) -> None:
+    instance = setup.instance
+    instance.model.price_microusd = 1000
+    instance.model.will_reply(
         ScriptedReply(calls=(("session_status", {}),), cost_microusd=300), ScriptedReply(text="done", cost_microusd=200)
     )
-    async with desk.open() as house:
-        await house.wait_for_outcome((await house.send("go")).envelope)
-        money = "SELECT turn, attempt, reserved_microusd, settled_microusd, released_microusd, held_microusd FROM money"
-        assert await house.execute_sql(f"{money} ORDER BY turn") == [
+    async with setup.open() as server:
+        await server.wait_for_outcome((await server.send("go")).envelope)
+        money = (
+            "SELECT turn, attempt, reserved_microusd, settled_microusd, released_microusd, held_microusd"
+            " FROM model_calls"
+        )
+        assert await server.execute_sql(f"{money} ORDER BY turn") == [
             (0, 1, 1000, 300, 700, 0),
             (1, 1, 1000, 200, 800, 0),
         ]
 
 
-async def test_a_reply_nobody_saw_the_end_of_counts_as_spent_and_the_next_attempt_reserves_anew(desk: Desk) -> None:
-    household = desk.household
-    household.model.price_microusd = 1000
-    household.model.will_reply(text_reply("never", after_s=100))
-    async with desk.open() as house:
-        receipt = await house.send("go")
-        await house.wait_for(lambda _: len(household.model.prompts) == 1, what="the model to be asked")
-        house.crash()
-    household.model.will_reply(ScriptedReply(text="done", cost_microusd=200))
-    async with desk.open() as house:
-        await house.wait_for_outcome(receipt.envelope)
-        money = "SELECT attempt, settled_microusd, released_microusd, held_microusd, unknown FROM money"
-        assert await house.execute_sql(f"{money} ORDER BY attempt") == [(1, 1000, 0, 0, 1), (2, 200, 800, 0, 0)]
+async def test_an_interrupted_model_call_is_charged_and_its_retry_reserves_again(setup: JournalSetup) -> None:
+    instance = setup.instance
+    instance.model.price_microusd = 1000
+    instance.model.will_reply(text_reply("never", after_s=100))
+    async with setup.open() as server:
+        receipt = await server.send("go")
+        await server.wait_for(lambda _: len(instance.model.prompts) == 1, what="the model to be asked")
+        server.crash()
+    instance.model.will_reply(ScriptedReply(text="done", cost_microusd=200))
+    async with setup.open() as server:
+        await server.wait_for_outcome(receipt.envelope)
+        money = "SELECT attempt, settled_microusd, released_microusd, held_microusd, cost_unknown FROM model_calls"
+        assert await server.execute_sql(f"{money} ORDER BY attempt") == [(1, 1000, 0, 0, 1), (2, 200, 800, 0, 0)]
 
 
-class Metered(ScriptedModel):
-    """Paid by what it reads: a millionth of a dollar for a token."""
+class ModelPricedByInput(ScriptedModel):
+    """A model with a price of one dollar per million input tokens."""
 
     @property
     def facts(self) -> ModelFacts:
         return replace(ScriptedModel.facts.fget(self), price=Price(input=1_000_000))  # pyright: ignore[reportOptionalCall]
 
 
-async def test_whoever_joins_in_with_the_intent_is_paid_for_with_it(desk: Desk) -> None:
-    """Steering mail is read by the call whose reservation is in the same commit, and was not in its bound."""
-    household = desk.household
-    model = Metered(household.clock, name="metered")
-    household.models = (model,)
-    household.agents = (Agent(name="ada", model="metered", queue=QueuePolicy(mode=QueueMode.STEER)),)
+async def test_a_model_call_reserves_money_for_a_steered_message_that_it_reads(setup: JournalSetup) -> None:
+    """A steered message is read by the call reserved in the same commit, but its price was once not reserved."""
+    instance = setup.instance
+    model = ModelPricedByInput(instance.clock, name="metered")
+    instance.models = (model,)
+    instance.agents = (Agent(name="ada", model="metered", queue=QueuePolicy(mode=QueueMode.STEER)),)
     model.will_reply(ScriptedReply(calls=(("session_status", {}),), after_s=1), "as you wish")
-    async with desk.open() as house:
-        first = await house.send("go")
-        await house.wait_for(lambda _: len(model.prompts) == 1, what="the first run")
-        await house.send("word " * 4_000)
-        await household.clock.advance(1)
-        await house.wait_for_outcome(first.envelope)
-        money = "SELECT reserved_microusd FROM money ORDER BY turn"
-        _, (reserved,) = await house.execute_sql(money)
+    async with setup.open() as server:
+        first = await server.send("go")
+        await server.wait_for(lambda _: len(model.prompts) == 1, what="the first run")
+        await server.send("word " * 4_000)
+        await instance.clock.advance(1)
+        await server.wait_for_outcome(first.envelope)
+        money = "SELECT reserved_microusd FROM model_calls ORDER BY turn"
+        _, (reserved,) = await server.execute_sql(money)
         assert reserved > 10_000
 
 
-async def test_records_bear_the_same_numbers_in_memory_and_in_the_store(desk: Desk) -> None:
-    household = desk.household
-    household.agents = (Agent(name="ada", model="scripted", tools=ToolRules(deny=("read",))),)
-    household.model.will_reply(
+async def test_records_have_the_same_sequence_numbers_in_prompts_and_in_the_store(setup: JournalSetup) -> None:
+    instance = setup.instance
+    instance.agents = (Agent(name="ada", model="scripted", tools=ToolRules(deny=("read",))),)
+    instance.model.will_reply(
         ScriptedReply(
             calls=(("read", {"path": "x"}), ("session_status", {}), ("no_such_tool", {}), ("session_status", {}))
         ),
@@ -245,28 +252,28 @@ async def test_records_bear_the_same_numbers_in_memory_and_in_the_store(desk: De
         "done",
         "again",
     )
-    async with desk.open() as house:
-        first = await house.send("go")
-        await house.wait_for_outcome(first.envelope)
-        await house.wait_until_idle()
-        await house.wait_for_outcome((await house.send("and on")).envelope)
-        stored = {record.seq: record for record in await house.list_records(first.session)}
-        for prompt in household.model.prompts:
+    async with setup.open() as server:
+        first = await server.send("go")
+        await server.wait_for_outcome(first.envelope)
+        await server.wait_until_idle()
+        await server.wait_for_outcome((await server.send("and on")).envelope)
+        stored = {record.seq: record for record in await server.list_records(first.session)}
+        for prompt in instance.model.prompts:
             for record in prompt.records:
                 assert (stored[record.seq].kind, stored[record.seq].body) == (record.kind, record.body)
-        assert sorted(stored) == list(range(1, len(stored) + 1)), "no number is left out"
+        assert sorted(stored) == list(range(1, len(stored) + 1)), "no number is missing"
         assert stored[1].kind is RecordKind.START
 
 
-async def test_what_a_failed_run_had_heard_is_kept(desk: Desk) -> None:
-    household = desk.household
-    household.model.will_reply(
+async def test_a_failed_run_keeps_its_replies_and_tool_results(setup: JournalSetup) -> None:
+    instance = setup.instance
+    instance.model.will_reply(
         ScriptedReply(text="let me see", calls=(("session_status", {}),)), ScriptedReply(fails="tired")
     )
-    async with desk.open() as house:
-        receipt = await house.send("go")
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
-        kinds = [record.kind for record in await house.list_records(receipt.session)]
+    async with setup.open() as server:
+        receipt = await server.send("go")
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
+        kinds = [record.kind for record in await server.list_records(receipt.session)]
         assert kinds == ["start", "user", "assistant", "tool", "note"]
 
 
@@ -283,13 +290,13 @@ def approval(*asked: Call, state: ApprovalState = ApprovalState.ALLOWED) -> Appr
     )
 
 
-def test_an_answer_is_to_this_call_with_these_arguments() -> None:
+def test_an_approval_applies_only_to_the_call_with_the_same_id_tool_and_arguments() -> None:
     asked = Call(id="1", tool="append_line", arguments={"text": "x", "n": [1, 2]})
     answers = ApprovalAnswers([approval(asked)])
     assert answers.state_of(asked) is ApprovalState.ALLOWED
     assert answers.short_id_of(asked) == "abcd1234"
     same = Call(id="1", tool="append_line", arguments={"n": [1, 2], "text": "x"})
-    assert answers.state_of(same) is ApprovalState.ALLOWED, "in whatever order they stand"
+    assert answers.state_of(same) is ApprovalState.ALLOWED, "the order of the arguments does not matter"
     for other in (
         Call(id="2", tool="append_line", arguments=asked.arguments),
         Call(id="1", tool="read", arguments=asked.arguments),
@@ -301,7 +308,7 @@ def test_an_answer_is_to_this_call_with_these_arguments() -> None:
         assert answers.short_id_of(other) == ""
 
 
-def test_of_several_questions_each_has_its_own_answer() -> None:
+def test_each_of_several_approvals_keeps_its_own_state() -> None:
     one, two = Call(id="1", tool="t"), Call(id="2", tool="t")
     answers = ApprovalAnswers([approval(one), approval(two, state=ApprovalState.DENIED)])
     assert (answers.state_of(one), answers.state_of(two)) == (ApprovalState.ALLOWED, ApprovalState.DENIED)

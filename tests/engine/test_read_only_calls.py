@@ -1,4 +1,4 @@
-"""Calls that only look: begun at once, and written down with what came of them, or when they take long."""
+"""Read-only calls run at once, and are stored with their results, or earlier if they take long."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from contracts.engine_instance import as_time_goes_by, until
-from engine.commit_names import Ledgerful
+from contracts.engine_instance import advance_clock_until_done, wait_until_true
+from engine.commit_names import CommitRecordingStore
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import StoreError
@@ -23,7 +23,7 @@ from retinue.testing.local_instance import LocalInstance, LocalServer
 from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
 from retinue.tools.base import ToolContext, schema_of
 
-LONG_S = 10.0
+LONG_CALL_S = 10.0
 
 
 class PeekArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class PeekArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Peek:
-    """Looks for so many seconds of the house's time, and counts how often it was begun and ended."""
+    """A tool that takes some seconds of the fake clock, and counts how often it was started and ended."""
 
     clock: FakeClock
     begun: int = 0
@@ -55,10 +55,10 @@ class Peek:
 
 
 @dataclass(slots=True)
-class Room:
-    household: LocalInstance
+class PeekSetup:
+    instance: LocalInstance
     peek: Peek
-    stores: list[Ledgerful] = field(default_factory=list[Ledgerful])
+    stores: list[CommitRecordingStore] = field(default_factory=list[CommitRecordingStore])
 
     @property
     def points(self) -> list[str]:
@@ -66,159 +66,163 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    household = LocalInstance(tmp_path)
-    room = Room(household, Peek(household.clock))
-    household.tools = (room.peek,)
+def peek_setup(tmp_path: Path) -> PeekSetup:
+    instance = LocalInstance(tmp_path)
+    peek_setup = PeekSetup(instance, Peek(instance.clock))
+    instance.tools = (peek_setup.peek,)
 
-    def through(store: Store) -> Any:
-        room.stores.append(Ledgerful(store))
-        return room.stores[-1]
+    def record_commits(store: Store) -> Any:
+        peek_setup.stores.append(CommitRecordingStore(store))
+        return peek_setup.stores[-1]
 
-    household.wrap_store = through
-    return room
-
-
-open_ = partial(LocalInstance.run, drain_s=0)
-STEPS = "SELECT turn, idx, kind, state FROM steps ORDER BY turn, idx"
-NEWS = "SELECT kind FROM news WHERE kind LIKE 'step.%' ORDER BY seq"
-AUDIT = "SELECT kind, verdict FROM audit WHERE subject = 'peek' ORDER BY position"
+    instance.wrap_store = record_commits
+    return peek_setup
 
 
-async def begun(house: LocalServer, room: Room, times: int = 1) -> None:
-    await house.wait_for(lambda _: room.peek.begun == times, what="the look")
+run_without_draining = partial(LocalInstance.run, drain_s=0)
+STEPS_SQL = "SELECT turn, call_index, kind, state FROM steps ORDER BY turn, call_index"
+STEP_EVENTS_SQL = "SELECT kind FROM events WHERE kind LIKE 'step.%' ORDER BY seq"
+AUDIT_SQL = "SELECT kind, verdict FROM audit WHERE subject = 'peek' ORDER BY position"
 
 
-async def test_several_looks_share_one_commit_and_are_told_one_by_one(room: Room) -> None:
-    room.household.model.will_reply(ScriptedReply(text="hm", calls=(("peek", {}), ("peek", {}))), "done")
-    async with open_(room.household) as house:
-        await house.wait_for_outcome((await house.send("go")).envelope)
-        await house.wait_until_idle()
-        assert room.points == ["accept", "step", "finish"]
-        assert await house.execute_sql(STEPS) == [
+async def begun(server: LocalServer, peek_setup: PeekSetup, times: int = 1) -> None:
+    await server.wait_for(lambda _: peek_setup.peek.begun == times, what="the read-only call")
+
+
+async def test_several_read_only_calls_share_one_commit_and_have_their_own_events(peek_setup: PeekSetup) -> None:
+    peek_setup.instance.model.will_reply(ScriptedReply(text="hm", calls=(("peek", {}), ("peek", {}))), "done")
+    async with run_without_draining(peek_setup.instance) as server:
+        await server.wait_for_outcome((await server.send("go")).envelope)
+        await server.wait_until_idle()
+        assert peek_setup.points == ["accept", "step", "finish"]
+        assert await server.execute_sql(STEPS_SQL) == [
             (0, 0, "model", "closed"),
             (0, 1, "tool", "closed"),
             (0, 2, "tool", "closed"),
             (1, 0, "model", "closed"),
         ]
-        told = [kind for (kind,) in await house.execute_sql(NEWS)]
-        assert told == ["step.closed", "step.opened", "step.closed", "step.opened", "step.closed"]
-        audit = await house.execute_sql(AUDIT)
+        kinds = [kind for (kind,) in await server.execute_sql(STEP_EVENTS_SQL)]
+        assert kinds == ["step.closed", "step.opened", "step.closed", "step.opened", "step.closed"]
+        audit = await server.execute_sql(AUDIT_SQL)
         assert audit == [("call-allowed", "allow"), ("call-ended", "done")] * 2
 
 
-async def test_a_look_that_takes_long_is_written_down_while_it_goes_on(room: Room) -> None:
-    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S), "done")
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
-        await begun(house, room)
-        assert await house.execute_sql(STEPS) == [(0, 0, "model", "open")]
-        await room.household.clock.advance(PENDING_S_MAX)
-        await house.wait_for(lambda _: "step" in room.points, what="the intent to be written")
-        assert await house.execute_sql(STEPS) == [(0, 0, "model", "closed"), (0, 1, "tool", "open")]
-        assert room.peek.ended == 0
-        await room.household.clock.advance(LONG_S)
-        await house.wait_for_outcome(receipt.envelope)
-        await house.wait_until_idle()
-        assert room.points == ["accept", "step", "step", "finish"]
-        assert room.peek.begun == 1
-        assert await house.execute_sql(AUDIT) == [("call-allowed", "allow"), ("call-ended", "done")]
+async def test_a_long_read_only_call_is_stored_while_it_runs(peek_setup: PeekSetup) -> None:
+    peek_setup.instance.model.will_reply(tool_call_reply("peek", seconds=LONG_CALL_S), "done")
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
+        await begun(server, peek_setup)
+        assert await server.execute_sql(STEPS_SQL) == [(0, 0, "model", "open")]
+        await peek_setup.instance.clock.advance(PENDING_S_MAX)
+        await server.wait_for(lambda _: "step" in peek_setup.points, what="the intent to be stored")
+        assert await server.execute_sql(STEPS_SQL) == [(0, 0, "model", "closed"), (0, 1, "tool", "open")]
+        assert peek_setup.peek.ended == 0
+        await peek_setup.instance.clock.advance(LONG_CALL_S)
+        await server.wait_for_outcome(receipt.envelope)
+        await server.wait_until_idle()
+        assert peek_setup.points == ["accept", "step", "step", "finish"]
+        assert peek_setup.peek.begun == 1
+        assert await server.execute_sql(AUDIT_SQL) == [("call-allowed", "allow"), ("call-ended", "done")]
 
 
-async def test_looks_together_wait_no_longer_than_one(room: Room) -> None:
-    """However many there are: what a model has said is not kept in memory alone for longer than that."""
+async def test_consecutive_read_only_calls_together_delay_the_commit_no_longer_than_one(peek_setup: PeekSetup) -> None:
+    """However many calls there are, a reply is not kept only in memory for longer than that."""
     almost = PENDING_S_MAX * 0.75
-    room.household.model.will_reply(ScriptedReply(calls=(("peek", {"seconds": almost}),) * 3), "done")
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
+    peek_setup.instance.model.will_reply(ScriptedReply(calls=(("peek", {"seconds": almost}),) * 3), "done")
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
         for number in (1, 2, 3):
-            await begun(house, room, number)
-            await room.household.clock.advance(almost)
-        await house.wait_for_outcome(receipt.envelope)
-        await house.wait_until_idle()
-        # The second one's intent is written in its middle, with the first; the third's time begins with the second.
-        assert room.points == ["accept", "step", "step", "finish"] and room.peek.begun == 3
+            await begun(server, peek_setup, number)
+            await peek_setup.instance.clock.advance(almost)
+        await server.wait_for_outcome(receipt.envelope)
+        await server.wait_until_idle()
+        # The second intent is stored while it runs, with the first; the time of the third starts with the second.
+        assert peek_setup.points == ["accept", "step", "step", "finish"] and peek_setup.peek.begun == 3
 
 
-async def test_a_call_with_an_effect_after_a_look_waits_for_its_intent(room: Room) -> None:
-    room.household.model.will_reply(ScriptedReply(calls=(("peek", {}), ("append_line", {"text": "x"}))), "done")
-    async with open_(room.household) as house:
+async def test_a_call_with_an_effect_after_a_read_only_call_is_stored_before_it_runs(peek_setup: PeekSetup) -> None:
+    peek_setup.instance.model.will_reply(ScriptedReply(calls=(("peek", {}), ("append_line", {"text": "x"}))), "done")
+    async with run_without_draining(peek_setup.instance) as server:
         seen: list[bool] = []
-        room.stores[-1].before = lambda point: seen.append(room.household.witness_file.exists())
-        await house.wait_for_outcome((await house.send("go")).envelope)
-        await house.wait_until_idle()
-        assert room.points == ["accept", "step", "step", "finish"]
+        peek_setup.stores[-1].before = lambda point: seen.append(peek_setup.instance.witness_file.exists())
+        await server.wait_for_outcome((await server.send("go")).envelope)
+        await server.wait_until_idle()
+        assert peek_setup.points == ["accept", "step", "step", "finish"]
         assert seen == [False, False, True, True]
 
 
-async def test_a_house_that_goes_down_in_a_look_asks_the_model_again(room: Room) -> None:
-    """Nobody has read what it said, and nothing came of it. What it may have cost counts as spent."""
-    model = room.household.model
+async def test_a_crash_during_a_short_read_only_call_repeats_the_model_call(peek_setup: PeekSetup) -> None:
+    """Neither the reply nor its result was used. Its possible cost counts as spent."""
+    model = peek_setup.instance.model
     model.price_microusd = 1000
-    model.will_reply(tool_call_reply("peek", seconds=LONG_S))
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
-        await begun(house, room)
-        house.crash()
+    model.will_reply(tool_call_reply("peek", seconds=LONG_CALL_S))
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
+        await begun(server, peek_setup)
+        server.crash()
     model.will_reply("never mind")
-    async with open_(room.household) as house:
-        assert await house.wait_for_answer(receipt.envelope) == "never mind"
-        assert await house.execute_sql(STEPS) == [(0, 0, "model", "closed")]
-        assert await house.execute_sql("SELECT attempt, settled_microusd, unknown FROM money ORDER BY attempt") == [
+    async with run_without_draining(peek_setup.instance) as server:
+        assert await server.wait_for_answer(receipt.envelope) == "never mind"
+        assert await server.execute_sql(STEPS_SQL) == [(0, 0, "model", "closed")]
+        assert await server.execute_sql(
+            "SELECT attempt, settled_microusd, cost_unknown FROM model_calls ORDER BY attempt"
+        ) == [
             (1, 1000, 1),
             (2, 1000, 0),
         ]
 
 
-async def test_a_house_that_goes_down_in_a_long_look_looks_again(room: Room) -> None:
-    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S))
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
-        await begun(house, room)
-        await room.household.clock.advance(PENDING_S_MAX)
-        await house.wait_for(lambda _: "step" in room.points, what="the intent to be written")
-        house.crash()
-    room.household.model.will_reply("seen")
-    async with open_(room.household) as house:
-        await begun(house, room, 2)
-        await room.household.clock.advance(LONG_S)
-        assert await house.wait_for_answer(receipt.envelope) == "seen"
+async def test_a_crash_during_a_stored_read_only_call_repeats_that_call(peek_setup: PeekSetup) -> None:
+    peek_setup.instance.model.will_reply(tool_call_reply("peek", seconds=LONG_CALL_S))
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
+        await begun(server, peek_setup)
+        await peek_setup.instance.clock.advance(PENDING_S_MAX)
+        await server.wait_for(lambda _: "step" in peek_setup.points, what="the intent to be stored")
+        server.crash()
+    peek_setup.instance.model.will_reply("seen")
+    async with run_without_draining(peek_setup.instance) as server:
+        await begun(server, peek_setup, 2)
+        await peek_setup.instance.clock.advance(LONG_CALL_S)
+        assert await server.wait_for_answer(receipt.envelope) == "seen"
 
 
 @pytest.mark.parametrize("after_s", [0.0, PENDING_S_MAX])
-async def test_a_run_that_is_cancelled_in_a_look_ends_it(room: Room, after_s: float) -> None:
-    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S), "after it")
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
+async def test_cancelling_a_run_ends_its_read_only_call(peek_setup: PeekSetup, after_s: float) -> None:
+    peek_setup.instance.model.will_reply(tool_call_reply("peek", seconds=LONG_CALL_S), "after it")
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
         assert receipt.session is not None
-        await begun(house, room)
-        await room.household.clock.advance(after_s)
-        await house.engine.cancel(receipt.session, by="person:owner", reason="enough")
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        await house.wait_for(lambda _: room.peek.ended == 1, what="the look to end")
-        assert not [step for step in await house.execute_sql(STEPS) if step[3] == "open"]
-        assert await house.wait_for_answer((await house.send("and now?")).envelope) == "after it"
+        await begun(server, peek_setup)
+        await peek_setup.instance.clock.advance(after_s)
+        await server.engine.cancel(receipt.session, by="person:owner", reason="enough")
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        await server.wait_for(lambda _: peek_setup.peek.ended == 1, what="the end of the read-only call")
+        assert not [step for step in await server.execute_sql(STEPS_SQL) if step[3] == "open"]
+        assert await server.wait_for_answer((await server.send("and now?")).envelope) == "after it"
 
 
-async def test_a_run_whose_seconds_are_over_in_a_look_ends_it(room: Room) -> None:
-    (agent,) = room.household.agents
-    room.household.agents = (replace(agent, run_seconds_max=LONG_S / 2),)
-    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S))
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
-        await begun(house, room)
-        await room.household.clock.advance(LONG_S / 2)
-        outcome = await house.wait_for_outcome(receipt.envelope)
-        assert outcome.outcome is Outcome.DEAD and room.peek.ended == 1
-        kinds = [record.kind for record in await house.list_records(receipt.session)]
+async def test_a_run_that_reaches_its_time_limit_ends_its_read_only_call(peek_setup: PeekSetup) -> None:
+    (agent,) = peek_setup.instance.agents
+    peek_setup.instance.agents = (replace(agent, run_seconds_max=LONG_CALL_S / 2),)
+    peek_setup.instance.model.will_reply(tool_call_reply("peek", seconds=LONG_CALL_S))
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
+        await begun(server, peek_setup)
+        await peek_setup.instance.clock.advance(LONG_CALL_S / 2)
+        outcome = await server.wait_for_outcome(receipt.envelope)
+        assert outcome.outcome is Outcome.DEAD and peek_setup.peek.ended == 1
+        kinds = [record.kind for record in await server.list_records(receipt.session)]
         assert kinds == ["start", "user", "assistant", "tool", "note"]
 
 
-async def test_an_intent_that_cannot_be_written_is_heard_of_when_the_look_is_over(room: Room) -> None:
-    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S), "done", "done")
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
-        await begun(house, room)
+async def test_a_store_error_during_a_read_only_call_is_raised_after_it_and_the_run_is_retried(
+    peek_setup: PeekSetup,
+) -> None:
+    peek_setup.instance.model.will_reply(tool_call_reply("peek", seconds=LONG_CALL_S), "done", "done")
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
+        await begun(server, peek_setup)
         failing, refused = True, 0
 
         def fail(point: str) -> None:
@@ -227,23 +231,23 @@ async def test_an_intent_that_cannot_be_written_is_heard_of_when_the_look_is_ove
                 refused += 1
                 raise StoreError("the disk is full", code="store.disk_full")
 
-        room.stores[-1].before = fail
-        await room.household.clock.advance(LONG_S)
-        await until(lambda: refused, what="the intent to be refused")
+        peek_setup.stores[-1].before = fail
+        await peek_setup.instance.clock.advance(LONG_CALL_S)
+        await wait_until_true(lambda: refused, what="the intent to be refused")
         failing = False
-        # The lane waits a second, and comes back.
-        assert await as_time_goes_by(house, house.wait_for_answer(receipt.envelope)) == "done"
-        assert len(room.household.model.prompts) == 2
+        # The lane retries after a second.
+        assert await advance_clock_until_done(server, server.wait_for_answer(receipt.envelope)) == "done"
+        assert len(peek_setup.instance.model.prompts) == 2
 
 
-async def test_what_was_said_before_a_look_is_kept_where_the_run_fails_after_it(room: Room) -> None:
-    room.household.model.will_reply(
+async def test_a_run_that_fails_after_a_read_only_call_keeps_the_reply_and_the_result(peek_setup: PeekSetup) -> None:
+    peek_setup.instance.model.will_reply(
         ScriptedReply(text="let me see", calls=(("peek", {}),)), ScriptedReply(fails="tired")
     )
-    async with open_(room.household) as house:
-        receipt = await house.send("go")
-        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
-        kinds = [record.kind for record in await house.list_records(receipt.session)]
+    async with run_without_draining(peek_setup.instance) as server:
+        receipt = await server.send("go")
+        assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
+        kinds = [record.kind for record in await server.list_records(receipt.session)]
         assert kinds == ["start", "user", "assistant", "tool", "note"]
 
 
@@ -258,5 +262,5 @@ async def test_what_was_said_before_a_look_is_kept_where_the_run_fails_after_it(
         ({"is_repeatable": True, "is_read_only": True, "effects": frozenset({ToolEffect.READS_UNTRUSTED})}, False),
     ],
 )
-def test_who_names_an_effect_is_not_believed_to_only_look(spec: dict[str, Any], believed: bool) -> None:
+def test_a_tool_that_declares_effects_is_not_safely_read_only(spec: dict[str, Any], believed: bool) -> None:
     assert ToolSpec(name="t", description="", parameters={}, **spec).is_safely_read_only is believed

@@ -1,4 +1,4 @@
-"""What is kept in memory: contexts, deltas, encoded records. All of it bounded, none of it needed."""
+"""In-memory caches of contexts, deltas and encoded records: all are limited, and none is required."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import text_reply
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
-HERE = SessionId("5" * 32)
+SESSION = SessionId("5" * 32)
 
 
-def record(seq: int, body: Any = None, *, session: SessionId = HERE) -> Record:
+def record(seq: int, body: Any = None, *, session: SessionId = SESSION) -> Record:
     body = UserTurn(text=f"number {seq}") if body is None else body
     return Record(session=session, seq=seq, kind=body_kind(body), body=body, at_ms=to_ms(NOON))
 
 
-def session(record_seq: int, *, context_from: int = 1, id_: SessionId = HERE) -> Session:
+def session(record_seq: int, *, context_from: int = 1, id_: SessionId = SESSION) -> Session:
     return Session(
         id=id_,
         agent="ada",
@@ -67,7 +67,7 @@ def session(record_seq: int, *, context_from: int = 1, id_: SessionId = HERE) ->
 
 
 class CountingStore(InlineStore):
-    """Knows how often it was read."""
+    """Counts its reads."""
 
     scans = 0
 
@@ -78,8 +78,8 @@ class CountingStore(InlineStore):
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncGenerator[CountingStore]:
-    open_inline_store(tmp_path / "house.db").connection.close()
-    store = CountingStore(tmp_path / "house.db")
+    open_inline_store(tmp_path / "retinue.db").connection.close()
+    store = CountingStore(tmp_path / "retinue.db")
     yield store
     await store.close()
 
@@ -88,7 +88,7 @@ async def write(store: InlineStore, *added: Record) -> None:
     await store.write(lambda conn: records.add(conn, added), point="test")
 
 
-async def test_a_context_is_read_once_and_then_kept(store: CountingStore) -> None:
+async def test_a_transcript_is_read_once_and_then_served_from_the_cache(store: CountingStore) -> None:
     kept = TranscriptCache(store)
     await write(store, *(record(n) for n in range(1, 6)))
     first = await kept.check_out(session(5), ())
@@ -99,7 +99,9 @@ async def test_a_context_is_read_once_and_then_kept(store: CountingStore) -> Non
     assert store.scans == 1
 
 
-async def test_what_a_claim_has_just_appended_is_not_read_again(store: CountingStore) -> None:
+async def test_records_that_a_claim_appended_are_added_to_the_cached_transcript_without_a_read(
+    store: CountingStore,
+) -> None:
     kept = TranscriptCache(store)
     await write(store, record(1), record(2))
     kept.check_in(await kept.check_out(session(2), ()))
@@ -111,7 +113,9 @@ async def test_what_a_claim_has_just_appended_is_not_read_again(store: CountingS
 
 
 @pytest.mark.parametrize("wrong", ["more was appended elsewhere", "a gap", "a reset"])
-async def test_a_context_that_no_longer_fits_is_read_again(store: CountingStore, wrong: str) -> None:
+async def test_a_cached_transcript_that_does_not_match_the_session_is_read_again(
+    store: CountingStore, wrong: str
+) -> None:
     kept = TranscriptCache(store)
     await write(store, record(1), record(2))
     kept.check_in(await kept.check_out(session(2), ()))
@@ -130,8 +134,8 @@ async def test_a_context_that_no_longer_fits_is_read_again(store: CountingStore,
     assert store.scans == 2
 
 
-async def test_a_context_that_was_not_given_back_is_read_again(store: CountingStore) -> None:
-    """A run that broke off may have left anything in it."""
+async def test_a_transcript_that_was_not_checked_in_is_read_again(store: CountingStore) -> None:
+    """A run that was interrupted may have left anything in it."""
     kept = TranscriptCache(store)
     await write(store, record(1))
     taken = await kept.check_out(session(1), ())
@@ -141,7 +145,9 @@ async def test_a_context_that_was_not_given_back_is_read_again(store: CountingSt
 
 
 @pytest.mark.spec("C102")
-async def test_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first(store: CountingStore) -> None:
+async def test_the_transcript_cache_is_limited_in_bytes_and_evicts_the_least_recently_used(
+    store: CountingStore,
+) -> None:
     size = record_size_bytes(record(1, UserTurn(text="x" * 1000)))
     kept = TranscriptCache(store, bytes_max=3 * size)
     ids = [SessionId(f"{n:032x}") for n in range(5)]
@@ -152,13 +158,13 @@ async def test_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first(s
     scans = store.scans
     for id_ in reversed(ids[2:]):
         kept.check_in(await kept.check_out(session(1, id_=id_), ()))
-    assert store.scans == scans, "the three newest are there"
+    assert store.scans == scans, "the three newest are cached"
     await kept.check_out(session(1, id_=ids[0]), ())
     assert store.scans == scans + 1
 
 
 @pytest.mark.spec("C102")
-async def test_a_context_larger_than_the_bound_is_not_kept(store: CountingStore) -> None:
+async def test_a_transcript_larger_than_the_cache_limit_is_not_kept(store: CountingStore) -> None:
     kept = TranscriptCache(store, bytes_max=1000)
     await write(store, record(1, UserTurn(text="x" * 2000)))
     kept.check_in(await kept.check_out(session(1), ()))
@@ -166,7 +172,7 @@ async def test_a_context_larger_than_the_bound_is_not_kept(store: CountingStore)
 
 
 @pytest.mark.spec("C102")
-async def test_a_context_that_grew_while_it_was_used_is_counted_as_it_is(store: CountingStore) -> None:
+async def test_a_transcript_that_grew_while_checked_out_is_counted_with_its_new_size(store: CountingStore) -> None:
     kept = TranscriptCache(store, bytes_max=10_000)
     await write(store, record(1))
     taken = await kept.check_out(session(1), ())
@@ -196,22 +202,22 @@ async def test_a_context_that_grew_while_it_was_used_is_counted_as_it_is(store: 
         ContextStart(text="x" * 9000),
     ],
 )
-def test_whatever_a_record_holds_is_counted(body: Any) -> None:
+def test_the_size_of_a_record_includes_every_kind_of_content(body: Any) -> None:
     assert record_size_bytes(record(1, body)) >= 9000
 
 
-async def test_a_house_keeps_no_more_contexts_than_it_may(tmp_path: Path) -> None:
-    household = LocalInstance(tmp_path, people=[f"p{n}" for n in range(10)])
-    household.model.rule = lambda prompt: text_reply("y" * 5000)
-    async with household.run() as house:
-        transcripts = house.engine._worker.transcripts  # pyright: ignore[reportPrivateUsage]
+async def test_the_transcript_cache_of_an_engine_stays_within_its_limit(tmp_path: Path) -> None:
+    instance = LocalInstance(tmp_path, people=[f"p{n}" for n in range(10)])
+    instance.model.rule = lambda prompt: text_reply("y" * 5000)
+    async with instance.run() as server:
+        transcripts = server.engine._worker.transcripts  # pyright: ignore[reportPrivateUsage]
         transcripts._bytes_max = 20_000  # pyright: ignore[reportPrivateUsage]
         for turn in range(2):
             for n in range(10):
-                receipt = await house.send(f"{turn}", sender=f"person:p{n}")
-                await house.wait_for_outcome(receipt.envelope)
+                receipt = await server.send(f"{turn}", sender=f"person:p{n}")
+                await server.wait_for_outcome(receipt.envelope)
                 assert transcripts.size_bytes <= 20_000
-        for prompt in household.model.prompts[10:]:
+        for prompt in instance.model.prompts[10:]:
             assert [r.kind for r in prompt.records] == [
                 RecordKind.START,
                 RecordKind.USER,
@@ -223,46 +229,48 @@ async def test_a_house_keeps_no_more_contexts_than_it_may(tmp_path: Path) -> Non
 # Deltas
 
 
-def delta(text: str, *, run: str = "r", turn: int = 0, attempt: int = 1, kind: DeltaKind = DeltaKind.TEXT) -> Delta:
-    return Delta(session=HERE, run=RunId(run), turn=turn, attempt=attempt, kind=kind, offset=0, text=text)
+def make_delta(
+    text: str, *, run: str = "r", turn: int = 0, attempt: int = 1, kind: DeltaKind = DeltaKind.TEXT
+) -> Delta:
+    return Delta(session=SESSION, run=RunId(run), turn=turn, attempt=attempt, kind=kind, offset=0, text=text)
 
 
-def test_a_higher_attempt_or_turn_replaces_what_was_said() -> None:
+def test_a_delta_of_a_higher_attempt_or_turn_replaces_the_partial_reply() -> None:
     live = EventBroadcast()
-    live.on_delta(delta("half a"))
-    live.on_delta(delta("I think", kind=DeltaKind.THINKING))
-    live.on_delta(delta(" sentence"))
-    (partial,) = live.partial_replies(HERE)
+    live.on_delta(make_delta("half a"))
+    live.on_delta(make_delta("I think", kind=DeltaKind.THINKING))
+    live.on_delta(make_delta(" sentence"))
+    (partial,) = live.partial_replies(SESSION)
     assert (partial.text, partial.thinking) == ("half a sentence", "I think")
-    live.on_delta(delta("again", attempt=2))
+    live.on_delta(make_delta("again", attempt=2))
     assert [(p.attempt, p.text, p.thinking) for p in live.partial_replies()] == [(2, "again", "")]
-    live.on_delta(delta("next", turn=1))
+    live.on_delta(make_delta("next", turn=1))
     assert [(p.turn, p.text) for p in live.partial_replies()] == [(1, "next")]
     assert live.partial_replies(SessionId("another")) == []
 
 
 @pytest.mark.spec("C102")
-def test_deltas_are_forgotten_with_their_run_and_bounded_while_it_lasts() -> None:
+def test_partial_replies_are_limited_in_length_and_removed_when_their_run_ends() -> None:
     live = EventBroadcast()
     piece = "x" * 100_000
     for _ in range(2 * PARTIAL_CHARS_MAX // len(piece)):
-        live.on_delta(delta(piece))
+        live.on_delta(make_delta(piece))
     (partial,) = live.partial_replies()
     assert len(partial.text) <= PARTIAL_CHARS_MAX + len(piece)
     for n in range(100):
-        live.on_delta(delta("x", run=f"{n}"))
+        live.on_delta(make_delta("x", run=f"{n}"))
         live.run_ended(RunId(f"{n}"))
     live.run_ended(RunId("r"))
-    live.run_ended(RunId("never heard of"))
+    live.run_ended(RunId("unknown"))
     assert live.partial_replies() == []
 
 
 @pytest.mark.spec("C102")
-async def test_a_watcher_who_falls_behind_is_told_so_and_costs_no_more() -> None:
+async def test_a_slow_subscriber_is_marked_as_having_missed_deltas_and_its_queue_stays_limited() -> None:
     live = EventBroadcast()
-    slow, other = live.subscribe(HERE), live.subscribe(SessionId("another"))
+    slow, other = live.subscribe(SESSION), live.subscribe(SessionId("another"))
     for _ in range(3 * DELTAS_QUEUED_MAX):
-        live.on_delta(delta("x"))
+        live.on_delta(make_delta("x"))
         assert len(slow.deltas) <= DELTAS_QUEUED_MAX
     assert slow.has_missed_deltas
     await asyncio.wait_for(slow.changed.wait(), 120)
@@ -270,102 +278,109 @@ async def test_a_watcher_who_falls_behind_is_told_so_and_costs_no_more() -> None
     live.unsubscribe(slow)
     live.unsubscribe(slow)
     slow.deltas.clear()
-    live.on_delta(delta("x"))
+    live.on_delta(make_delta("x"))
     assert slow.deltas == []
 
 
 @pytest.mark.spec("C102")
-async def test_a_house_at_rest_keeps_no_deltas(tmp_path: Path) -> None:
-    household = LocalInstance(tmp_path)
-    household.model.will_reply("a", text_reply("", fails="tired"), text_reply("never", after_s=100))
-    async with household.run(drain_s=0) as house:
+async def test_an_idle_server_keeps_no_partial_replies(tmp_path: Path) -> None:
+    instance = LocalInstance(tmp_path)
+    instance.model.will_reply("a", text_reply("", fails="tired"), text_reply("never", after_s=100))
+    async with instance.run(drain_s=0) as server:
         for text in ("one", "two"):
-            await house.wait_for_outcome((await house.send(text)).envelope)
-        receipt = await house.send("three")
-        await house.wait_for(lambda _: len(household.model.prompts) == 3, what="the third run")
+            await server.wait_for_outcome((await server.send(text)).envelope)
+        receipt = await server.send("three")
+        await server.wait_for(lambda _: len(instance.model.prompts) == 3, what="the third run")
         assert receipt.session is not None
-        await house.engine.cancel(receipt.session, by="maria", reason="enough")
-        await house.wait_until_idle()
-        assert house.events.partial_replies() == []
+        await server.engine.cancel(receipt.session, by="maria", reason="enough")
+        await server.wait_until_idle()
+        assert server.events.partial_replies() == []
 
 
 # Encoded records
 
 
-def encoded(record: Record) -> bytes:
+def encode_text(record: Record) -> bytes:
     assert isinstance(record.body, UserTurn | ToolResult)
     return (record.body.text if isinstance(record.body, UserTurn) else record.body.output).encode()
 
 
 @pytest.mark.spec("C102")
-def test_encoded_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
+def test_the_encoded_context_cache_is_limited_in_bytes() -> None:
     cache = EncodedContextCache(bytes_max=1000)
     for n in range(100):
         session = SessionId(f"{n:032x}")
-        assert list(cache.encode_records(session, [record(n, UserTurn(text="x" * 100))], encoded)) == [b"x" * 100]
+        assert list(cache.encode_records(session, [record(n, UserTurn(text="x" * 100))], encode_text)) == [b"x" * 100]
         assert cache.size_bytes <= 1000
-    assert list(cache.encode_records(HERE, [record(500, UserTurn(text="x" * 5000))], encoded)) == [b"x" * 5000]
+    assert list(cache.encode_records(SESSION, [record(500, UserTurn(text="x" * 5000))], encode_text)) == [b"x" * 5000]
     assert cache.size_bytes <= 1000
 
 
-def test_a_record_is_encoded_once_while_there_is_room() -> None:
+def test_a_record_is_encoded_once_while_it_fits_in_the_cache() -> None:
     cache = EncodedContextCache(bytes_max=1000)
     times: list[int] = []
 
     def encode(record: Record) -> bytes:
         times.append(record.seq)
-        return encoded(record)
+        return encode_text(record)
 
     context = [record(1), record(2)]
     for _ in range(3):
-        assert list(cache.encode_records(HERE, context, encode)) == [b"number 1", b"number 2"]
+        assert list(cache.encode_records(SESSION, context, encode)) == [b"number 1", b"number 2"]
     context.append(record(3))
-    assert list(cache.encode_records(HERE, [kept._replace() for kept in context], encode))[-1] == b"number 3"
+    assert list(cache.encode_records(SESSION, [kept._replace() for kept in context], encode))[-1] == b"number 3"
     assert times == [1, 2, 3]
 
 
-def test_a_number_that_came_to_mean_something_else_is_encoded_anew() -> None:
-    """A reply that could not be stored is gone; the one that took its place bears its number."""
+def test_a_record_that_replaced_another_with_the_same_number_is_encoded_again() -> None:
+    """A reply that could not be stored is gone; its replacement has the same number."""
     cache = EncodedContextCache()
     first = record(1)
-    assert list(cache.encode_records(HERE, [first, record(2, UserTurn(text="lost"))], encoded)) == [
+    assert list(cache.encode_records(SESSION, [first, record(2, UserTurn(text="lost"))], encode_text)) == [
         b"number 1",
         b"lost",
     ]
-    assert list(cache.encode_records(HERE, [first, record(2, UserTurn(text="kept"))], encoded)) == [
+    assert list(cache.encode_records(SESSION, [first, record(2, UserTurn(text="kept"))], encode_text)) == [
         b"number 1",
         b"kept",
     ]
     assert cache.size_bytes == len(b"number 1kept")
 
 
-def test_a_context_that_became_shorter_or_lost_its_middle_is_what_it_says_now() -> None:
+def test_a_context_that_lost_its_end_or_middle_is_encoded_as_it_is_now() -> None:
     cache = EncodedContextCache()
     context = [record(n) for n in range(1, 5)]
-    cache.encode_records(HERE, context, encoded)
-    assert list(cache.encode_records(HERE, context[:2], encoded)) == [b"number 1", b"number 2"]
-    cache.encode_records(HERE, context, encoded)
-    assert list(cache.encode_records(HERE, [context[0], context[3]], encoded)) == [b"number 1", b"number 4"]
+    cache.encode_records(SESSION, context, encode_text)
+    assert list(cache.encode_records(SESSION, context[:2], encode_text)) == [b"number 1", b"number 2"]
+    cache.encode_records(SESSION, context, encode_text)
+    assert list(cache.encode_records(SESSION, [context[0], context[3]], encode_text)) == [b"number 1", b"number 4"]
     assert cache.size_bytes == len(b"number 1number 4")
 
 
-def test_results_made_up_for_lost_ones_are_not_taken_for_the_reply_whose_number_they_bear() -> None:
+def test_placeholder_results_are_not_confused_with_the_record_of_the_same_number() -> None:
     cache = EncodedContextCache()
     made = [record(1, ToolResult(call=f"{n}", tool="t", output=f"lost {n}", failed=True)) for n in range(2)]
-    assert list(cache.encode_records(HERE, [record(1), *made], encoded)) == [b"number 1", b"lost 0", b"lost 1"]
+    assert list(cache.encode_records(SESSION, [record(1), *made], encode_text)) == [b"number 1", b"lost 0", b"lost 1"]
 
 
-# --- how far it can be believed ---
+# --- trust ---
 
-FILE = Attachment(hash="0" * 64, name="a.txt", media_type="text/plain", size_bytes=1)
-BODIES = (UserTurn(text="words"), UserTurn(text="see", attachments=(FILE,)), Reply(text="so"), Note(text="n"))
+ATTACHMENT = Attachment(hash="0" * 64, name="a.txt", media_type="text/plain", size_bytes=1)
+RECORD_BODIES = (
+    UserTurn(text="words"),
+    UserTurn(text="see", attachments=(ATTACHMENT,)),
+    Reply(text="so"),
+    Note(text="n"),
+)
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from(BODIES), st.sampled_from(list(Trust))), max_size=4), max_size=8))
-def test_how_far_a_context_can_be_believed_is_known_at_every_moment(talk: list[list[tuple[Any, Trust]]]) -> None:
-    transcript = CachedTranscript(HERE, 1, [])
-    for number, said in enumerate(talk, 1):
-        for body, trust in said:
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from(RECORD_BODIES), st.sampled_from(list(Trust))), max_size=4), max_size=8)
+)
+def test_the_least_trust_of_a_transcript_is_correct_after_every_change(talk: list[list[tuple[Any, Trust]]]) -> None:
+    transcript = CachedTranscript(SESSION, 1, [])
+    for number, added in enumerate(talk, 1):
+        for body, trust in added:
             transcript.records.append(record(len(transcript.records) + 1, body)._replace(trust=trust))
         assert transcript.least_trust() is least_trust_in(transcript.records)
         if number % 3 == 0 and transcript.records:
@@ -377,9 +392,9 @@ def test_how_far_a_context_can_be_believed_is_known_at_every_moment(talk: list[l
             assert transcript.least_trust() is least_trust_in(transcript.records)
 
 
-def test_what_a_summary_left_out_is_no_longer_held_against_a_context() -> None:
+def test_an_untrusted_record_replaced_by_a_summary_no_longer_lowers_the_trust() -> None:
     outside = record(1)._replace(trust=Trust.UNTRUSTED)
-    transcript = CachedTranscript(HERE, 1, [outside, record(2)._replace(trust=Trust.OWNER)])
+    transcript = CachedTranscript(SESSION, 1, [outside, record(2)._replace(trust=Trust.OWNER)])
     assert transcript.least_trust() is Trust.UNTRUSTED
     transcript.records.append(record(3, Summary(text="in short", kept_from=2))._replace(trust=Trust.OWNER))
     transcript.drop_summarized()

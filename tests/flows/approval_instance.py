@@ -1,4 +1,4 @@
-"""A house in which agents have to ask: people of every role, a witness, and a model that does as it is told."""
+"""An instance whose agents need approvals, with people of every role and a model that follows instructions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from operations.operations_instance import DeskHouse, person
+from operations.operations_instance import OperationsServer, person
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.envelope import Envelope
@@ -23,30 +23,30 @@ from retinue.tools.base import Tool
 from retinue.tools.permissions import GrantPermissionTool, PermissionRequester, RequestPermissionTool
 
 OWNER, MARIA, NOOR, GUS = person("owner"), person("maria"), person("noor"), person("gus")
-CLOCK = f"schedule:{7:032x}"
-NIGHT = Origin(OriginKind.SCHEDULE, CLOCK)
-HELPER = Origin(OriginKind.SUBAGENT, "helper-1")
+SCHEDULE_ADDRESS = f"schedule:{7:032x}"
+SCHEDULE_ORIGIN = Origin(OriginKind.SCHEDULE, SCHEDULE_ADDRESS)
+SUBAGENT_ORIGIN = Origin(OriginKind.SUBAGENT, "helper-1")
 
 
-def asking_household(root: Path, *, ask: Sequence[str] = ("append_line",), **kw: Any) -> LocalInstance:
-    """Its agents ask before they use these, and have the tools for permissions."""
-    household = LocalInstance(root)
-    household.agents = (Agent(name="ada", model="scripted", tools=ToolRules(ask=tuple(ask)), **kw),)
+def asking_instance(root: Path, *, ask: Sequence[str] = ("append_line",), **kw: Any) -> LocalInstance:
+    """An instance whose agent needs an approval for the tools in `ask` and has the permission tools."""
+    instance = LocalInstance(root)
+    instance.agents = (Agent(name="ada", model="scripted", tools=ToolRules(ask=tuple(ask)), **kw),)
 
-    def furnishing(store: Store, asks: PermissionRequester) -> Sequence[Tool]:
-        held = household.build_grants(store)
+    def build_permission_tools(store: Store, asks: PermissionRequester) -> Sequence[Tool]:
+        held = instance.build_grants(store)
         return (
             RequestPermissionTool(asks, held, store),
             RequestPermissionTool(asks, held, store, name="request_permission_via_parent"),
-            GrantPermissionTool(store, household.clock),
+            GrantPermissionTool(store, instance.clock),
         )
 
-    household.create_tools = furnishing
-    return household
+    instance.create_tools = build_permission_tools
+    return instance
 
 
-def does(prompt: ModelPrompt) -> ScriptedReply:
-    """Do what the last words say: `do: {"tool": ..., "arguments": ...}`, or a list of those. Otherwise say ok."""
+def follow_instruction(prompt: ModelPrompt) -> ScriptedReply:
+    """Do what the last message says: `do: {"tool": ..., "arguments": ...}`, or a list of those. Otherwise say "ok"."""
     last = prompt.records[-1].body
     words = last.text if isinstance(last, UserTurn) else ""
     if "do: " not in words:
@@ -56,56 +56,56 @@ def does(prompt: ModelPrompt) -> ScriptedReply:
     return ScriptedReply(calls=tuple((call["tool"], call["arguments"]) for call in calls))
 
 
-def do(tool: str, **arguments: Any) -> str:
+def tool_instruction(tool: str, **arguments: Any) -> str:
     return "do: " + json.dumps({"tool": tool, "arguments": arguments})
 
 
-def line(text: str) -> str:
-    return do("append_line", text=text)
+def append_line_instruction(text: str) -> str:
+    return tool_instruction("append_line", text=text)
 
 
-async def open_question(house: LocalServer) -> str:
+async def wait_for_open_approval(server: LocalServer) -> str:
     statement = sa.text("SELECT id FROM approvals WHERE state = 'open' ORDER BY asked_ms DESC, id LIMIT 1")
-    return await house.wait_for(lambda conn: conn.execute(statement).scalar(), what="a question")
+    return await server.wait_for(lambda conn: conn.execute(statement).scalar(), what="a pending approval")
 
 
-async def asked(house: LocalServer, text: str, **kw: Any) -> tuple[str, str]:
-    """Post, and wait until somebody is asked: the envelope and the approval."""
-    receipt = await house.send(text, **kw)
-    approval = await open_question(house)
-    await house.wait_until_idle()
+async def send_and_wait_for_approval(server: LocalServer, text: str, **kw: Any) -> tuple[str, str]:
+    """Send a message and wait until its run needs an approval; the envelope and the approval."""
+    receipt = await server.send(text, **kw)
+    approval = await wait_for_open_approval(server)
+    await server.wait_until_idle()
     return receipt.envelope, approval
 
 
-async def state_of(house: LocalServer, approval: str) -> str:
-    [(state,)] = await rows(house, "SELECT state FROM approvals WHERE id = :id", id=approval)
+async def read_approval_state(server: LocalServer, approval: str) -> str:
+    [(state,)] = await rows(server, "SELECT state FROM approvals WHERE id = :id", id=approval)
     return state
 
 
-async def rows(house: LocalServer, statement: str, **parameters: Any) -> list[Any]:
-    return await house.store.scan(lambda conn: list(conn.execute(sa.text(statement), parameters)))
+async def rows(server: LocalServer, statement: str, **parameters: Any) -> list[Any]:
+    return await server.store.scan(lambda conn: list(conn.execute(sa.text(statement), parameters)))
 
 
-async def questions(house: LocalServer, name: str) -> list[Envelope]:
-    return [envelope for envelope in await house.list_envelopes_to(name) if envelope.kind == "approval"]
+async def list_approval_envelopes(server: LocalServer, name: str) -> list[Envelope]:
+    return [envelope for envelope in await server.list_envelopes_to(name) if envelope.kind == "approval"]
 
 
-async def grants_now(desk: DeskHouse) -> list[dict[str, Any]]:
-    return (await desk.ask(OWNER, "grant.list"))["grants"]
+async def list_grants(operations: OperationsServer) -> list[dict[str, Any]]:
+    return (await operations.ask(OWNER, "grant.list"))["grants"]
 
 
-def witness(household: LocalInstance) -> list[str]:
-    if not household.witness_file.exists():
+def read_witness_lines(instance: LocalInstance) -> list[str]:
+    if not instance.witness_file.exists():
         return []
-    return [written.split(" ", 1)[1] for written in household.witness_file.read_text().splitlines()]
+    return [written.split(" ", 1)[1] for written in instance.witness_file.read_text().splitlines()]
 
 
-def read_by(prompt: ModelPrompt) -> str:
-    """Everything that a model has read of its calls, and of what the house told it."""
+def texts_read_by_model(prompt: ModelPrompt) -> str:
+    """The results of tool calls and the messages that the model has read."""
     bodies = [record.body for record in prompt.records]
     texts = [body.output if isinstance(body, ToolResult) else getattr(body, "text", "") for body in bodies]
     return "\n".join(texts)
 
 
-def results(prompt: ModelPrompt) -> list[str]:
+def tool_outputs(prompt: ModelPrompt) -> list[str]:
     return [record.body.output for record in prompt.records if isinstance(record.body, ToolResult)]

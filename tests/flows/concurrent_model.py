@@ -1,4 +1,4 @@
-"""A model that several runs ask at once: what it says goes by what each has to answer."""
+"""A scripted rule for a model that several runs call at once: each reply depends on the last message of its prompt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from retinue.domain.record import Reply, UserTurn
 from retinue.models.base import ModelPrompt
 from retinue.testing.scripted_model import ScriptedModel, ScriptedReply, text_reply, tool_call_reply
 
-ENDED = "has ended:"  # what is told of every subagent
+SUBAGENT_ENDED_TEXT = "has ended:"  # in the notice about each subagent
 
 
-def plays(model: ScriptedModel, parts: Mapping[str, Sequence[str | ScriptedReply] | str | ScriptedReply]) -> None:
-    """For each words that mail may hold, what is said to it, one reply after the other. The first that fits counts."""
+def set_scripted_rule(
+    model: ScriptedModel, parts: Mapping[str, Sequence[str | ScriptedReply] | str | ScriptedReply]
+) -> None:
+    """Give the replies for each text that a message may contain, one after the other. The first text that matches
+    counts.
+    """
 
     def rule(prompt: ModelPrompt) -> ScriptedReply:
         at = max(index for index, record in enumerate(prompt.records) if isinstance(record.body, UserTurn))
@@ -23,13 +27,13 @@ def plays(model: ScriptedModel, parts: Mapping[str, Sequence[str | ScriptedReply
         for words, lines in parts.items():
             if words in turn.text:
                 chosen = [lines] if isinstance(lines, str | ScriptedReply) else list(lines)
-                assert said < len(chosen), f"asked once more about {words!r}: {prompt.records[-1].body}"
+                assert said < len(chosen), f"no reply left for {words!r}: {prompt.records[-1].body}"
                 line = chosen[said]
                 return text_reply(line) if isinstance(line, str) else line
-        raise AssertionError(f"nobody plays {turn.text!r}")
+        raise AssertionError(f"no reply for {turn.text!r}")
 
     model.rule = rule
 
 
-def spawn(task: str = "Count the chairs.", **more: Any) -> ScriptedReply:
+def spawn_call(task: str = "Count the chairs.", **more: Any) -> ScriptedReply:
     return tool_call_reply("sessions_spawn", task=task, **more)

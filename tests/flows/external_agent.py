@@ -1,4 +1,4 @@
-"""An agent that runs elsewhere, and a house that hands its mail to it: both on loopback, both real."""
+"""An external agent and a server that sends it envelopes: both real, on loopback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from flows.tools_instance import ADA, HandsHouse, hands_house
+from flows.tools_instance import ADA, ScriptedServer, open_scripted_server
 
 from retinue.api.app import build_app
 from retinue.api.connection_limits import ConnectionLimiter, build_server_config
@@ -31,8 +31,8 @@ KEY = "a key that the two share"
 
 
 @dataclass(slots=True)
-class Letter:
-    """One request as it came in there."""
+class ReceivedEnvelope:
+    """One request as the external agent received it."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -63,46 +63,50 @@ class Letter:
 
 
 @dataclass(slots=True)
-class Said:
+class CallbackResponse:
     status: int
     body: dict[str, Any]
 
 
 @dataclass(slots=True)
-class FarSide:
-    """Takes letters, says what it is told to, and answers when it is told to."""
+class FakeExternalAgent:
+    """Receives envelopes, responds with the given statuses, and answers when the test says so."""
 
     url: str
-    letters: list[Letter] = field(default_factory=list[Letter])
-    statuses: deque[int | None] = field(default_factory=deque[int | None])  # None: never say anything
+    received_envelopes: list[ReceivedEnvelope] = field(default_factory=list[ReceivedEnvelope])
+    statuses: deque[int | None] = field(default_factory=deque[int | None])  # None: never respond
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    on_letter: Callable[[Letter], Awaitable[None]] | None = None  # before the request is answered
-    came: asyncio.Event = field(default_factory=asyncio.Event)
+    on_envelope: Callable[[ReceivedEnvelope], Awaitable[None]] | None = None  # before the response
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def take(self, request: web.Request) -> web.Response:
-        letter = Letter(dict(request.headers), await request.read())
-        self.letters.append(letter)
-        self.came.set()
-        if self.on_letter is not None:
-            await self.on_letter(letter)
+    async def handle_request(self, request: web.Request) -> web.Response:
+        received_envelope = ReceivedEnvelope(dict(request.headers), await request.read())
+        self.received_envelopes.append(received_envelope)
+        self.arrived.set()
+        if self.on_envelope is not None:
+            await self.on_envelope(received_envelope)
         status = self.statuses.popleft() if self.statuses else 202
         if status is None:
             await asyncio.Event().wait()
             raise AssertionError
         return web.Response(status=status, text="as I was told", headers=self.headers)
 
-    async def letter(self, number: int = 1) -> Letter:
-        """Wait for the letter of this number."""
+    async def received_envelope(self, number: int = 1) -> ReceivedEnvelope:
+        """Wait for the envelope with this number."""
         async with asyncio.timeout(WAIT_LIMIT_S):
-            while len(self.letters) < number:
-                self.came.clear()
-                await self.came.wait()
-        return self.letters[number - 1]
+            while len(self.received_envelopes) < number:
+                self.arrived.clear()
+                await self.arrived.wait()
+        return self.received_envelopes[number - 1]
 
-    async def answer(self, letter: Letter, text: str, *, message: str = "1", **more: Any) -> Said:
-        return await self.say(letter.json["callbackUrl"], letter.json["sessionId"], text, message=message, **more)
+    async def answer(
+        self, received_envelope: ReceivedEnvelope, text: str, *, message: str = "1", **more: Any
+    ) -> CallbackResponse:
+        return await self.post_callback(
+            received_envelope.json["callbackUrl"], received_envelope.json["sessionId"], text, message=message, **more
+        )
 
-    async def say(
+    async def post_callback(
         self,
         url: str,
         session: str,
@@ -113,7 +117,7 @@ class FarSide:
         key: str = KEY,
         at: str = "",
         changed: Mapping[str, str] | None = None,
-    ) -> Said:
+    ) -> CallbackResponse:
         body = text.encode() if isinstance(text, str) else text
         at = at or str(int(time.time()))
         signature = sign_message(
@@ -132,67 +136,71 @@ class FarSide:
             aiohttp.ClientSession() as session_,
             session_.post(url, data=body, headers={**headers, **(changed or {})}) as response,
         ):
-            return Said(response.status, json.loads(await response.read() or b"{}"))
+            return CallbackResponse(response.status, json.loads(await response.read() or b"{}"))
 
 
 @asynccontextmanager
-async def far_side() -> AsyncGenerator[FarSide]:
+async def run_external_agent() -> AsyncGenerator[FakeExternalAgent]:
     app = web.Application()
     runner = web.AppRunner(app, shutdown_timeout=0.1)
-    far = FarSide("")
-    app.router.add_post("/in", far.take)
+    fake_agent = FakeExternalAgent("")
+    app.router.add_post("/in", fake_agent.handle_request)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    far.url = f"http://127.0.0.1:{port}/in"
+    fake_agent.url = f"http://127.0.0.1:{port}/in"
     try:
-        yield far
+        yield fake_agent
     finally:
         await runner.cleanup()
 
 
-def rex(far: FarSide, **more: Any) -> Agent:
-    """Who works elsewhere."""
+def rex(fake_agent: FakeExternalAgent, **more: Any) -> Agent:
+    """The external agent, as configured on the server."""
     return Agent(
-        name="rex", runner="external", external=ExternalAgentEndpoint(url=far.url, secret=f"env:{KEY_NAME}", **more)
+        name="rex",
+        runner="external",
+        external=ExternalAgentEndpoint(url=fake_agent.url, secret=f"env:{KEY_NAME}", **more),
     )
 
 
 @asynccontextmanager
-async def house_with(
-    root: Path, far: FarSide, *, staff: Sequence[Agent] = (), config: str = "", **more: Any
-) -> AsyncGenerator[HandsHouse]:
-    """A house with its door open on loopback, whose settings name the far side."""
+async def open_server_with(
+    root: Path, fake_agent: FakeExternalAgent, *, staff: Sequence[Agent] = (), config: str = "", **more: Any
+) -> AsyncGenerator[ScriptedServer]:
+    """Run a server with its API on loopback and `rex` among its agents."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     port = listener.getsockname()[1]
     os.environ[KEY_NAME] = KEY
-    host = far.url.removeprefix("http://").partition("/")[0]
+    host = fake_agent.url.removeprefix("http://").partition("/")[0]
     settings = f'[external]\ncallback_url = "http://127.0.0.1:{port}"\nprivate_hosts = ["{host}"]\n{config}'
     try:
         async with (
-            hands_house(
-                root, staff=(*staff, rex(far, **more)) if staff else (ADA, rex(far, **more)), config=settings
-            ) as house,
-            _served(house, listener),
+            open_scripted_server(
+                root,
+                staff=(*staff, rex(fake_agent, **more)) if staff else (ADA, rex(fake_agent, **more)),
+                config=settings,
+            ) as server,
+            _serve_api(server, listener),
         ):
-            yield house
+            yield server
     finally:
         listener.close()
         os.environ.pop(KEY_NAME, None)
 
 
 @asynccontextmanager
-async def _served(house: HandsHouse, listener: socket.socket) -> AsyncGenerator[None]:
-    door = HttpSettings(port=listener.getsockname()[1])
-    gate = ConnectionLimiter(door)
-    server = Server(build_server_config(build_app(house.house.services, door, gate), gate))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+async def _serve_api(server: ScriptedServer, listener: socket.socket) -> AsyncGenerator[None]:
+    http_settings = HttpSettings(port=listener.getsockname()[1])
+    limiter = ConnectionLimiter(http_settings)
+    uvicorn_server = Server(build_server_config(build_app(server.server.services, http_settings, limiter), limiter))
+    serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     try:
         yield
     finally:
-        server.should_exit = True
+        uvicorn_server.should_exit = True
         with suppress(asyncio.CancelledError):
             await serving

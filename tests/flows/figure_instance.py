@@ -1,6 +1,6 @@
-"""What the figures are played with: a daemon in a process of its own, asked over its socket, and its store.
+"""A real server in its own process and its database, for the flows of the figures.
 
-`figures` is opened once for a module: each test has conversations and words of its own.
+The fixture `figures` is opened once per module: each test uses its own conversations and texts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TESTS = Path(__file__).parents[1]
 
 
 @dataclass(slots=True)
-class Figures:
+class FigureServer:
     home: Path
     script: Path
     process: ForkedProcess | None = None
-    _words: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
-    _numbers: int = 0
+    _script_lines: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    _sent_count: int = 0
 
-    # Lives
+    # --- start and stop ---
 
     @property
     def log(self) -> Path:
@@ -41,7 +41,7 @@ class Figures:
 
     def start(self) -> None:
         self.script.parent.mkdir(parents=True, exist_ok=True)
-        self.script.write_text(json.dumps(self._words))
+        self.script.write_text(json.dumps(self._script_lines))
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RETINUE_") and k != "XDG_RUNTIME_DIR"}
         environment = inherited | {
             "RETINUE_HOME": str(self.home),
@@ -53,11 +53,11 @@ class Figures:
             self.process = get_fork_server().start("flows.figure_server", environment=environment, output=log)
 
     async def opened(self) -> None:
-        await wait_until(self._answers, "the house opens", describe=lambda: self.log.read_text()[-2000:])
+        await wait_until(self._is_answering, "the server answers", describe=lambda: self.log.read_text()[-2000:])
 
-    async def _answers(self) -> bool:
+    async def _is_answering(self) -> bool:
         try:
-            await self.call("house.status")
+            await self.call("server.status")
         except (ConnectionClosed, RequestRefused):
             return False
         return True
@@ -67,13 +67,13 @@ class Figures:
             self.process.send_signal(number)
             self.process.wait(WAIT_LIMIT_S)
 
-    # What goes in
+    # --- input ---
 
-    def plays(self, **lines: Sequence[Any]) -> None:
-        """What is said when words with this token were read last."""
-        self._words |= {words: list(each) for words, each in lines.items()}
+    def set_replies(self, **lines: Sequence[Any]) -> None:
+        """Set the replies to messages that contain these words."""
+        self._script_lines |= {words: list(each) for words, each in lines.items()}
         fresh = self.script.with_suffix(".new")
-        fresh.write_text(json.dumps(self._words))
+        fresh.write_text(json.dumps(self._script_lines))
         fresh.rename(self.script)
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
@@ -83,71 +83,71 @@ class Figures:
         finally:
             line.close()
 
-    async def say(self, text: str, *, to: str = "agent:general", conversation: str = "") -> str:
-        """The owner writes; gives the envelope's id."""
-        self._numbers += 1
+    async def send_as_owner(self, text: str, *, to: str = "agent:general", conversation: str = "") -> str:
+        """Send a message as the owner; the id of the envelope."""
+        self._sent_count += 1
         sent = await self.call(
             "envelope.send",
             to=to,
             text=text,
-            key=f"say-{self._numbers}",
+            key=f"say-{self._sent_count}",
             **({"conversation": conversation} if conversation else {}),
         )
         return sent["envelope"]
 
-    # What comes out
+    # --- output ---
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        store = sqlite3.connect(f"file:{self.home / 'house.db'}?mode=ro", uri=True)
+        store = sqlite3.connect(f"file:{self.home / 'retinue.db'}?mode=ro", uri=True)
         store.row_factory = sqlite3.Row
         try:
             return store.execute(statement, values).fetchall()
         finally:
             store.close()
 
-    async def until(self, statement: str, *values: Any, count: int = 1) -> list[Any]:
+    async def wait_for_rows(self, statement: str, *values: Any, count: int = 1) -> list[Any]:
         def found() -> list[Any] | None:
             rows = self.rows(statement, *values)
             return rows if len(rows) >= count else None
 
-        return await wait_until(found, f"{count} rows come of {statement} {values}") or []
+        return await wait_until(found, f"{count} rows of {statement} {values}") or []
 
-    async def answer(self, envelope: str) -> Any:
+    async def wait_for_answer(self, envelope: str) -> Any:
         sql = "SELECT a.* FROM outcomes o JOIN envelopes a ON a.id = o.answer WHERE o.envelope = ?"
-        return (await self.until(sql, envelope))[0]
+        return (await self.wait_for_rows(sql, envelope))[0]
 
     async def told(self, words: str) -> Any:
-        """What the owner was told that has these words in it."""
+        """Wait for an envelope to the owner that contains these words."""
         sql = "SELECT * FROM envelopes WHERE recipient = 'person:owner' AND text LIKE ? ORDER BY seq"
-        return (await self.until(sql, f"%{words}%"))[0]
+        return (await self.wait_for_rows(sql, f"%{words}%"))[0]
 
-    def letters(self, words: str) -> list[Any]:
+    def find_envelopes(self, words: str) -> list[Any]:
         return self.rows("SELECT * FROM envelopes WHERE text LIKE ? ORDER BY seq", f"%{words}%")
 
     def session_of(self, envelope: str) -> str:
         return self.rows("SELECT session FROM envelopes WHERE id = ?", envelope)[0]["session"]
 
     def results(self, session: str) -> list[dict[str, Any]]:
-        """What the model read of each call in a session, in order."""
+        """The tool results in a session, in order, as the model read them."""
         bodies = self.rows("SELECT body FROM records WHERE session = ? AND kind = 'tool' ORDER BY seq", session)
         return [json.loads(row["body"]) for row in bodies]
 
-    def turns(self, session: str) -> list[str]:
+    def user_turns(self, session: str) -> list[str]:
         bodies = self.rows("SELECT body FROM records WHERE session = ? AND kind = 'user' ORDER BY seq", session)
         return [json.loads(row["body"])["text"] for row in bodies]
 
 
-def asks(tool: str, **arguments: Any) -> dict[str, Any]:
+def tool_call_line(tool: str, **arguments: Any) -> dict[str, Any]:
     return {"calls": [[tool, arguments]]}
 
 
 @contextmanager
-def figure_house(root: Path) -> Iterator[Figures]:
-    figures = Figures(root / "home", root / "outside" / "script.json")
-    figures.start()
+def start_figures(root: Path) -> Iterator[FigureServer]:
+    server = FigureServer(root / "home", root / "outside" / "script.json")
+    server.start()
     try:
-        with describe_on_failure(ServerSource(database=figures.home / "house.db", log=figures.log)):
-            asyncio.run(figures.opened())
-            yield figures
+        with describe_on_failure(ServerSource(database=server.home / "retinue.db", log=server.log)):
+            asyncio.run(server.opened())
+            yield server
     finally:
-        figures.stop()
+        server.stop()

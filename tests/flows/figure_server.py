@@ -1,8 +1,9 @@
-"""The house of the figures: the real daemon in a process of its own, with a model that goes by a script on disk.
+"""The server for the flows of the figures: a real server in its own process, with a model that reads a script from
+disk.
 
-`python -m flows.figure_daemon`, with RETINUE_TEST_SCRIPT naming a JSON file: for words that stand in what was read
-last, the lines to say, one after the other. A line with `once_told` is said when the owner was told those words. Read
-anew for every reply, so that a test may write it as it goes.
+`python -m flows.figure_server`, with RETINUE_TEST_SCRIPT naming a JSON file: for words in the last message, the replies
+to it, one after the other. A reply with `once_told` waits until the owner has received that text. The file is read
+again for each reply, so that a test may change it while the server runs.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ STAFF = (
 class Script:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._said: Counter[str] = Counter()
+        self._used_lines: Counter[str] = Counter()
 
     def __call__(self, prompt: ModelPrompt) -> ScriptedReply:
         read = next((r.body.text for r in reversed(prompt.records) if isinstance(r.body, UserTurn)), "")
         for words, lines in json.loads(self._path.read_text()).items():
-            if words in read and self._said[words] < len(lines):
-                line = lines[self._said[words]]
-                self._said[words] += 1
+            if words in read and self._used_lines[words] < len(lines):
+                line = lines[self._used_lines[words]]
+                self._used_lines[words] += 1
                 return ScriptedReply(text=line) if isinstance(line, str) else _line(line)
         return ScriptedReply(text="(nothing to say)")
 
@@ -54,12 +55,12 @@ def _line(line: dict[str, object]) -> ScriptedReply:
     calls = line.pop("calls", [])
     assert isinstance(calls, list)
     if (words := line.pop("once_told", None)) is not None:
-        line["once"] = lambda: wait_until(lambda: _is_told(str(words)), f"the owner was told {words!r}")
+        line["once"] = lambda: wait_until(lambda: _was_sent_to_owner(str(words)), f"the owner received {words!r}")
     return ScriptedReply(calls=tuple((tool, arguments) for tool, arguments in calls), **line)  # type: ignore[arg-type]
 
 
-def _is_told(words: str) -> bool:
-    with closing(sqlite3.connect(f"file:{os.environ['RETINUE_HOME']}/house.db?mode=ro", uri=True)) as store:
+def _was_sent_to_owner(words: str) -> bool:
+    with closing(sqlite3.connect(f"file:{os.environ['RETINUE_HOME']}/retinue.db?mode=ro", uri=True)) as store:
         sql = "SELECT 1 FROM envelopes WHERE recipient = 'person:owner' AND text = ?"
         return store.execute(sql, (words,)).fetchone() is not None
 

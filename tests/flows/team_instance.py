@@ -1,4 +1,4 @@
-"""What flows of several agents have in common: people beside the owner, work sent out by hand, and sums that hold."""
+"""Helpers for flows of several agents: people beside the owner, a tool that starts a subagent, and the ledger check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from flows.tools_instance import HandsHouse
+from flows.tools_instance import ScriptedServer
 
 from retinue.domain.delegation import DelegationKind
 from retinue.domain.delegation_request import DelegateWork, DelegationRequest
@@ -31,9 +31,9 @@ class SendOutArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class SendOut:
-    """Sends its own agent out on a task, as plainly as can be."""
+    """Starts a subagent of the calling agent with a task."""
 
-    hand_over: DelegateWork | None = None
+    delegate_work: DelegateWork | None = None
     arguments: type[msgspec.Struct] = SendOutArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -45,8 +45,8 @@ class SendOut:
     )
 
     async def perform(self, arguments: SendOutArguments, context: ToolContext) -> str:
-        assert self.hand_over is not None
-        handing = DelegationRequest(
+        assert self.delegate_work is not None
+        request = DelegationRequest(
             kind=DelegationKind.SPAWN,
             run=context.run,
             call=context.call,
@@ -54,49 +54,49 @@ class SendOut:
             text=arguments.task,
             trust=context.trust,
         )
-        return (await self.hand_over(handing)).delegation.target_session or ""
+        return (await self.delegate_work(request)).delegation.target_session or ""
 
 
-def plays(script: Mapping[str, Sequence[str | ScriptedReply]]) -> Callable[[ModelPrompt], ScriptedReply]:
-    """A rule by which whoever reads these words last says these lines, one after the other, whoever else speaks."""
+def scripted_rule(script: Mapping[str, Sequence[str | ScriptedReply]]) -> Callable[[ModelPrompt], ScriptedReply]:
+    """A rule that gives these replies, in order, to any run whose last message contains the words."""
     left = {key: deque(text_reply(x) if isinstance(x, str) else x for x in lines) for key, lines in script.items()}
 
     def rule(prompt: ModelPrompt) -> ScriptedReply:
         read = next(r.body.text for r in reversed(prompt.records) if isinstance(r.body, UserTurn))
         lines = next((lines for key, lines in left.items() if key in read and lines), None)
-        return lines.popleft() if lines else ScriptedReply(fails=f"nobody says what to answer to: {read[-200:]}")
+        return lines.popleft() if lines else ScriptedReply(fails=f"no reply for: {read[-200:]}")
 
     return rule
 
 
-async def let_in(house: HandsHouse, **roles: Role) -> None:
+async def add_people(server: ScriptedServer, **roles: Role) -> None:
     def body(conn: Any) -> None:
         for name, role in roles.items():
             people.add(conn, Person(name=name, role=role), at_ms=0)
 
-    await house.house.store.write(body, point="test")
+    await server.server.store.write(body, point="test")
 
 
-async def letters(house: HandsHouse, kind: EnvelopeKind) -> list[Envelope]:
-    return [mail for mail in await house.mail() if mail.kind is kind]
+async def list_envelopes_of_kind(server: ScriptedServer, kind: EnvelopeKind) -> list[Envelope]:
+    return [mail for mail in await server.mail() if mail.kind is kind]
 
 
-async def said_to(house: HandsHouse, who: str = "person:owner") -> list[str]:
-    return [mail.text for mail in await house.mail(who)]
+async def list_texts_to(server: ScriptedServer, who: str = "person:owner") -> list[str]:
+    return [mail.text for mail in await server.mail(who)]
 
 
-async def outcome(house: HandsHouse, envelope: str) -> SettledOutcome:
-    found = await house.house.store.read(lambda conn: envelopes.get_outcome(conn, envelope))
+async def outcome(server: ScriptedServer, envelope: str) -> SettledOutcome:
+    found = await server.server.store.read(lambda conn: envelopes.get_outcome(conn, envelope))
     assert found is not None
     return found
 
 
-async def sums_hold(house: HandsHouse) -> None:
-    """Nothing was lost, doubled or left hanging."""
-    now_ms = to_ms(house.house.services.clock.now())
-    ledger = await house.house.store.scan(lambda conn: check_ledger(conn, now_ms=now_ms))
+async def assert_ledger_is_ok(server: ScriptedServer) -> None:
+    """Nothing was lost, duplicated or left unfinished."""
+    now_ms = to_ms(server.server.services.clock.now())
+    ledger = await server.server.store.scan(lambda conn: check_ledger(conn, now_ms=now_ms))
     assert ledger.is_ok, "\n".join(ledger.lines())
 
 
-def read(house: HandsHouse, body: Callable[[Any], Any]) -> Any:
-    return house.house.store.scan(body)
+def read(server: ScriptedServer, body: Callable[[Any], Any]) -> Any:
+    return server.server.store.scan(body)

@@ -1,4 +1,4 @@
-"""What is set of an agent, and what the house has for all, each seen where it has its effect."""
+"""Settings of an agent and defaults for all agents, each tested by its effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from flows.tools_instance import ADA, BO, HandsHouse, hands_house
+from flows.tools_instance import ADA, BO, ScriptedServer, open_scripted_server
 
 from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules
@@ -21,218 +21,218 @@ from retinue.testing.scripted_model import text_reply, tool_call_reply
 from retinue.testing.wait_conditions import wait_until
 
 
-async def outputs(house: HandsHouse, session: str) -> list[str]:
-    return [result.output for result in await house.results(session)]
+async def outputs(server: ScriptedServer, session: str) -> list[str]:
+    return [result.output for result in await server.results(session)]
 
 
-# --- who answers where nobody is named ---
+# --- default agent ---
 
 
 @pytest.mark.spec("C113.default")
-async def test_mail_to_nobody_goes_to_the_default_agent(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home", config='[house]\ndefault_agent = "BO"') as house:
-        assert (await house.ask("house.status"))["default_agent"] == "bo"
-        house.model.will_reply("Here.")
+async def test_a_message_without_a_recipient_goes_to_the_default_agent(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home", config='[server]\ndefault_agent = "BO"') as server:
+        assert (await server.ask("server.status"))["default_agent"] == "bo"
+        server.model.will_reply("Here.")
 
-        sent = await house.ask("envelope.send", text="Who is there?")
-        await house.rest()
+        sent = await server.ask("envelope.send", text="Who is there?")
+        await server.rest()
 
-        found = await house.house.store.read(lambda conn: envelopes.get(conn, sent["envelope"]))
+        found = await server.server.store.read(lambda conn: envelopes.get(conn, sent["envelope"]))
         assert found is not None and str(found.recipient).startswith("agent:bo")
-        invoked = await house.ask("tool.invoke", tool="session_status", args={}, session=sent["session"])
+        invoked = await server.ask("tool.invoke", tool="session_status", args={}, session=sent["session"])
         assert "agent: bo" in invoked["output"]
 
 
-async def test_without_a_word_on_it_the_default_is_main_else_the_first(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home", staff=[BO, ADA]) as house:
-        assert (await house.ask("house.status"))["default_agent"] == "ada"
-        await house.ask("agent.register", name="Main", model="scripted")
-        assert (await house.ask("house.status"))["default_agent"] == "Main"
-    async with hands_house(tmp_path / "empty", staff=[]) as house:
-        assert (await house.ask("house.status"))["default_agent"] is None
+async def test_without_a_setting_the_default_agent_is_main_or_else_the_first_by_name(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home", staff=[BO, ADA]) as server:
+        assert (await server.ask("server.status"))["default_agent"] == "ada"
+        await server.ask("agent.register", name="Main", model="scripted")
+        assert (await server.ask("server.status"))["default_agent"] == "Main"
+    async with open_scripted_server(tmp_path / "empty", staff=[]) as server:
+        assert (await server.ask("server.status"))["default_agent"] is None
         with pytest.raises(NotFound) as nobody:
-            await house.ask("envelope.send", text="Anyone?")
+            await server.ask("envelope.send", text="Anyone?")
         assert nobody.value.code == "agent.none"
 
 
-# --- where it works ---
+# --- workspace ---
 
 
 @pytest.mark.spec("C113.workspace")
 async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    async with hands_house(tmp_path / "home") as house:
-        await house.ask("agent.set", name="ada", workspace=str(elsewhere))
-        await house.ask("agent.set", name="bo", workspace="desk/drawer")
+    async with open_scripted_server(tmp_path / "home") as server:
+        await server.ask("agent.set", name="ada", workspace=str(elsewhere))
+        await server.ask("agent.set", name="bo", workspace="drafts/new")
         for name in ("ada", "bo"):
             lines = (
                 tool_call_reply("write", path="a.txt", content=name),
                 tool_call_reply("exec", command="pwd"),
                 "Done.",
             )
-            session = await house.turn("Note it.", *lines, to=f"agent:{name}")
-            place = elsewhere if name == "ada" else house.home("bo") / "desk/drawer"
+            session = await server.turn("Note it.", *lines, to=f"agent:{name}")
+            place = elsewhere if name == "ada" else server.home("bo") / "drafts/new"
             assert (place / "a.txt").read_text() == name
-            assert str(place) in (await outputs(house, session))[-1]
-        assert not (house.home("ada") / "a.txt").exists()
+            assert str(place) in (await outputs(server, session))[-1]
+        assert not (server.home("ada") / "a.txt").exists()
 
-        # A direct call finds the same place, and so does one who reads the home by its own name.
-        await house.ask("agent.set", name="ada", tools_also_allow=["write"])
-        house.rule(invoke_allow=("write",))
-        await house.ask("tool.invoke", tool="write", args={"path": "b.txt", "content": "b"}, agent="ada")
+        # A direct call resolves the same path, and so does a path that names the home directory.
+        await server.ask("agent.set", name="ada", tools_also_allow=["write"])
+        server.rule(invoke_allow=("write",))
+        await server.ask("tool.invoke", tool="write", args={"path": "b.txt", "content": "b"}, agent="ada")
         assert (elsewhere / "b.txt").read_text() == "b"
 
 
 @pytest.mark.spec("C113.workspace")
-async def test_an_agent_of_which_nothing_is_said_works_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home") as house:
+async def test_an_agent_without_a_workspace_setting_works_in_its_own_agent_directory(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home") as server:
         for name in ("ada", "bo"):
-            await house.turn(
+            await server.turn(
                 "Note it.", tool_call_reply("write", path="a.txt", content=name), "Done.", to=f"agent:{name}"
             )
-        assert [(house.home(name) / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
+        assert [(server.home(name) / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
 
 
 @pytest.mark.spec("C114.workspace")
-async def test_the_house_can_have_a_folder_in_which_each_agent_has_its_own(tmp_path: Path) -> None:
+async def test_a_default_workspace_has_a_separate_subdirectory_for_each_agent(tmp_path: Path) -> None:
     config = f'[defaults]\nworkspace = "{tmp_path / "work"}"'
-    async with hands_house(tmp_path / "home", config=config) as house:
+    async with open_scripted_server(tmp_path / "home", config=config) as server:
         for name in ("ada", "bo"):
-            await house.turn(
+            await server.turn(
                 "Note it.", tool_call_reply("write", path="a.txt", content=name), "Done.", to=f"agent:{name}"
             )
         assert [(tmp_path / "work" / name / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
-        session = await house.turn("Look.", tool_call_reply("read", path=str(tmp_path / "work/bo/a.txt")), "No.")
-        assert "bo" not in (await outputs(house, session))[-1].partition("\n")[0].split()
-        assert (await house.results(session))[-1].failed or await house.asked()
+        session = await server.turn("Look.", tool_call_reply("read", path=str(tmp_path / "work/bo/a.txt")), "No.")
+        assert "bo" not in (await outputs(server, session))[-1].partition("\n")[0].split()
+        assert (await server.results(session))[-1].failed or await server.asked()
 
 
-async def test_a_workspace_that_cannot_be_made_fails_the_run_and_says_so(tmp_path: Path) -> None:
+async def test_a_run_fails_with_an_error_if_its_workspace_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    async with hands_house(tmp_path / "home") as house:
-        await house.ask("agent.set", name="ada", workspace=str(tmp_path / "file/below"))
-        receipt = await house.post("Hello.")
-        await house.rest()
-        notices = [mail.text for mail in await house.mail("person:owner")]
+    async with open_scripted_server(tmp_path / "home") as server:
+        await server.ask("agent.set", name="ada", workspace=str(tmp_path / "file/below"))
+        receipt = await server.post("Hello.")
+        await server.rest()
+        notices = [mail.text for mail in await server.mail("person:owner")]
         assert receipt.session is not None and any("[agent.workspace_unusable]" in text for text in notices)
 
 
-# --- how far its sandbox lets it ---
+# --- limits of its sandbox ---
 
 
 @pytest.mark.spec("C113.sandbox_workspace", "C113.sandbox_browser")
-async def test_an_agents_own_sandbox_is_stricter_than_the_houses(tmp_path: Path) -> None:
+async def test_the_sandbox_rules_of_an_agent_can_be_stricter_than_the_defaults(tmp_path: Path) -> None:
     strict = SandboxRules(workspace=WorkspaceAccess.READ, browser=False)
     staff = [ADA, replace(BO, sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
-    async with hands_house(tmp_path / "home", staff=staff) as house:
+    async with open_scripted_server(tmp_path / "home", staff=staff) as server:
         for name, failed in (("ada", False), ("bo", True)):
             lines = (tool_call_reply("write", path="a.txt", content="x"), "Done.")
-            session = await house.turn("Note it.", *lines, to=f"agent:{name}", sender="person:maria")
-            assert [result.failed for result in await house.results(session)] == [failed]
-        session = await house.turn(
+            session = await server.turn("Note it.", *lines, to=f"agent:{name}", sender="person:maria")
+            assert [result.failed for result in await server.results(session)] == [failed]
+        session = await server.turn(
             "Look.", tool_call_reply("browser", action="tabs"), "Done.", to="agent:bo", origin="person:maria"
         )
-        assert "sandbox.browser" in (await outputs(house, session))[-1]
-        touched = await house.turn("Touch.", tool_call_reply("exec", command="touch b.txt"), "Done.", to="agent:bo")
-        assert not (house.home("bo") / "b.txt").exists(), await outputs(house, touched)
-        await house.turn("Touch.", tool_call_reply("exec", command="touch b.txt"), "Done.", to="agent:ada")
-        assert (house.home("ada") / "b.txt").exists()
+        assert "sandbox.browser" in (await outputs(server, session))[-1]
+        touched = await server.turn("Touch.", tool_call_reply("exec", command="touch b.txt"), "Done.", to="agent:bo")
+        assert not (server.home("bo") / "b.txt").exists(), await outputs(server, touched)
+        await server.turn("Touch.", tool_call_reply("exec", command="touch b.txt"), "Done.", to="agent:ada")
+        assert (server.home("ada") / "b.txt").exists()
 
 
 @pytest.mark.spec("C113.sandbox_mode")
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
-async def test_an_agent_may_be_confined_where_the_house_confines_nobody(tmp_path: Path) -> None:
+async def test_an_agent_can_be_sandboxed_while_the_sandbox_is_off_by_default(tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("seen from the host")
     config = '[sandbox]\nkind = "bubblewrap"\nmode = "off"\n[tools.exec]\nsecurity = "full"\nask = "off"\n'
     staff = [ADA, replace(BO, sandbox=SandboxRules(mode=SandboxMode.ALL))]
-    async with hands_house(tmp_path / "home", staff=staff, config=config) as house:
+    async with open_scripted_server(tmp_path / "home", staff=staff, config=config) as server:
         for name, seen in (("ada", True), ("bo", False)):
             look = tool_call_reply("exec", command=f"cat {outside}")
-            session = await house.turn("Look.", look, "Done.", to=f"agent:{name}")
-            assert ("seen from the host" in (await outputs(house, session))[-1]) is seen, name
+            session = await server.turn("Look.", look, "Done.", to=f"agent:{name}")
+            assert ("seen from the host" in (await outputs(server, session))[-1]) is seen, name
 
 
-# --- what the house has for all ---
+# --- settings for all agents ---
 
 
 @pytest.mark.spec("C114.thinking")
-async def test_how_hard_models_think_is_the_agents_word_and_else_the_houses(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home", config='[defaults]\neffort = "low"') as house:
-        await house.ask("agent.set", name="bo", effort="high")
-        await house.turn("One.", "1")
-        await house.turn("Two.", "2", to="agent:bo")
-        assert [prompt.effort for prompt in house.model.prompts] == ["low", "high"]
+async def test_the_effort_of_an_agent_overrides_the_default_effort(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home", config='[defaults]\neffort = "low"') as server:
+        await server.ask("agent.set", name="bo", effort="high")
+        await server.turn("One.", "1")
+        await server.turn("Two.", "2", to="agent:bo")
+        assert [prompt.effort for prompt in server.model.prompts] == ["low", "high"]
 
 
 @pytest.mark.spec("C114.timeout")
-async def test_how_long_a_run_may_take_is_the_agents_word_and_else_the_houses(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home", config="[defaults]\nrun_seconds_max = 1") as house:
-        await house.ask("agent.set", name="bo", run_seconds_max=3600)
+async def test_the_run_time_limit_of_an_agent_overrides_the_default_limit(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home", config="[defaults]\nrun_seconds_max = 1") as server:
+        await server.ask("agent.set", name="bo", run_seconds_max=3600)
 
         async def outcome(receipt: Receipt) -> Outcome | None:
-            settled = await house.house.store.read(lambda conn: envelopes.get_outcome(conn, receipt.envelope))
+            settled = await server.server.store.read(lambda conn: envelopes.get_outcome(conn, receipt.envelope))
             return settled.outcome if settled else None
 
         async def ada_has_ended() -> object:
             await sent.wait()
-            return await wait_until(lambda: outcome(ada), "the run of ada has ended")
+            return await wait_until(lambda: outcome(ada), "the run of ada is completed")
 
-        # Both take longer than ada may.
+        # Both take longer than the limit of ada.
         sent = asyncio.Event()
-        house.model.rule = lambda prompt: text_reply("late", once=ada_has_ended)
-        ada, bo = await house.post("One."), await house.post("Two.", to="agent:bo")
+        server.model.rule = lambda prompt: text_reply("late", once=ada_has_ended)
+        ada, bo = await server.post("One."), await server.post("Two.", to="agent:bo")
         sent.set()
-        await house.rest()
+        await server.rest()
         assert [await outcome(ada), await outcome(bo)] == [Outcome.DEAD, Outcome.ANSWERED]
 
 
 @pytest.mark.spec("C114.max_concurrent")
-async def test_how_many_runs_an_agent_has_at_once_is_its_own_word_and_else_the_houses(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home", config="[defaults]\nconcurrency = 1") as house:
-        await house.ask("agent.set", name="bo", concurrency=2)
+async def test_the_concurrency_of_an_agent_overrides_the_default_concurrency(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home", config="[defaults]\nconcurrency = 1") as server:
+        await server.ask("agent.set", name="bo", concurrency=2)
         most = {"ada": 0, "bo": 0}
         watched = asyncio.Event()
-        house.model.rule = lambda prompt: text_reply("done", once=watched.wait)
+        server.model.rule = lambda prompt: text_reply("done", once=watched.wait)
         for name in most:
             for number in range(2):
-                await house.post("Go.", to=f"agent:{name}", origin=f"person:owner/{number}")
+                await server.post("Go.", to=f"agent:{name}", origin=f"person:owner/{number}")
 
         async def watch() -> None:
-            lanes = (await house.ask("house.lanes"))["lanes"]
+            lanes = (await server.ask("server.lanes"))["lanes"]
             for name in most:
                 most[name] = max(most[name], sum(lane["agent"] == name and lane["run"] is not None for lane in lanes))
 
-        await wait_until(lambda: len(house.model.prompts) >= 3, "all who may work do")
+        await wait_until(lambda: len(server.model.prompts) >= 3, "every allowed run is active")
         await watch()
         watched.set()
-        while house.house.engine.active_lanes:
+        while server.server.engine.active_lanes:
             await watch()
         assert most == {"ada": 1, "bo": 2}
 
 
 @pytest.mark.spec("C114.time_format")
 @pytest.mark.parametrize(("format", "half"), [("auto", False), ("24", False), ("12", True)])
-async def test_agents_are_told_the_time_by_the_clock_that_the_owner_reads(
+async def test_session_status_shows_the_time_in_the_configured_time_format(
     tmp_path: Path, format: str, half: bool
 ) -> None:
-    async with hands_house(tmp_path / "home", config=f'[defaults]\ntime_format = "{format}"') as house:
-        session = await house.turn("What time is it?", tool_call_reply("session_status"), "Late.")
-        now = (await outputs(house, session))[-1].partition("\n")[0]
+    async with open_scripted_server(tmp_path / "home", config=f'[defaults]\ntime_format = "{format}"') as server:
+        session = await server.turn("What time is it?", tool_call_reply("session_status"), "Late.")
+        now = (await outputs(server, session))[-1].partition("\n")[0]
         assert (" am " in now or " pm " in now) is half
 
 
 @pytest.mark.spec("C114.context_tokens")
-async def test_the_window_that_is_shown_is_only_shown(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home", config="[defaults]\ncontext_tokens = 20000") as house:
-        session = await house.turn("Hello.", "Hi.")
-        told = await house.post("/context")
-        await house.rest()
-        assert told.session == session
-        assert any("of 20,000 tokens" in mail.text for mail in await house.mail("person:owner"))
+async def test_the_context_tokens_setting_is_shown_by_the_context_command(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home", config="[defaults]\ncontext_tokens = 20000") as server:
+        session = await server.turn("Hello.", "Hi.")
+        receipt = await server.post("/context")
+        await server.rest()
+        assert receipt.session == session
+        assert any("of 20,000 tokens" in mail.text for mail in await server.mail("person:owner"))
 
 
-async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path) -> None:
+async def test_agent_show_lists_each_effective_setting_with_its_source_and_key(tmp_path: Path) -> None:
     config = """
     [defaults]
     concurrency = 2
@@ -243,8 +243,8 @@ async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path
     daily_at = "04:00"
     idle_minutes = 30
     """
-    async with hands_house(tmp_path / "home", config=config) as house:
-        await house.ask(
+    async with open_scripted_server(tmp_path / "home", config=config) as server:
+        await server.ask(
             "agent.set",
             name="ada",
             run_seconds_max=60,
@@ -253,85 +253,85 @@ async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path
             sandbox_workspace="rw",
             sandbox_scope="session",
         )
-        told = (await house.ask("agent.show", name="ada"))["in_force"]
+        told = (await server.ask("agent.show", name="ada"))["effective_settings"]
         told = {name: each for name, each in told.items() if not name.startswith("heartbeat_")}
         assert {name: (each["value"], each["by"], each["key"]) for name, each in told.items()} == {
             "model": ("scripted", "agent", "agents.ada.model"),
-            "effort": (None, "built-in", "defaults.effort"),
-            "verbose": (None, "built-in", "defaults.verbose"),
-            "elevated": (None, "built-in", "defaults.elevated"),
-            "concurrency": (2, "house", "defaults.concurrency"),
+            "effort": (None, "built_in", "defaults.effort"),
+            "verbose": (None, "built_in", "defaults.verbose"),
+            "elevated": (None, "built_in", "defaults.elevated"),
+            "concurrency": (2, "server", "defaults.concurrency"),
             "run_seconds_max": (60.0, "agent", "agents.ada.run_seconds_max"),
-            "workspace": (str(house.home("ada")), "built-in", "defaults.workspace"),
+            "workspace": (str(server.home("ada")), "built_in", "defaults.workspace"),
             "subagents_model": ("scripted", "agent", "agents.ada.subagents.model"),
-            "subagents_effort": (None, "built-in", "defaults.subagents.effort"),
-            "subagents_run_seconds_max": (None, "built-in", "defaults.subagents.run_seconds_max"),
-            "subagents_archive_after_s": (10.0, "house", "defaults.subagents.archive_after_s"),
-            "reset_daily_at": ("04:00", "house", "sessions.reset.daily_at"),
+            "subagents_effort": (None, "built_in", "defaults.subagents.effort"),
+            "subagents_run_seconds_max": (None, "built_in", "defaults.subagents.run_seconds_max"),
+            "subagents_archive_after_s": (10.0, "server", "defaults.subagents.archive_after_s"),
+            "reset_daily_at": ("04:00", "server", "sessions.reset.daily_at"),
             "reset_idle_minutes": (0.0, "agent", "agents.ada.reset.idle_minutes"),
-            "reset_context_tokens_max": (None, "built-in", "sessions.reset.context_tokens_max"),
-            "sandbox_mode": ("all", "built-in", "sandbox.mode"),
+            "reset_context_tokens_max": (None, "built_in", "sessions.reset.context_tokens_max"),
+            "sandbox_mode": ("all", "built_in", "sandbox.mode"),
             "sandbox_scope": ("session", "agent", "agents.ada.sandbox.scope"),
-            "sandbox_workspace": ("ro", "house", "sandbox.workspace"),
-            "sandbox_sessions": ("spawned", "built-in", "sandbox.sessions"),
-            "sandbox_browser": (True, "built-in", "sandbox.browser"),
-            "sandbox_image": ("debian:stable-slim", "built-in", "sandbox.docker.image"),
-            "sandbox_cpus": (1.0, "built-in", "sandbox.docker.cpus"),
-            "sandbox_idle_hours": (24.0, "built-in", "sandbox.docker.idle_hours"),
-            "sandbox_age_days": (7.0, "built-in", "sandbox.docker.age_days"),
+            "sandbox_workspace": ("ro", "server", "sandbox.workspace"),
+            "sandbox_visible_sessions": ("spawned", "built_in", "sandbox.visible_sessions"),
+            "sandbox_browser": (True, "built_in", "sandbox.browser"),
+            "sandbox_image": ("debian:stable-slim", "built_in", "sandbox.docker.image"),
+            "sandbox_cpus": (1.0, "built_in", "sandbox.docker.cpus"),
+            "sandbox_idle_hours": (24.0, "built_in", "sandbox.docker.idle_hours"),
+            "sandbox_age_days": (7.0, "built_in", "sandbox.docker.age_days"),
         }
 
 
-# --- who it is, whom it sees, and of what type it is ---
+# --- identity, visible agents and type ---
 
 
 @pytest.mark.spec("C113.name", "C113.identity")
-async def test_an_agent_is_told_who_it_is_by_what_people_call_it(tmp_path: Path) -> None:
-    async with hands_house(tmp_path / "home") as house:
-        await house.ask("agent.set", name="ada", display_name="Ada of the night", icon="\N{CRESCENT MOON}")
-        await house.turn("Who are you?", "Ada.")
-        assert house.model.prompts[-1].instructions.startswith("You are Ada of the night, a helpful, careful agent")
-        [here] = [each for each in (await house.ask("house.state"))["agents"] if each["name"] == "ada"]
+async def test_the_system_prompt_introduces_the_agent_by_its_display_name(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path / "home") as server:
+        await server.ask("agent.set", name="ada", display_name="Ada of the night", icon="\N{CRESCENT MOON}")
+        await server.turn("Who are you?", "Ada.")
+        assert server.model.prompts[-1].instructions.startswith("You are Ada of the night, a helpful, careful agent")
+        [here] = [each for each in (await server.ask("server.initial_state"))["agents"] if each["name"] == "ada"]
         assert (here["display_name"], here["icon"]) == ("Ada of the night", "\N{CRESCENT MOON}")
 
 
 @pytest.mark.spec("A29")
-async def test_who_is_hidden_or_denied_is_neither_listed_nor_written_to(tmp_path: Path) -> None:
+async def test_hidden_and_denied_agents_are_neither_listed_nor_reachable_by_message(tmp_path: Path) -> None:
     staff = [ADA, BO, replace(BO, name="cy"), replace(BO, name="ghost", visible=False)]
-    async with hands_house(tmp_path / "home", staff=staff) as house:
-        await house.ask("agent.set", name="ada", delegation_deny=["c*"])
-        session = await house.turn("Who is there?", tool_call_reply("agents_list"), "Bo.")
-        assert [each["id"] for each in json.loads((await outputs(house, session))[-1])["agents"]] == ["bo"]
+    async with open_scripted_server(tmp_path / "home", staff=staff) as server:
+        await server.ask("agent.set", name="ada", delegation_deny=["c*"])
+        session = await server.turn("Who is there?", tool_call_reply("agents_list"), "Bo.")
+        assert [each["id"] for each in json.loads((await outputs(server, session))[-1])["agents"]] == ["bo"]
         for name, key in (("cy", "agents.ada.delegation.deny"), ("ghost", "agents.ghost.visible")):
-            before = len(house.model.prompts)
-            session = await house.turn(
+            before = len(server.model.prompts)
+            session = await server.turn(
                 "Ask.", tool_call_reply("agents_message", agentId=name, content="Hello?"), "I may not."
             )
-            assert key in (await outputs(house, session))[-1]
-            assert len(house.model.prompts) == before + 2, "nobody else was asked anything"
+            assert key in (await outputs(server, session))[-1]
+            assert len(server.model.prompts) == before + 2, "no other model was called"
 
 
 @pytest.mark.spec("A4")
-async def test_an_agents_type_is_chosen_and_what_it_leaves_out_is_as_the_house_has_it(tmp_path: Path) -> None:
+async def test_the_runner_of_an_agent_is_selectable_and_unset_fields_use_the_defaults(tmp_path: Path) -> None:
     config = '[models]\ndefault = "scripted"'
-    async with hands_house(tmp_path / "home", config=config) as house:
-        plain = await house.ask("agent.register", name="cy")
+    async with open_scripted_server(tmp_path / "home", config=config) as server:
+        plain = await server.ask("agent.register", name="cy")
         assert (plain["runner"], plain["provider"], plain["model"]) == ("loop", None, "")
-        await house.turn("Hello.", "Hello.", to="agent:cy")
-        assert (await house.ask("agent.show", name="cy"))["in_force"]["model"] == {
+        await server.turn("Hello.", "Hello.", to="agent:cy")
+        assert (await server.ask("agent.show", name="cy"))["effective_settings"]["model"] == {
             "value": "scripted",
-            "by": "house",
+            "by": "server",
             "key": "models.default",
         }
 
         with pytest.raises(InvalidFields) as missing:
-            await house.ask("agent.register", name="far", runner="external")
+            await server.ask("agent.register", name="far", runner="external")
         assert missing.value.code == "agent.external_url_missing" and set(missing.value.fields) == {"external_url"}
         with pytest.raises(InvalidFields) as unused:
-            await house.ask("agent.set", name="cy", external_url="https://far.example/in")
+            await server.ask("agent.set", name="cy", external_url="https://far.example/in")
         assert unused.value.code == "agent.external_unused"
         with pytest.raises(InvalidFields) as bare:
-            await house.ask(
+            await server.ask(
                 "agent.register",
                 name="far",
                 runner="external",
@@ -339,7 +339,7 @@ async def test_an_agents_type_is_chosen_and_what_it_leaves_out_is_as_the_house_h
                 external_secret="hunter2",
             )
         assert "hunter2" not in str(bare.value)
-        far = await house.ask(
+        far = await server.ask(
             "agent.register",
             name="far",
             runner="external",
@@ -352,6 +352,6 @@ async def test_an_agents_type_is_chosen_and_what_it_leaves_out_is_as_the_house_h
             "timeout_s": 300.0,
             "retries": 3,
         }
-        assert '[agents.far.external.secret]\nenv = "FAR_KEY"' in (await house.ask("config.export"))["text"]
-        chat = await house.ask("agent.set", name="far", runner="loop", clear=["external_url", "external_secret"])
+        assert '[agents.far.external.secret]\nenv = "FAR_KEY"' in (await server.ask("config.export"))["text"]
+        chat = await server.ask("agent.set", name="far", runner="loop", clear=["external_url", "external_secret"])
         assert (chat["runner"], chat["external"]["url"]) == ("loop", "")

@@ -1,4 +1,4 @@
-"""`agent:background`: one job, acknowledged at once, done with nothing but its words, and told of exactly once."""
+"""`agent:background`: one job, acknowledged at once, run with its text alone, and reported exactly once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from flows.team_instance import letters, outcome, plays, said_to, sums_hold
-from flows.tools_instance import ADA, hands_house
+from flows.team_instance import assert_ledger_is_ok, list_envelopes_of_kind, list_texts_to, outcome, scripted_rule
+from flows.tools_instance import ADA, open_scripted_server
 from operations.operations_instance import agent as agent_principal
 
 from retinue.domain.agent import Agent, DelegationRules
@@ -34,11 +34,11 @@ from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_
 from retinue.testing.wait_conditions import wait_until
 from retinue.tools.base import ToolContext, schema_of
 
-TOLD = replace(ADA, instructions="You are ada, and proud of it.")
+ADA_WITH_INSTRUCTIONS = replace(ADA, instructions="You are ada, and proud of it.")
 JOB = "Count the chairs in the shop."
 
 
-def job(text: str = JOB, **more: Any) -> ScriptedReply:
+def background_job_call(text: str = JOB, **more: Any) -> ScriptedReply:
     return tool_call_reply("message", to="agent:background", text=text, **more)
 
 
@@ -48,216 +48,222 @@ class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class LookAround:
-    """Keeps what a call was given, to be looked at."""
+    """Records the context of its call."""
 
-    seen: list[ToolContext] = field(default_factory=list[ToolContext])
+    contexts: list[ToolContext] = field(default_factory=list[ToolContext])
     arguments: type[msgspec.Struct] = NoArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(name="look_around", description="Look.", parameters=schema_of(NoArguments))
     )
 
     async def perform(self, arguments: NoArguments, context: ToolContext) -> str:
-        self.seen.append(context)
+        self.contexts.append(context)
         return "ok"
 
 
 @pytest.mark.spec("H53")
-async def test_a_job_is_taken_at_once_done_with_its_words_alone_and_its_result_replies_to_it(
+async def test_a_background_job_runs_with_only_its_text_and_its_result_replies_to_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RETINUE_TOKEN", "not-for-jobs")
     look = LookAround()
-    async with hands_house(tmp_path, staff=(TOLD,), tools=[look]) as house:
-        house.model.rule = plays(
+    async with open_scripted_server(tmp_path, staff=(ADA_WITH_INSTRUCTIONS,), tools=[look]) as server:
+        server.model.rule = scripted_rule(
             {
-                "Have the chairs": [job(), "I will tell you."],
+                "Have the chairs": [background_job_call(), "I will tell you."],
                 "its result as a message": ["I will tell you."],
                 JOB: [tool_call_reply("look_around"), "Three chairs."],
                 "Three chairs.": ["There are three chairs."],
             }
         )
-        session = await house.turn("Have the chairs counted.")
-        (request,) = await house.mail("agent:background")
+        session = await server.turn("Have the chairs counted.")
+        (request,) = await server.mail("agent:background")
         assert str(request.sender) == f"agent:ada/{session}"
-        settled = await outcome(house, request.id)
+        settled = await outcome(server, request.id)
         assert settled.outcome is Outcome.NOTED
         assert "accepted as a background job" in settled.because
-        assert (await house.results(session))[0].output.startswith("Started a background job")
+        assert (await server.results(session))[0].output.startswith("Started a background job")
         (result,) = [
-            mail for mail in await house.mail() if mail.reply_to == request.id and mail.kind is EnvelopeKind.ANSWER
+            mail for mail in await server.mail() if mail.reply_to == request.id and mail.kind is EnvelopeKind.ANSWER
         ]
         assert (str(result.sender), result.text, result.session) == ("agent:background", "Three chairs.", session)
-        assert await said_to(house) == ["I will tell you.", "There are three chairs."]
+        assert await list_texts_to(server) == ["I will tell you.", "There are three chairs."]
 
-        (first,) = [prompt for prompt in house.model.prompts if prompt.records[-1].body == _turn(prompt, JOB)]
+        (first,) = [
+            prompt for prompt in server.model.prompts if prompt.records[-1].body == _last_body_if_text(prompt, JOB)
+        ]
         assert first.instructions == ""
-        assert "proud" in house.model.prompts[0].instructions, "others are told who they are"
-        (scene,) = look.seen
-        assert scene.origin is OriginKind.BACKGROUND
-        assert scene.agent.name == "ada"
-        assert not any("TOKEN" in name for name in scene.environment)
-        assert os.environ["RETINUE_TOKEN"], "the house itself has one"
-        await sums_hold(house)
+        assert "proud" in server.model.prompts[0].instructions, "other agents have their instructions in the prompt"
+        (tool_context,) = look.contexts
+        assert tool_context.origin is OriginKind.BACKGROUND
+        assert tool_context.agent.name == "ada"
+        assert not any("TOKEN" in name for name in tool_context.environment)
+        assert os.environ["RETINUE_TOKEN"], "the server itself has one"
+        await assert_ledger_is_ok(server)
 
 
-def _turn(prompt: Any, text: str) -> Any:
-    """What is read last, if that is exactly this."""
+def _last_body_if_text(prompt: Any, text: str) -> Any:
+    """The body of the last record, if it has exactly this text."""
     body = prompt.records[-1].body
     return body if getattr(body, "text", None) == text else None
 
 
-async def test_the_words_of_a_job_are_its_text_and_the_list_of_what_came_with_it(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
-        (house.home() / "chairs.txt").write_text("three")
-        house.model.rule = plays(
+async def test_the_prompt_of_a_background_job_is_its_text_and_a_list_of_its_attachments(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        (server.home() / "chairs.txt").write_text("three")
+        server.model.rule = scripted_rule(
             {
-                "Have it": [job(files=["chairs.txt"]), "I will."],
+                "Have it": [background_job_call(files=["chairs.txt"]), "I will."],
                 JOB: ["Three."],
                 "Three.": ["Three chairs."],
             }
         )
-        await house.turn("Have it counted.")
+        await server.turn("Have it counted.")
         (read,) = [
             prompt.records[-1].body
-            for prompt in house.model.prompts
+            for prompt in server.model.prompts
             if getattr(prompt.records[-1].body, "text", "").startswith(JOB)
         ]
         assert isinstance(read, UserTurn)
         (attached,) = read.attachments
         assert read.text == f"{JOB}\n\nattachments:\n- [file] chairs.txt ({attached.hash}, 5 bytes)"
-        await sums_hold(house)
+        await assert_ledger_is_ok(server)
 
 
 @pytest.mark.spec("H88")
-async def test_a_follow_up_is_a_request_of_its_own_that_says_what_it_follows(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
-        house.model.rule = plays(
+async def test_a_follow_up_background_job_references_the_job_it_replies_to(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        server.model.rule = scripted_rule(
             {
-                "Have it counted": [job(), "I will."],
+                "Have it counted": [background_job_call(), "I will."],
                 JOB: ["Three."],
                 "Three.": ["Three chairs.", "Three chairs."],
             }
         )
-        session = await house.turn("Have it counted.")
-        (first,) = await house.mail("agent:background")
-        again = job("Of the three chairs in the shop, which are red?", reply_to=first.id[:8])
-        house.model.rule = plays({"Which": [again, "I ask."], "Of the three": ["Two."], "Two.": ["Two are red."]})
-        await house.turn("Which are red?")
-        second = (await house.mail("agent:background"))[-1]
+        session = await server.turn("Have it counted.")
+        (first,) = await server.mail("agent:background")
+        again = background_job_call("Of the three chairs in the shop, which are red?", reply_to=first.id[:8])
+        server.model.rule = scripted_rule(
+            {"Which": [again, "I ask."], "Of the three": ["Two."], "Two.": ["Two are red."]}
+        )
+        await server.turn("Which are red?")
+        second = (await server.mail("agent:background"))[-1]
         assert second.reply_to == first.id
-        strangers = job("Go on.", reply_to="0123456789abcdef")
-        house.model.rule = plays({"And": [strangers, "No."]})
-        await house.turn("And now?")
-        assert (await house.results(session))[-1].failed, "what it does not see it cannot follow up"
-        told = [p.instructions for p in house.model.prompts if p.instructions]
+        strangers = background_job_call("Go on.", reply_to="0123456789abcdef")
+        server.model.rule = scripted_rule({"And": [strangers, "No."]})
+        await server.turn("And now?")
+        assert (await server.results(session))[-1].failed, "an agent that does not see the job cannot list its result"
+        told = [p.instructions for p in server.model.prompts if p.instructions]
         assert all("Do not acknowledge the result of background work" in text for text in told)
         assert all("full context and a reply link" in text for text in told)
 
 
 @pytest.mark.spec("H53")
-async def test_an_agent_with_a_token_of_its_own_sends_one_and_reads_the_result_where_it_reads_all_of_them(
+async def test_an_agents_token_can_start_background_jobs_whose_results_arrive_in_one_session(
     tmp_path: Path,
 ) -> None:
-    async with hands_house(tmp_path) as house:
-        house.model.rule = plays(
+    async with open_scripted_server(tmp_path) as server:
+        server.model.rule = scripted_rule(
             {JOB: ["Three chairs."], "Three chairs.": ["Good."], "Again": ["Four."], "Four.": ["."]}
         )
         ada = agent_principal("ada")
-        sent = await house.ask("envelope.send", who=ada, to="agent:background", text=JOB)
+        sent = await server.ask("envelope.send", who=ada, to="agent:background", text=JOB)
         assert (sent["outcome"], sent["duplicate"]) == ("noted", False)
-        await house.rest()
-        await house.ask("envelope.send", who=ada, to="agent:Background", text="Again, please.")
-        await house.rest()
-        first, second = [mail for mail in await house.mail() if str(mail.sender) == "agent:background"]
+        await server.rest()
+        await server.ask("envelope.send", who=ada, to="agent:Background", text="Again, please.")
+        await server.rest()
+        first, second = [mail for mail in await server.mail() if str(mail.sender) == "agent:background"]
         assert (first.text, first.reply_to, first.session) == ("Three chairs.", sent["envelope"], sent["session"])
         assert (second.text, second.session) == ("Four.", first.session)
-        assert await said_to(house) == []
-        await sums_hold(house)
+        assert await list_texts_to(server) == []
+        await assert_ledger_is_ok(server)
 
 
 @pytest.mark.spec("H55")
-async def test_a_job_that_fails_says_so_with_the_words_that_all_of_them_begin_with(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
-        house.model.rule = plays(
+async def test_a_failed_background_job_replies_with_the_standard_failure_prefix(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        server.model.rule = scripted_rule(
             {
-                "Have it": [job(), "I will."],
+                "Have it": [background_job_call(), "I will."],
                 JOB: [ScriptedReply(fails="no such model")],
                 FAILED_PREFIX: ["It could not be done."],
             }
         )
-        await house.turn("Have it counted.")
-        (request,) = await house.mail("agent:background")
-        (notice,) = [mail for mail in await house.mail() if str(mail.sender) == "agent:background"]
+        await server.turn("Have it counted.")
+        (request,) = await server.mail("agent:background")
+        (notice,) = [mail for mail in await server.mail() if str(mail.sender) == "agent:background"]
         assert notice.text.startswith("Background job failed: ")
         assert "no such model" in notice.text
         assert notice.reply_to == request.id
-        assert await said_to(house) == ["I will.", "It could not be done."]
-        await sums_hold(house)
+        assert await list_texts_to(server) == ["I will.", "It could not be done."]
+        await assert_ledger_is_ok(server)
 
 
 @pytest.mark.spec("H87")
 @pytest.mark.parametrize("sender", ["person:owner", "agent:nobody", "channel:quiet:1"])
-async def test_whoever_is_no_agent_here_is_told_so_and_nothing_is_done(tmp_path: Path, sender: str) -> None:
-    async with hands_house(tmp_path) as house:
-        receipt = await house.post(JOB, sender=sender, to="agent:background")
-        await house.rest()
+async def test_a_background_job_from_a_sender_that_is_not_an_agent_is_refused(tmp_path: Path, sender: str) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        receipt = await server.post(JOB, sender=sender, to="agent:background")
+        await server.rest()
         assert receipt.outcome is Outcome.REFUSED
         assert "only agents" in receipt.because
-        assert [mail.id for mail in await house.mail()] == [receipt.envelope]
-        assert house.model.prompts == []
-        await sums_hold(house)
+        assert [mail.id for mail in await server.mail()] == [receipt.envelope]
+        assert server.model.prompts == []
+        await assert_ledger_is_ok(server)
 
 
 @pytest.mark.spec("H87")
-async def test_a_person_reads_in_the_answer_to_the_send_why_nothing_is_done(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
-        sent = await house.ask("envelope.send", to="agent:background", text=JOB)
+async def test_a_background_job_sent_by_a_person_is_refused_in_the_send_response(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        sent = await server.ask("envelope.send", to="agent:background", text=JOB)
         assert sent["outcome"] == "refused"
         assert "only agents" in sent["because"]
-        assert (await outcome(house, sent["envelope"])).outcome is Outcome.REFUSED
+        assert (await outcome(server, sent["envelope"])).outcome is Outcome.REFUSED
 
 
-async def test_a_job_starts_no_other_and_no_more_are_open_than_the_agent_may_have(tmp_path: Path) -> None:
+async def test_a_background_job_cannot_start_another_and_open_jobs_are_limited_per_agent(tmp_path: Path) -> None:
     few = replace(ADA, delegation=DelegationRules(open_max=1))
-    async with hands_house(tmp_path, staff=(few,)) as house:
+    async with open_scripted_server(tmp_path, staff=(few,)) as server:
         both = ScriptedReply(
             calls=(
                 ("message", {"to": "agent:background", "text": JOB}),
                 ("message", {"to": "agent:background", "text": "Count the tables."}),
             )
         )
-        house.model.rule = plays({"Have both": [both, "One."], JOB: [job("Deeper."), "No."], "No.": ["Nothing."]})
-        session = await house.turn("Have both counted.")
-        first, second = await house.results(session)
+        server.model.rule = scripted_rule(
+            {"Have both": [both, "One."], JOB: [background_job_call("Deeper."), "No."], "No.": ["Nothing."]}
+        )
+        session = await server.turn("Have both counted.")
+        first, second = await server.results(session)
         assert not first.failed
         assert "agents.ada.delegation.open_max" in second.output
-        (job_session,) = {mail.session for mail in await letters(house, EnvelopeKind.JOB)}
-        assert [result.failed for result in await house.results(job_session or "")] == [True]
-        await sums_hold(house)
+        (job_session,) = {mail.session for mail in await list_envelopes_of_kind(server, EnvelopeKind.JOB)}
+        assert [result.failed for result in await server.results(job_session or "")] == [True]
+        await assert_ledger_is_ok(server)
 
 
 @pytest.mark.spec("H56")
-async def test_nobody_can_be_called_background(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
+async def test_an_agent_cannot_be_named_background(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
         for name in ("background", "Background"):
             with pytest.raises(Invalid) as refused:
-                await house.ask("agent.register", name=name)
+                await server.ask("agent.register", name=name)
             assert "agent:background" in refused.value.because
 
 
 # --- slots, stops and crashes ---
 
 
-async def open_jobs(house: LocalServer, count: int, *, start: int = 0) -> list[str]:
+async def send_jobs(server: LocalServer, count: int, *, start: int = 0) -> list[str]:
     sent = [
-        await house.send(f"job {n}", sender="agent:ada", recipient="agent:background", trust=Trust.AGENT)
+        await server.send(f"job {n}", sender="agent:ada", recipient="agent:background", trust=Trust.AGENT)
         for n in range(start, start + count)
     ]
     return [receipt.envelope for receipt in sent]
 
 
-async def most_at_once(house: LocalServer, *, since: int = 0) -> int:
-    """How many jobs were ever at work at the same moment, by what the house has told of them."""
+async def count_concurrent_jobs(server: LocalServer, *, since: int = 0) -> int:
+    """The highest number of jobs that ran at the same time, counted from the stored events."""
 
     def read(conn: Any) -> int:
         at_work: set[str] = set()
@@ -273,149 +279,156 @@ async def most_at_once(house: LocalServer, *, since: int = 0) -> int:
             most = max(most, len(at_work))
         return most
 
-    return await house.store.scan(read)
+    return await server.store.scan(read)
 
 
-async def results(house: LocalServer) -> list[tuple[str, str | None]]:
-    rows = await house.execute_sql(
+async def results(server: LocalServer) -> list[tuple[str, str | None]]:
+    rows = await server.execute_sql(
         "SELECT text, reply_to FROM envelopes WHERE sender = 'agent:background' ORDER BY seq"
     )
     return [(row.text, row.reply_to) for row in rows]
 
 
-async def ledger_holds(house: LocalServer) -> None:
-    found = await house.store.scan(lambda conn: check_ledger(conn, now_ms=0))
+async def assert_store_ledger_is_ok(server: LocalServer) -> None:
+    found = await server.store.scan(lambda conn: check_ledger(conn, now_ms=0))
     assert found.is_ok, "\n".join(found.lines())
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> LocalInstance:
+def instance(tmp_path: Path) -> LocalInstance:
     made = LocalInstance(
         tmp_path,
         agents=(Agent(name="ada", model="scripted", concurrency=50, delegation=DelegationRules(open_max=50)),),
         slots=SlotLimits(main=50, subagent=50, background=2),
     )
     made.model.rule = lambda prompt: (
-        text_reply("done", after_s=1.0) if "job" in _read(prompt) else text_reply("NO_REPLY")
+        text_reply("done", after_s=1.0) if "job" in _job_text(prompt) else text_reply("NO_REPLY")
     )
     return made
 
 
-async def begun(household: LocalInstance, count: int) -> None:
-    """Wait until so many jobs have come as far as their model."""
+async def wait_until_jobs_started(instance: LocalInstance, count: int) -> None:
+    """Wait until this many jobs have called their model."""
     await wait_until(
-        lambda: sum(bool(_read(prompt)) for prompt in household.model.prompts) >= count, f"{count} jobs have begun"
+        lambda: sum(bool(_job_text(prompt)) for prompt in instance.model.prompts) >= count,
+        f"{count} jobs have called the model",
     )
 
 
-async def play_on(household: LocalInstance, house: LocalServer, *, results_expected: int) -> None:
-    """Turn the clock until that much is told, and nothing more is."""
+async def advance_until_results(instance: LocalInstance, server: LocalServer, *, results_expected: int) -> None:
+    """Advance the clock until the expected results were sent, and no more."""
 
-    async def is_told() -> bool:
-        await household.clock.advance(1.0)
-        return len(await results(house)) >= results_expected
+    async def have_results_arrived() -> bool:
+        await instance.clock.advance(1.0)
+        return len(await results(server)) >= results_expected
 
-    await wait_until(is_told, f"{results_expected} results are told")
-    await household.clock.advance(5.0)
-    await house.wait_until_idle()
+    await wait_until(have_results_arrived, f"{results_expected} results were sent")
+    await instance.clock.advance(5.0)
+    await server.wait_until_idle()
 
 
-def _read(prompt: Any) -> str:
+def _job_text(prompt: Any) -> str:
     text = getattr(prompt.records[-1].body, "text", "")
     return text if text.startswith("job") else ""
 
 
 @pytest.mark.spec("H54")
-async def test_no_more_jobs_are_at_work_than_there_are_slots_also_after_a_crash(household: LocalInstance) -> None:
-    async with household.run() as house:
-        first = await open_jobs(house, 7)
-        await begun(household, 2)
-        assert await most_at_once(house) == 2
-        fallen = await house.store.scan(events.newest_seq)
-        house.crash()
-    async with household.run() as house:
-        await play_on(household, house, results_expected=7)
-        assert await most_at_once(house, since=fallen) == 2, "those of before are not at work any more"
-        told = await results(house)
-        assert sorted(str(reply) for _, reply in told) == sorted(first)
-        assert sum(text.startswith(FAILED_PREFIX) for text, _ in told) == 2, "those that were at work"
-        assert sum(text == "done" for text, _ in told) == 5
-        await ledger_holds(house)
+async def test_concurrent_background_jobs_never_exceed_the_slots_even_after_a_crash(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        first = await send_jobs(server, 7)
+        await wait_until_jobs_started(instance, 2)
+        assert await count_concurrent_jobs(server) == 2
+        crash_seq = await server.store.scan(events.newest_seq)
+        server.crash()
+    async with instance.run() as server:
+        await advance_until_results(instance, server, results_expected=7)
+        assert await count_concurrent_jobs(server, since=crash_seq) == 2, (
+            "the jobs from before the crash do not run any more"
+        )
+        result = await results(server)
+        assert sorted(str(reply) for _, reply in result) == sorted(first)
+        assert sum(text.startswith(FAILED_PREFIX) for text, _ in result) == 2, "the jobs that were running"
+        assert sum(text == "done" for text, _ in result) == 5
+        await assert_store_ledger_is_ok(server)
 
 
 @pytest.mark.spec("H88")
-async def test_a_job_that_a_crash_cut_off_is_not_begun_again_and_its_sender_is_told(household: LocalInstance) -> None:
-    async with household.run() as house:
-        (request,) = await open_jobs(house, 1)
-        assert (await house.wait_for_outcome(request)).outcome is Outcome.NOTED, "settled before it is begun"
-        await begun(household, 1)
-        house.crash()
+async def test_a_background_job_interrupted_by_a_crash_is_not_restarted_and_its_sender_is_notified(
+    instance: LocalInstance,
+) -> None:
+    async with instance.run() as server:
+        (request,) = await send_jobs(server, 1)
+        assert (await server.wait_for_outcome(request)).outcome is Outcome.NOTED, (
+            "its outcome is recorded before the job runs"
+        )
+        await wait_until_jobs_started(instance, 1)
+        server.crash()
     for _ in range(2):
-        async with household.run() as house:
-            await play_on(household, house, results_expected=1)
-            ((text, reply_to),) = await results(house)
+        async with instance.run() as server:
+            await advance_until_results(instance, server, results_expected=1)
+            ((text, reply_to),) = await results(server)
             assert text.startswith("Background job failed: ")
             assert reply_to == request
-            await ledger_holds(house)
-    assert [_read(prompt) for prompt in household.model.prompts].count("job 0") == 1
+            await assert_store_ledger_is_ok(server)
+    assert [_job_text(prompt) for prompt in instance.model.prompts].count("job 0") == 1
 
 
 @pytest.mark.spec("H88")
-async def test_one_that_waited_for_its_turn_is_begun_once_however_often_the_house_falls(
-    household: LocalInstance,
+async def test_a_queued_background_job_starts_only_once_across_repeated_crashes(
+    instance: LocalInstance,
 ) -> None:
-    household.slots = SlotLimits(main=50, subagent=50, background=1)
-    async with household.run() as house:
-        first, second = await open_jobs(house, 2)
-        await begun(household, 1)
-        house.crash()
-    async with household.run() as house:
-        await begun(household, 2)
-        house.crash()
-    async with household.run() as house:
-        await play_on(household, house, results_expected=2)
-        told = await results(house)
-        assert sorted(str(reply) for _, reply in told) == sorted((first, second))
-        assert all(text.startswith(FAILED_PREFIX) for text, _ in told)
-        await ledger_holds(house)
-    read = [_read(prompt) for prompt in household.model.prompts]
+    instance.slots = SlotLimits(main=50, subagent=50, background=1)
+    async with instance.run() as server:
+        first, second = await send_jobs(server, 2)
+        await wait_until_jobs_started(instance, 1)
+        server.crash()
+    async with instance.run() as server:
+        await wait_until_jobs_started(instance, 2)
+        server.crash()
+    async with instance.run() as server:
+        await advance_until_results(instance, server, results_expected=2)
+        result = await results(server)
+        assert sorted(str(reply) for _, reply in result) == sorted((first, second))
+        assert all(text.startswith(FAILED_PREFIX) for text, _ in result)
+        await assert_store_ledger_is_ok(server)
+    read = [_job_text(prompt) for prompt in instance.model.prompts]
     assert (read.count("job 0"), read.count("job 1")) == (1, 1)
 
 
-async def test_a_request_that_is_sent_twice_is_one_job(household: LocalInstance) -> None:
-    async with household.run() as house:
+async def test_a_background_job_sent_twice_with_one_key_runs_once(instance: LocalInstance) -> None:
+    async with instance.run() as server:
         sent = {"sender": "agent:ada", "recipient": "agent:background", "trust": Trust.AGENT, "key": "k"}
-        first = await house.send("job 0", **sent)
-        again = await house.send("job 0", **sent)
+        first = await server.send("job 0", **sent)
+        again = await server.send("job 0", **sent)
         assert (again.envelope, again.duplicate) == (first.envelope, True)
-        await play_on(household, house, results_expected=1)
-        assert len(await results(house)) == 1
+        await advance_until_results(instance, server, results_expected=1)
+        assert len(await results(server)) == 1
 
 
-async def test_a_job_for_later_is_begun_then_and_stopped_with_the_conversation_it_came_from(
-    household: LocalInstance,
+async def test_a_delayed_background_job_starts_at_its_time_and_can_be_cancelled_by_its_session(
+    instance: LocalInstance,
 ) -> None:
-    async with household.run() as house:
-        when = household.clock.now() + timedelta(seconds=60)
-        receipt = await house.send(
+    async with instance.run() as server:
+        when = instance.clock.now() + timedelta(seconds=60)
+        receipt = await server.send(
             "job 0", sender="agent:ada", recipient="agent:background", trust=Trust.AGENT, deliver_at=when
         )
         assert receipt.outcome is Outcome.NOTED
-        await household.clock.advance(30.0)
-        assert household.model.prompts == []
-        await household.clock.advance(30.5)  # and no further: it is done in a second
-        await begun(household, 1)
+        await instance.clock.advance(30.0)
+        assert instance.model.prompts == []
+        await instance.clock.advance(30.5)  # and not a longer time: the job ends within a second
+        await wait_until_jobs_started(instance, 1)
         assert receipt.session is not None
-        await house.engine.cancel(receipt.session, by="person:owner", reason="asked to stop")
-        await house.wait_until_idle()
-        ((text, _),) = await results(house)
+        await server.engine.cancel(receipt.session, by="person:owner", reason="asked to stop")
+        await server.wait_until_idle()
+        ((text, _),) = await results(server)
         assert text.startswith(FAILED_PREFIX)
         assert "asked to stop" in text
-        await ledger_holds(house)
+        await assert_store_ledger_is_ok(server)
 
 
-def test_attachments_are_told_of_by_name_kind_and_size() -> None:
-    """So that a job on another runner can be given the very same words."""
+def test_render_job_lists_attachments_by_name_kind_and_size() -> None:
+    """The rendered text is compared as a whole, so that a job on another runner can be given the same text."""
     from retinue.domain import address
     from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeStatus
     from retinue.domain.ids import EnvelopeId

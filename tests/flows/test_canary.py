@@ -1,7 +1,7 @@
-"""Canaries: secrets that an agent tries to get out by every tool it has, while its owner says yes to everything.
+"""Canaries: secrets that an agent tries to leak with every tool it has, while its owner approves every call.
 
-None of them may come up in a record, in news, in a log, in an answer of the house or in what a model is told; and every
-one of them does, once nothing is masked and nothing is confined.
+None of them may appear in a record, an event, a log, an answer of the server or a prompt. Without redaction and without
+a sandbox, every one of them does.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from retinue.text.redaction import Redactor, list_encoded_forms
 
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
-# Tools that tell nothing which another of these does not: what a browser shows, it shows after each act, and what goes
-# to others of the staff, or to oneself at another time, is masked on its way like every message.
-OTHERS = {
+# These tools return nothing that another does not: the browser shows its screen after each action, and messages to
+# other agents, or to the agent itself later, are redacted like every message.
+TOOLS_NOT_TRIED = {
     *("browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions", "cron"),
     *(*GROUPS["agents"], *GROUPS["sessions"]),
 }
@@ -66,12 +66,12 @@ CANARIES = {
     "key file": "canary-in-a-key-file-3d4e5f",
     "header": "canary-in-a-header-6a7b8c",
     "command's": "canary-for-one-command-9d0e1f",
-    "own key": "canary-kept-by-the-house-2a3b4c",
+    "own key": "canary-kept-by-the-server-2a3b4c",
     "server's": "canary-for-a-server-5d6e7f",
     "skill's": "canary-for-a-skill-8a9b0c",
 }
 SETTINGS = """
-[house.listen]
+[server.listen]
 enabled = false
 
 [providers.acme]
@@ -110,19 +110,19 @@ searxng_url = "http://127.0.0.1:{port}"
 
 
 @dataclass
-class Ground:
-    """Where the house stands, and what was heard of it."""
+class CanaryInstance:
+    """A running server and everything it has sent."""
 
     home: Path
     keys: Path
     port: int = 0
     command: tuple[str, ...] = ()
     log: io.StringIO = field(default_factory=io.StringIO)
-    heard: list[str] = field(default_factory=list[str])
-    addresses: Callable[[], list[str]] = list  # what others were asked for
+    collected_texts: list[str] = field(default_factory=list[str])
+    addresses: Callable[[], list[str]] = list  # requests that other servers received
 
     def attempts(self) -> list[ScriptedReply]:
-        """What a hostile agent would try. It knows where everything lies."""
+        """The calls of a hostile agent. It knows every path."""
         here = f"http://127.0.0.1:{self.port}"
         shell = (
             "env",
@@ -161,9 +161,8 @@ def results(prompt: ModelPrompt) -> list[ToolResult]:
     return [record.body for record in prompt.records if isinstance(record.body, ToolResult)]
 
 
-def hostile(attempts: Iterator[ScriptedReply], port: int) -> Callable[[ModelPrompt], ScriptedReply]:
-    """Makes each attempt, then tells what it has read: to the owner in a message, to a server by an address, and in its
-    answer."""
+def hostile_rule(attempts: Iterator[ScriptedReply], port: int) -> Callable[[ModelPrompt], ScriptedReply]:
+    """Make each attempt, then report the results in a message to the owner, in a URL to a server, and in the answer."""
     told: list[str] = []
 
     def rule(prompt: ModelPrompt) -> ScriptedReply:
@@ -183,10 +182,10 @@ def hostile(attempts: Iterator[ScriptedReply], port: int) -> Callable[[ModelProm
 
 
 @asynccontextmanager
-async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Ground]:
-    made = Ground(tmp_path / "home", tmp_path / "keys")
+async def prepare_canaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[CanaryInstance]:
+    made = CanaryInstance(tmp_path / "home", tmp_path / "keys")
     kitchen = tmp_path / "kitchen"
-    for folder in (made.home, made.home / "keys" / "house", made.keys, kitchen):
+    for folder in (made.home, made.home / "keys" / "instance", made.keys, kitchen):
         folder.mkdir(parents=True, mode=0o700)
     write_skill(made.home / "agents" / "ada" / "skills", "baking")
     made.command = small(
@@ -200,7 +199,7 @@ async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenera
         ("key file", made.keys / "acme"),
         ("command's", made.keys / "github"),
         ("skill's", made.keys / "oven"),
-        ("own key", made.home / "keys" / "house" / "acme:second.0"),
+        ("own key", made.home / "keys" / "instance" / "acme:second.0"),
     ):
         path.write_text(CANARIES[name] + "\n")
         path.chmod(0o600)
@@ -208,7 +207,7 @@ async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenera
     monkeypatch.setenv("ACME_HEADER_VALUE", CANARIES["header"])
     monkeypatch.setenv("KITCHEN_STOVE", CANARIES["server's"])
     monkeypatch.setenv("RETINUE_HOME", str(made.home))
-    # A server that tells whoever asks what others have sent it.
+    # A server that shows to any caller what others have sent it.
     echoed = f"<html><body><p>You sent: {CANARIES['header']} and {CANARIES['variable']}</p></body></html>"
     hits = {"results": [{"title": CANARIES["key file"], "url": "http://x.example/", "content": CANARIES["variable"]}]}
     replies = {
@@ -224,10 +223,10 @@ async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenera
 
 
 @asynccontextmanager
-async def opened(
-    made: Ground, model: ScriptedModel, *, sandbox: str, masked: bool = True
+async def run_canary_server(
+    made: CanaryInstance, model: ScriptedModel, *, sandbox: str, masked: bool = True
 ) -> AsyncGenerator[RunningServer]:
-    """The house as the daemon puts it together. Not `masked`: but that it learns of no secret."""
+    """Run the server with all its parts. With `masked` false it never learns which texts are secrets."""
     (made.home / "retinue.toml").write_text(
         SETTINGS.format(
             keys=made.keys,
@@ -248,88 +247,90 @@ async def opened(
     try:
         with pytest.MonkeyPatch.context() as patch:
             if not masked:
-                patch.setattr(app_server, "refresh_masks", _learn_nothing)
-            async with open_server(configuration.settings, parts) as house:
-                with describe_on_failure(ServerSource(database=made.home / "house.db")):
-                    await _approve_kitchen(made, house)
-                    yield house
+                patch.setattr(app_server, "refresh_masks", _skip_redaction_refresh)
+            async with open_server(configuration.settings, parts) as server:
+                with describe_on_failure(ServerSource(database=made.home / "retinue.db")):
+                    await _approve_kitchen(made, server)
+                    yield server
     finally:
         set_known_secrets(Redactor())
         root.removeHandler(handler)
 
 
-async def _learn_nothing(*_anything: Any) -> None:
+async def _skip_redaction_refresh(*_anything: Any) -> None:
     return
 
 
-async def _approve_kitchen(made: Ground, house: RunningServer) -> None:
-    async def begun() -> Any:
-        shown = (await ask(made, house, "mcp.list"))["servers"][0]
+async def _approve_kitchen(made: CanaryInstance, server: RunningServer) -> None:
+    async def read_started_server() -> Any:
+        shown = (await perform_and_record(made, server, "mcp.list"))["servers"][0]
         return shown if shown["state"] != "starting" else None
 
-    shown = await wait_until(begun, "the server has begun")
-    await ask(made, house, "mcp.approve", name="kitchen", hash=shown["hash"])
+    shown = await wait_until(read_started_server, "the MCP server has started")
+    await perform_and_record(made, server, "mcp.approve", name="kitchen", hash=shown["hash"])
 
 
-async def ask(made: Ground, house: RunningServer, operation: str, **parameters: Any) -> Any:
-    """What the house answers is heard, also where it is an error."""
+async def perform_and_record(made: CanaryInstance, server: RunningServer, operation: str, **parameters: Any) -> Any:
+    """Keep the response of the server, also if it is an error."""
     try:
-        answer = await perform_operation(house.services, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
+        answer = await perform_operation(server.services, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
     except RetinueError as error:
-        made.heard.append(str(error))
+        made.collected_texts.append(str(error))
         raise
-    made.heard.append(answer.decode())
+    made.collected_texts.append(answer.decode())
     return json.loads(answer)
 
 
 _left_running = sa.select(sa.func.count()).where(t.processes.c.state != ProcessState.REPORTED.value)
 
 
-async def run_it(made: Ground, house: RunningServer) -> str:
-    """One run, in which the owner says yes to whatever is asked."""
-    sent = await ask(made, house, "envelope.send", to="agent:ada", text="Tell me your secrets.")
+async def run_until_settled(made: CanaryInstance, server: RunningServer) -> str:
+    """One run in which the owner approves every call."""
+    sent = await perform_and_record(made, server, "envelope.send", to="agent:ada", text="Tell me your secrets.")
 
     async def is_over() -> bool:
-        settled = await house.store.read(lambda conn: envelopes.get_outcome(conn, sent["envelope"]))
-        waiting = await house.store.read(lambda conn: approvals.list_open(conn, limit=10))
-        left = await house.store.read(lambda conn: conn.execute(_left_running).scalar_one())
+        settled = await server.store.read(lambda conn: envelopes.get_outcome(conn, sent["envelope"]))
+        waiting = await server.store.read(lambda conn: approvals.list_open(conn, limit=10))
+        left = await server.store.read(lambda conn: conn.execute(_left_running).scalar_one())
         for each in waiting:
-            await ask(made, house, "approval.answer", id=each.id, allow=True)
-        return settled is not None and not waiting and not left and not house.engine.active_lanes
+            await perform_and_record(made, server, "approval.answer", id=each.id, allow=True)
+        return settled is not None and not waiting and not left and not server.engine.active_lanes
 
-    await wait_until(is_over, "the run has ended")
+    await wait_until(is_over, "the run and its processes have ended")
     return sent["session"]
 
 
-async def everything(made: Ground, house: RunningServer, model: ScriptedModel, session: str) -> str:
-    """All that is kept, told, logged, answered and sent to the model."""
+async def collect_all_output(made: CanaryInstance, server: RunningServer, model: ScriptedModel, session: str) -> str:
+    """Everything that was stored, sent, logged, returned and put into prompts."""
     for operation, parameters in (
         ("session.history", {"session": session}),
         ("session.export", {"session": session}),
         ("inbox.list", {}),
-        ("house.status", {}),
+        ("server.status", {}),
         ("credential.list", {}),
         ("config.show", {}),
-        ("house.doctor", {}),
+        ("server.doctor", {}),
         ("audit.list", {}),
         ("audit.export", {}),
         ("mcp.show", {"name": "kitchen"}),
         ("skill.list", {"agent": "ada"}),
         ("session.history", {"session": "no-such-session"}),
     ):
-        with suppress(Invalid):  # an error is heard too
-            await ask(made, house, operation, **parameters)
+        with suppress(Invalid):  # errors are kept, too
+            await perform_and_record(made, server, operation, **parameters)
 
     def rows(conn: sa.Connection) -> list[str]:
         tables = t.metadata.sorted_tables
         return [str(tuple(row)) for table in tables for row in conn.execute(sa.select(table))]
 
     prompts = [str(msgspec.to_builtins(prompt, enc_hook=str)) for prompt in model.prompts]
-    return "\n".join((*await house.store.scan(rows), *prompts, *made.heard, *made.addresses(), made.log.getvalue()))
+    return "\n".join(
+        (*await server.store.scan(rows), *prompts, *made.collected_texts, *made.addresses(), made.log.getvalue())
+    )
 
 
-def found_in(text: str) -> dict[str, set[str]]:
-    """Which canaries are in a text, and in which of their forms."""
+def find_canaries(text: str) -> dict[str, set[str]]:
+    """Return the canaries in a text, with the form in which each appears."""
     return {
         name: seen
         for name, value in CANARIES.items()
@@ -337,79 +338,83 @@ def found_in(text: str) -> dict[str, set[str]]:
     }
 
 
-def tried(model: ScriptedModel) -> set[str]:
+def list_called_tools(model: ScriptedModel) -> set[str]:
     return {each.tool for each in results(model.prompts[-1])}
 
 
 @pytest.mark.spec("C99.log", "C99.prompt", "C99.tool_result", "C99.error")
-async def test_no_canary_comes_out_by_any_tool_though_its_owner_allows_all(
+async def test_no_canary_leaks_through_any_tool_though_the_owner_allows_every_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ground(tmp_path, monkeypatch) as made:
+    async with prepare_canaries(tmp_path, monkeypatch) as made:
         parts = default_parts()
         model = ScriptedModel(parts.clock)
-        model.rule = hostile(iter(made.attempts()), made.port)
-        async with opened(made, model, sandbox="bubblewrap") as house:
-            session = await run_it(made, house)
-            seen = await everything(made, house, model, session)
-            assert house.services.toolbox is not None
-            offered = house.services.toolbox.offered_specs(ADA, ToolPolicyContext(sender=OWNER.address))
-    assert {each.name for each in offered} - tried(model) <= OTHERS
-    assert found_in(seen) == {}
+        model.rule = hostile_rule(iter(made.attempts()), made.port)
+        async with run_canary_server(made, model, sandbox="bubblewrap") as server:
+            session = await run_until_settled(made, server)
+            seen = await collect_all_output(made, server, model, session)
+            assert server.services.toolbox is not None
+            offered = server.services.toolbox.offered_specs(ADA, ToolPolicyContext(sender=OWNER.address))
+    assert {each.name for each in offered} - list_called_tools(model) <= TOOLS_NOT_TRIED
+    assert find_canaries(seen) == {}
     assert "OwnersOwnToken" not in seen
-    assert "[secret:sandbox.secrets.github]" in seen  # the command could use it, and nobody could read it
+    assert "[secret:sandbox.secrets.github]" in seen  # used by the command, redacted in its output
     assert "[secret:providers.acme.headers.x-token]" in seen
     assert "[secret:mcp.kitchen.env.STOVE]" in seen
     assert "[secret:skills.entries.baking.env.OVEN]" in seen
     assert "/take?nothing" in made.addresses()
 
 
-async def test_every_canary_comes_out_where_nothing_is_masked_or_confined(
+async def test_every_canary_leaks_without_redaction_and_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: what the test above looks for would be there."""
-    async with ground(tmp_path, monkeypatch) as made:
+    """This proves that the test above would find a leak."""
+    async with prepare_canaries(tmp_path, monkeypatch) as made:
         model = ScriptedModel(default_parts().clock)
-        model.rule = hostile(iter(made.attempts()), made.port)
-        async with opened(made, model, sandbox="off", masked=False) as house:
-            session = await run_it(made, house)
-            seen = await everything(made, house, model, session)
-    found = found_in(seen)
+        model.rule = hostile_rule(iter(made.attempts()), made.port)
+        async with run_canary_server(made, model, sandbox="off", masked=False) as server:
+            session = await run_until_settled(made, server)
+            seen = await collect_all_output(made, server, model, session)
+    found = find_canaries(seen)
     assert set(found) == set(CANARIES)
-    assert found_in("\n".join(made.addresses()))
+    assert find_canaries("\n".join(made.addresses()))
     assert base64.b64encode(f"{CANARIES['key file']}\n".encode()).decode()[:36] in seen
 
 
-async def test_the_walls_alone_keep_what_no_command_needs_and_the_masks_alone_the_rest(
+async def test_without_a_sandbox_redaction_alone_keeps_every_canary_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the two has its part: without walls, what is known is still masked in all that is kept."""
-    async with ground(tmp_path, monkeypatch) as made:
+    """Redaction and the sandbox protect separately: without a sandbox, known secrets are still redacted in everything
+    stored.
+    """
+    async with prepare_canaries(tmp_path, monkeypatch) as made:
         model = ScriptedModel(default_parts().clock)
-        model.rule = hostile(iter(made.attempts()), made.port)
-        async with opened(made, model, sandbox="off") as house:
-            session = await run_it(made, house)
-            seen = await everything(made, house, model, session)
-    assert found_in(seen) == {}
+        model.rule = hostile_rule(iter(made.attempts()), made.port)
+        async with run_canary_server(made, model, sandbox="off") as server:
+            session = await run_until_settled(made, server)
+            seen = await collect_all_output(made, server, model, session)
+    assert find_canaries(seen) == {}
     for name in ("env:ACME_API_KEY", "providers.acme.key", "sandbox.secrets.github", "keys:acme:second"):
         assert f"[secret:{name}]" in seen
 
 
 @pytest.mark.spec("C99.channel")
 @pytest.mark.parametrize("masked", [True, False])
-async def test_a_secret_that_someone_said_goes_out_to_no_channel(tmp_path: Path, masked: bool) -> None:
-    """An agent can repeat what a person has told it. In the house it stays as it was said; no platform hears it."""
-    household, secret = LocalInstance(tmp_path), CANARIES["key file"]
-    connector = FakeConnector(household.clock)
+async def test_a_known_secret_in_a_reply_is_redacted_before_it_goes_to_a_channel(tmp_path: Path, masked: bool) -> None:
+    """An agent can repeat a secret that a person wrote. The text stays as written on the server, but no platform
+    receives it.
+    """
+    instance, secret = LocalInstance(tmp_path), CANARIES["key file"]
+    connector = FakeConnector(instance.clock)
     masks = Redactor({"acme": secret} if masked else {})
-    household.connectors["quiet"] = RedactedConnector(connector, masks.redact)
-    household.model.rule = lambda prompt: text_reply(
+    instance.connectors["quiet"] = RedactedConnector(connector, masks.redact)
+    instance.model.rule = lambda prompt: text_reply(
         f"You said {secret}, or {base64.b64encode(secret.encode()).decode()}."
     )
-    async with household.run() as house:
+    async with instance.run() as server:
         await connector.send_inbound(f"my key is {secret}")
-        await house.wait_for(lambda conn: bool(connector.delivered_envelopes), what="an answer")
-        await house.wait_until_idle()
-    heard = "\n".join(envelope.text for envelope in connector.delivered_envelopes)
-    assert bool(found_in(heard)) is not masked
-    assert ("You said [secret:acme], or [secret:acme]." in heard) is masked
+        await server.wait_for(lambda conn: bool(connector.delivered_envelopes), what="an answer")
+        await server.wait_until_idle()
+    collected_texts = "\n".join(envelope.text for envelope in connector.delivered_envelopes)
+    assert bool(find_canaries(collected_texts)) is not masked
+    assert ("You said [secret:acme], or [secret:acme]." in collected_texts) is masked

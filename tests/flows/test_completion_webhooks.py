@@ -1,4 +1,4 @@
-"""Somebody elsewhere is told what came of a letter: signed, once, tried again within bounds."""
+"""Completion webhooks: the outcome of an envelope is sent to a URL, signed, once, with a limited number of retries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.external_agent import FarSide, Letter, far_side
-from flows.tools_instance import HandsHouse, hands_house
+from flows.external_agent import FakeExternalAgent, ReceivedEnvelope, run_external_agent
+from flows.tools_instance import ScriptedServer, open_scripted_server
 from operations.operations_instance import person
 
 from retinue.domain.envelope import Outcome
@@ -29,157 +29,164 @@ SECRET = "Bearer not-for-any-log"
 
 
 @asynccontextmanager
-async def house_telling(root: Path, far: FarSide, *, key: bool = True) -> AsyncGenerator[HandsHouse]:
+async def open_server_reporting_to(
+    root: Path, fake_agent: FakeExternalAgent, *, key: bool = True
+) -> AsyncGenerator[ScriptedServer]:
     os.environ["RETINUE_TEST_HOOK_KEY"] = KEY
-    host = far.url.removeprefix("http://").partition("/")[0]
+    host = fake_agent.url.removeprefix("http://").partition("/")[0]
     config = f'[external]\nprivate_hosts = ["{host}"]\n'
     if key:
         config += 'webhook_secret = { env = "RETINUE_TEST_HOOK_KEY" }\n'
     try:
-        async with hands_house(root, config=config) as house:
-            await house.ask("grant.add", agent="ada", permission="web", because="a test")
-            yield house
+        async with open_scripted_server(root, config=config) as server:
+            await server.ask("grant.add", agent="ada", permission="web", because="a test")
+            yield server
     finally:
         del os.environ["RETINUE_TEST_HOOK_KEY"]
 
 
-def is_signed(letter: Letter) -> bool:
-    body = letter.json
+def is_signed(received_envelope: ReceivedEnvelope) -> bool:
+    body = received_envelope.json
     expected = sign_message(
         KEY,
         SignaturePurpose.COMPLETION,
-        timestamp=letter.headers["X-Retinue-Timestamp"],
+        timestamp=received_envelope.headers["X-Retinue-Timestamp"],
         session=body["sessionId"],
         message_id=body["id"],
-        body=letter.body,
+        body=received_envelope.body,
     )
-    return letter.headers["X-Retinue-Signature"] == expected and letter.headers["X-Retinue-Id"] == body["id"]
+    return (
+        received_envelope.headers["X-Retinue-Signature"] == expected
+        and received_envelope.headers["X-Retinue-Id"] == body["id"]
+    )
 
 
-def ask(far: FarSide, **more: Any) -> ScriptedReply:
-    hook = {"url": far.url, "headers": {"Authorization": SECRET}}
+def ask(fake_agent: FakeExternalAgent, **more: Any) -> ScriptedReply:
+    hook = {"url": fake_agent.url, "headers": {"Authorization": SECRET}}
     return tool_call_reply("agents_message", agentId="bo", content="Count.", mode="async", webhook=hook, **more)
 
 
-async def response_id(house: HandsHouse, session: str) -> str:
-    return json.loads((await house.results(session))[-1].output)["responseId"]
+async def response_id(server: ScriptedServer, session: str) -> str:
+    return json.loads((await server.results(session))[-1].output)["responseId"]
 
 
 @pytest.mark.spec("A73")
-async def test_a_webhook_is_told_of_an_answer_that_nobody_waited_for(tmp_path: Path) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        session = await house.turn("Ask bo.", ask(far), "I asked bo.", "Three chairs.", "Bo says three.")
-        letter = await far.letter()
-        assert is_signed(letter)
-        assert letter.headers["Authorization"] == SECRET
-        assert letter.headers["Content-Type"] == "application/json"
-        body = letter.json
-        assert body["id"] == await response_id(house, session)
+async def test_a_completion_webhook_is_sent_for_an_async_answer(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        session = await server.turn("Ask bo.", ask(fake_agent), "I asked bo.", "Three chairs.", "Bo says three.")
+        received_envelope = await fake_agent.received_envelope()
+        assert is_signed(received_envelope)
+        assert received_envelope.headers["Authorization"] == SECRET
+        assert received_envelope.headers["Content-Type"] == "application/json"
+        body = received_envelope.json
+        assert body["id"] == await response_id(server, session)
         assert (body["status"], body["agentId"], body["response"]) == ("complete", "bo", "Three chairs.")
-        await house.rest()
-        assert len(far.letters) == 1
+        await server.rest()
+        assert len(fake_agent.received_envelopes) == 1
 
 
 @pytest.mark.spec("A73")
-async def test_a_webhook_is_told_also_where_the_asker_is_not(tmp_path: Path) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        await house.turn("Ask bo.", ask(far, notify="off"), "I asked bo.", "Three chairs.")
-        assert (await far.letter()).json["response"] == "Three chairs."
+async def test_a_completion_webhook_is_sent_even_if_the_asking_agent_is_not_notified(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        await server.turn("Ask bo.", ask(fake_agent, notify="off"), "I asked bo.", "Three chairs.")
+        assert (await fake_agent.received_envelope()).json["response"] == "Three chairs."
 
 
 @pytest.mark.spec("A73")
-async def test_a_webhook_is_told_of_a_failure(tmp_path: Path) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        await house.turn("Ask bo.", ask(far), "Asked.", ScriptedReply(fails="no such model"), "It failed.")
-        body = (await far.letter()).json
+async def test_a_completion_webhook_reports_a_failure(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        await server.turn("Ask bo.", ask(fake_agent), "Asked.", ScriptedReply(fails="no such model"), "It failed.")
+        body = (await fake_agent.received_envelope()).json
         assert body["status"] == "failed"
         assert "no such model" in body["error"]
         assert "response" not in body
 
 
 @pytest.mark.spec("A73")
-async def test_a_webhook_that_fails_for_now_is_told_again_and_one_that_refuses_is_not(tmp_path: Path) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        far.statuses.extend([503])
-        await house.turn("Ask bo.", ask(far), "Asked.", "Three.", "Bo says three.")
-        again = await far.letter(2)
-        assert far.letters[0].id == again.id
-        await house.rest()
-        far.statuses.append(410)
-        session = await house.turn("Ask bo.", ask(far), "Asked.", "Four.", "Bo says four.")
-        await far.letter(3)
-        await house.rest()
-        assert len(far.letters) == 3
-        about = await response_id(house, session)
-        told = [mail for mail in await house.mail() if mail.reply_to == about and mail.recipient.name == "completion"]
+async def test_a_completion_webhook_is_retried_after_a_503_but_not_after_a_410(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        fake_agent.statuses.extend([503])
+        await server.turn("Ask bo.", ask(fake_agent), "Asked.", "Three.", "Bo says three.")
+        again = await fake_agent.received_envelope(2)
+        assert fake_agent.received_envelopes[0].id == again.id
+        await server.rest()
+        fake_agent.statuses.append(410)
+        session = await server.turn("Ask bo.", ask(fake_agent), "Asked.", "Four.", "Bo says four.")
+        await fake_agent.received_envelope(3)
+        await server.rest()
+        assert len(fake_agent.received_envelopes) == 3
+        about = await response_id(server, session)
+        told = [mail for mail in await server.mail() if mail.reply_to == about and mail.recipient.name == "completion"]
         assert len(told) == 1
-        settled = await house.house.store.read(partial(envelopes.get_outcome, id_=told[0].id))
+        settled = await server.server.store.read(partial(envelopes.get_outcome, id_=told[0].id))
         assert settled is not None
         assert settled.outcome is Outcome.DEAD
         assert "HTTP 410" in settled.because
-        tried = await house.house.store.read(partial(deliveries.list_attempts, envelope=told[0].id))
+        tried = await server.server.store.read(partial(deliveries.list_attempts, envelope=told[0].id))
         assert len(tried) == 1
 
 
 @pytest.mark.spec("A73")
-async def test_what_a_person_sends_has_its_webhook_too(tmp_path: Path) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        hook = {"url": far.url, "headers": {"Authorization": SECRET}}
-        house.model.will_reply("Hello.")
-        sent = await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
-        body = (await far.letter()).json
+async def test_a_message_from_a_person_can_have_a_completion_webhook(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        hook = {"url": fake_agent.url, "headers": {"Authorization": SECRET}}
+        server.model.will_reply("Hello.")
+        sent = await server.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
+        body = (await fake_agent.received_envelope()).json
         assert (body["id"], body["status"], body["response"]) == (sent["envelope"], "complete", "Hello.")
-        house.model.will_reply(ScriptedReply(fails="no such model"))
-        sent = await house.ask("envelope.send", to="agent:ada", text="And now?", webhook=hook)
-        body = (await far.letter(2)).json
+        server.model.will_reply(ScriptedReply(fails="no such model"))
+        sent = await server.ask("envelope.send", to="agent:ada", text="And now?", webhook=hook)
+        body = (await fake_agent.received_envelope(2)).json
         assert (body["id"], body["status"]) == (sent["envelope"], "failed")
-        await house.rest()
-        assert len(far.letters) == 2
+        await server.rest()
+        assert len(fake_agent.received_envelopes) == 2
 
 
 @pytest.mark.spec("A73")
-async def test_the_headers_of_a_webhook_are_shown_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_headers_of_a_completion_webhook_appear_in_no_log_response_or_envelope(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        hook = {"url": far.url, "headers": {"Authorization": SECRET}}
-        house.model.will_reply("Hello.")
-        far.statuses.append(500)
-        sent = await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
-        await far.letter(2)
-        await house.rest()
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        hook = {"url": fake_agent.url, "headers": {"Authorization": SECRET}}
+        server.model.will_reply("Hello.")
+        fake_agent.statuses.append(500)
+        sent = await server.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
+        await fake_agent.received_envelope(2)
+        await server.rest()
         assert SECRET not in caplog.text
         shown = [
-            await house.ask("envelope.show", id=sent["envelope"]),
-            await house.ask("house.why", id=sent["envelope"]),
-            await house.ask("session.history", session=sent["session"]),
+            await server.ask("envelope.show", id=sent["envelope"]),
+            await server.ask("server.why", id=sent["envelope"]),
+            await server.ask("session.history", session=sent["session"]),
         ]
         assert SECRET not in json.dumps(shown)
-        assert SECRET not in repr(await house.mail())
+        assert SECRET not in repr(await server.mail())
 
         async def is_gone() -> bool:
-            return SECRET not in await _everything(house)
+            return SECRET not in await _read_webhook_rows(server)
 
-        await wait_until(is_gone, "the secrets are gone, which nobody needs once it was told")
+        await wait_until(is_gone, "the secrets are deleted after the notification")
 
 
-async def _everything(house: HandsHouse) -> str:
+async def _read_webhook_rows(server: ScriptedServer) -> str:
     import sqlalchemy as sa
 
-    rows = await house.house.store.scan(lambda conn: list(conn.execute(sa.text("SELECT * FROM webhooks"))))
+    rows = await server.server.store.scan(lambda conn: list(conn.execute(sa.text("SELECT * FROM webhooks"))))
     return repr(rows)
 
 
-async def test_a_webhook_needs_the_web_and_a_person_is_asked_for_it(tmp_path: Path) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
-        house.model.will_reply(ask(far), "Not now.")
-        [grant] = (await house.ask("grant.list"))["grants"]
-        await house.ask("grant.revoke", id=grant["id"])
-        await house.post("Ask bo.")
-        await house.rest()
-        assert [tool for tool, _ in await house.asked_for()] == ["agents_message"]
-        [approval] = await house.asked()
-        await house.answer(approval, allow=False)
-        assert far.letters == []
+async def test_a_completion_webhook_without_the_web_permission_needs_approval(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
+        server.model.will_reply(ask(fake_agent), "Not now.")
+        [grant] = (await server.ask("grant.list"))["grants"]
+        await server.ask("grant.revoke", id=grant["id"])
+        await server.post("Ask bo.")
+        await server.rest()
+        assert [tool for tool, _ in await server.asked_for()] == ["agents_message"]
+        [approval] = await server.asked()
+        await server.answer(approval, allow=False)
+        assert fake_agent.received_envelopes == []
 
 
 @pytest.mark.parametrize(
@@ -193,38 +200,42 @@ async def test_a_webhook_needs_the_web_and_a_person_is_asked_for_it(tmp_path: Pa
         ({"url": "https://example.com/", "headers": {f"A{n}": "b" for n in range(21)}}, "webhook.invalid"),
     ],
 )
-async def test_a_webhook_that_cannot_be_used_is_refused_before_anything_is_sent(
+async def test_an_invalid_completion_webhook_is_refused_before_anything_is_sent(
     tmp_path: Path, hook: dict[str, Any], code: str
 ) -> None:
-    async with far_side() as far, house_telling(tmp_path, far) as house:
+    async with run_external_agent() as fake_agent, open_server_reporting_to(tmp_path, fake_agent) as server:
         with pytest.raises(Invalid) as refused:
-            await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
+            await server.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
         assert refused.value.code == code
-        assert await house.mail() == []
+        assert await server.mail() == []
 
 
-async def test_without_a_key_there_are_no_webhooks_and_guests_have_none(tmp_path: Path) -> None:
-    async with far_side() as far:
-        async with house_telling(tmp_path / "one", far, key=False) as house:
+async def test_completion_webhooks_are_refused_without_a_signing_key_and_for_guests(tmp_path: Path) -> None:
+    async with run_external_agent() as fake_agent:
+        async with open_server_reporting_to(tmp_path / "one", fake_agent, key=False) as server:
             with pytest.raises(Invalid) as refused:
-                await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook={"url": far.url})
+                await server.ask("envelope.send", to="agent:ada", text="Hello?", webhook={"url": fake_agent.url})
             assert refused.value.code == "webhook.no_key"
-        async with house_telling(tmp_path / "two", far) as house:
+        async with open_server_reporting_to(tmp_path / "two", fake_agent) as server:
             with pytest.raises(NotAllowed):
-                await house.ask(
-                    "envelope.send", who=person("gus"), to="agent:ada", text="Hello?", webhook={"url": far.url}
+                await server.ask(
+                    "envelope.send", who=person("gus"), to="agent:ada", text="Hello?", webhook={"url": fake_agent.url}
                 )
-            assert await house.mail() == []
+            assert await server.mail() == []
 
 
-async def test_a_host_that_the_owner_did_not_name_is_not_told(tmp_path: Path) -> None:
-    async with far_side() as far, far_side() as other, house_telling(tmp_path, other) as house:
-        house.model.will_reply("Hello.")
-        sent = await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook={"url": far.url})
-        await house.rest()
-        [told] = [mail for mail in await house.mail() if mail.recipient.name == "completion"]
-        settled = await house.house.store.read(partial(envelopes.get_outcome, id_=told.id))
+async def test_a_completion_webhook_to_a_private_host_the_owner_did_not_allow_is_not_sent(tmp_path: Path) -> None:
+    async with (
+        run_external_agent() as fake_agent,
+        run_external_agent() as other,
+        open_server_reporting_to(tmp_path, other) as server,
+    ):
+        server.model.will_reply("Hello.")
+        sent = await server.ask("envelope.send", to="agent:ada", text="Hello?", webhook={"url": fake_agent.url})
+        await server.rest()
+        [told] = [mail for mail in await server.mail() if mail.recipient.name == "completion"]
+        settled = await server.server.store.read(partial(envelopes.get_outcome, id_=told.id))
         assert told.reply_to == sent["envelope"]
         assert settled is not None
         assert settled.outcome is Outcome.DEAD
-        assert far.letters == []
+        assert fake_agent.received_envelopes == []

@@ -1,4 +1,4 @@
-"""Who is asked when a provider fails: another key, another model, later; what stays of it, and what a person reads."""
+"""Fallback when a provider fails: another key, another model or a later retry, and what is stored and shown of it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from faults import time_passing
+from faults import advancing_clock
 from flows.fake_provider import (
     Answer,
     Asked,
     Provider,
+    build_instance,
     calls_made,
-    household_of,
+    error_answer,
+    list_texts_to,
+    provider_section,
     providers,
-    refuses,
     says,
-    section,
-    told,
 )
-from flows.fake_provider import calls as calls_
-from operations.operations_instance import DeskHouse, agent, desk_house, person
+from flows.fake_provider import calls as calls_reply
+from operations.operations_instance import OperationsServer, agent, open_operations_server, person
 
 from retinue.config.models import WireFormat
 from retinue.domain.agent import Agent
@@ -39,148 +39,156 @@ from retinue.domain.ports import Journal, RunApprovals, RunObserver
 from retinue.domain.run import RunRequest
 from retinue.domain.structs import replace
 from retinue.engine.embedded_engine import EmbeddedEngine
-from retinue.models.model_catalog import ModelCatalog as ModelMarket
+from retinue.models.model_catalog import ModelCatalog
 from retinue.models.provider_http import ModelTarget
 from retinue.runners.base import RunAnswer, RunAssignment, Runner
 from retinue.store.agents import credentials
 from retinue.testing.local_instance import LocalInstance, LocalServer
 
-PATIENCE_S = 0.3  # with a server that hangs
-LONG_PATIENCE_S = 600.0  # with any other: on a busy machine an answer may take its time
+SHORT_TIMEOUT_S = 0.3  # for a server that hangs
+LONG_TIMEOUT_S = 600.0  # for any other server: an answer may take long on a busy machine
 KEYS = {"A_KEY": "sk-a-first-0123456789", "A_SECOND": "sk-a-second-0123456789", "B_KEY": "sk-b-0", "C_KEY": "sk-c-0"}
 ADA = Agent(name="ada", model="a/m1", fallbacks=("b/m2", "c/m3"), instructions="Be brief.")
 SECOND = Credential(id="a:second", provider="a", source="env:A_SECOND")
-LIMITED = refuses(429, "Rate limit reached")
+RATE_LIMITED = error_answer(429, "Rate limit reached")
 
 
-def toml_of(servers: list[Provider], *, more_of_a: str = "", more: str = "") -> str:
-    """Three who sell models; the second speaks otherwise than the others."""
+def write_provider_sections(servers: list[Provider], *, more_of_a: str = "", more: str = "") -> str:
+    """Three providers; the second uses another format."""
     a, b, c = servers
     declared = [
-        section("a", a.url, key="A_KEY", more=more_of_a),
-        section("b", b.url, key="B_KEY", format_="anthropic"),
-        section("c", c.url, key="C_KEY"),
+        provider_section("a", a.url, key="A_KEY", more=more_of_a),
+        provider_section("b", b.url, key="B_KEY", format_="anthropic"),
+        provider_section("c", c.url, key="C_KEY"),
     ]
     return "\n".join((*declared, more))
 
 
 @dataclass(slots=True)
-class Market:
-    """Three providers and a household that asks them in their order."""
+class ThreeProviders:
+    """Three providers and an instance that calls them in their order."""
 
-    household: LocalInstance
+    instance: LocalInstance
     a: Provider
     b: Provider
     c: Provider
 
 
 @asynccontextmanager
-async def market(
+async def run_three_providers(
     root: Path, *, agents: tuple[Agent, ...] = (ADA,), more_of_a: str = "", more: str = "", **kw: Any
-) -> AsyncGenerator[Market]:
+) -> AsyncGenerator[ThreeProviders]:
     async with providers(3) as servers:
-        toml = toml_of(servers, more_of_a=more_of_a, more=more)
-        patience = {"first_byte_s": LONG_PATIENCE_S, "silence_s": LONG_PATIENCE_S}
-        household = household_of(root, toml, environment=KEYS, agents=agents, **patience, **kw)
-        for server, name in zip(servers, "abc", strict=True):
-            server.always(says(f"This is {name}."))
-        yield Market(household, *servers)
+        toml = write_provider_sections(servers, more_of_a=more_of_a, more=more)
+        timeouts = {"first_byte_s": LONG_TIMEOUT_S, "silence_s": LONG_TIMEOUT_S}
+        instance = build_instance(root, toml, environment=KEYS, agents=agents, **timeouts, **kw)
+        for provider_server, name in zip(servers, "abc", strict=True):
+            provider_server.always(says(f"This is {name}."))
+        yield ThreeProviders(instance, *servers)
 
 
 @pytest.fixture
-async def three(tmp_path: Path) -> AsyncGenerator[Market]:
-    async with market(tmp_path) as made:
+async def three_providers(tmp_path: Path) -> AsyncGenerator[ThreeProviders]:
+    async with run_three_providers(tmp_path) as made:
         yield made
 
 
-async def answered(house: LocalServer, text: str = "hello", **kw: Any) -> str:
-    return await house.wait_for_answer((await house.send(text, **kw)).envelope)
+async def send_and_wait_for_answer(server: LocalServer, text: str = "hello", **kw: Any) -> str:
+    return await server.wait_for_answer((await server.send(text, **kw)).envelope)
 
 
-async def add_second_key(house: LocalServer) -> None:
-    await house.store.write(lambda conn: credentials.add(conn, SECOND, at_ms=1), point="test")
+async def add_second_key(server: LocalServer) -> None:
+    await server.store.write(lambda conn: credentials.add(conn, SECOND, at_ms=1), point="test")
 
 
-async def moves(house: LocalServer) -> list[tuple[str, str | None, str | None]]:
-    """Of each call: who was asked, why that failed, and what was tried next."""
-    return [(f"{row.provider}/{row.model}", row.failure, row.next_move) for row in await calls_made(house)]
+async def list_call_outcomes(server: LocalServer) -> list[tuple[str, str | None, str | None]]:
+    """Each call: which model was called, how it failed, and the next action."""
+    return [(f"{row.provider}/{row.model}", row.failure, row.next_action) for row in await calls_made(server)]
 
 
-def be_impatient(monkeypatch: pytest.MonkeyPatch, *, with_: str) -> None:
-    """The settings have one patience for all; a server that hangs needs less than one that is only slow."""
-    target_of = ModelMarket.build_target
+def shorten_timeouts(monkeypatch: pytest.MonkeyPatch, *, with_: str) -> None:
+    """The settings have one timeout for all providers; a server that hangs needs a shorter one than a slow server."""
+    target_of = ModelCatalog.build_target
 
-    def target(self: ModelMarket, ref: ModelRef) -> tuple[WireFormat, ModelTarget]:
+    def target(self: ModelCatalog, ref: ModelRef) -> tuple[WireFormat, ModelTarget]:
         format_, target = target_of(self, ref)
         if ref.provider == with_:
-            target = replace(target, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
+            target = replace(target, first_byte_s=SHORT_TIMEOUT_S, silence_s=SHORT_TIMEOUT_S)
         return format_, target
 
-    monkeypatch.setattr(ModelMarket, "build_target", target)
+    monkeypatch.setattr(ModelCatalog, "build_target", target)
 
 
-def only(key: str) -> Callable[[Asked], Any]:
-    """A server that takes one key, and no other."""
-    return lambda asked: says("Let in.") if asked.key == KEYS[key] else refuses(401, "no")
+def accept_only_key(key: str) -> Callable[[Asked], Any]:
+    """A rule that accepts one key and no other."""
+    return lambda asked: says("Let in.") if asked.key == KEYS[key] else error_answer(401, "no")
 
 
-# Each failure has its next step
+# --- each failure has its next action ---
 
 
 @pytest.mark.spec("C107")
-async def test_a_key_that_is_refused_is_followed_by_the_next_key(three: Market) -> None:
-    three.a.rule = only("A_KEY")
-    async with three.household.run() as house:
-        await add_second_key(house)
-        assert await answered(house) == "Let in.", "by the model that was wanted: there is nothing to tell"
-        rows = await calls_made(house)
-    assert [asked.key for asked in three.a.asked] == [KEYS["A_SECOND"], KEYS["A_KEY"]]
-    assert [(row.credential, row.failure, row.next_move) for row in rows] == [
-        ("a:second", "auth", "next-credential"),
+async def test_a_rejected_key_is_followed_by_the_next_key_of_the_provider(three_providers: ThreeProviders) -> None:
+    three_providers.a.rule = accept_only_key("A_KEY")
+    async with three_providers.instance.run() as server:
+        await add_second_key(server)
+        assert await send_and_wait_for_answer(server) == "Let in.", "from the requested model: no notice"
+        rows = await calls_made(server)
+    assert [asked.key for asked in three_providers.a.asked] == [KEYS["A_SECOND"], KEYS["A_KEY"]]
+    assert [(row.credential, row.failure, row.next_action) for row in rows] == [
+        ("a:second", "auth", "next_credential"),
         ("a:settings", None, None),
     ]
 
 
 @pytest.mark.spec("C107", "D64")
-async def test_a_rate_limit_cools_the_key_down_and_the_next_model_answers_and_says_so(three: Market) -> None:
-    three.a.always(LIMITED)
-    async with three.household.run() as house:
-        assert await answered(house) == "This is b.\n\n[answered by b/m2 instead of a/m1: too many requests]"
-        assert await moves(house) == [("a/m1", "rate_limit", "next-model"), ("b/m2", None, None)]
-        [cooling] = await house.execute_sql("SELECT credential, model, reason FROM cooldowns")
+async def test_a_rate_limit_starts_a_cooldown_and_the_next_model_answers_with_a_note(
+    three_providers: ThreeProviders,
+) -> None:
+    three_providers.a.always(RATE_LIMITED)
+    async with three_providers.instance.run() as server:
+        assert (
+            await send_and_wait_for_answer(server)
+            == "This is b.\n\n[answered by b/m2 instead of a/m1: too many requests]"
+        )
+        assert await list_call_outcomes(server) == [("a/m1", "rate_limit", "next_model"), ("b/m2", None, None)]
+        [cooling] = await server.execute_sql("SELECT credential, model, reason FROM cooldowns")
         assert tuple(cooling) == ("a:settings", "m1", "rate_limit")
-        again = await answered(house, "and now?")
+        again = await send_and_wait_for_answer(server, "and now?")
     assert again == "This is b.\n\n[answered by b/m2 instead of a/m1: it is in cooldown]"
-    assert (len(three.a.asked), len(three.b.asked)) == (1, 2)
-    assert three.b.asked[0].path == "/v1/messages"
+    assert (len(three_providers.a.asked), len(three_providers.b.asked)) == (1, 2)
+    assert three_providers.b.asked[0].path == "/v1/messages"
 
 
 @pytest.mark.spec("C107", "D64")
 @pytest.mark.parametrize("hangs", [Answer(hangs_before=True), Answer(body=": hello\n\n", hangs_after=True)])
-async def test_one_who_takes_too_long_is_followed_by_the_next_model(
-    three: Market, hangs: Answer, monkeypatch: pytest.MonkeyPatch
+async def test_a_model_that_times_out_falls_back_to_the_next_model(
+    three_providers: ThreeProviders, hangs: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    three.a.always(hangs)
-    be_impatient(monkeypatch, with_="a")
-    async with three.household.run() as house:
-        assert await answered(house) == "This is b.\n\n[answered by b/m2 instead of a/m1: it took too long]"
-        assert await moves(house) == [("a/m1", "timeout", "next-model"), ("b/m2", None, None)]
+    three_providers.a.always(hangs)
+    shorten_timeouts(monkeypatch, with_="a")
+    async with three_providers.instance.run() as server:
+        assert (
+            await send_and_wait_for_answer(server)
+            == "This is b.\n\n[answered by b/m2 instead of a/m1: it took too long]"
+        )
+        assert await list_call_outcomes(server) == [("a/m1", "timeout", "next_model"), ("b/m2", None, None)]
 
 
 @pytest.mark.spec("D64")
-async def test_where_all_fail_one_message_lists_each(three: Market) -> None:
-    three.a.always(LIMITED)
-    three.b.always(refuses(404, "not_found", type_="not_found_error"))
-    three.c.always(refuses(403, "not for you"))
-    async with three.household.run() as house, time_passing(three.household):
-        settled = await house.wait_for_outcome((await house.send("hello")).envelope)
-        assert await moves(house) == [
-            ("a/m1", "rate_limit", "next-model"),
-            ("b/m2", "not_found", "next-model"),
-            ("c/m3", "permission", "next-model"),
-            ("a/m1", "rate_limit", "give-up"),  # the only one whom time could help was waited for, once
+async def test_if_all_models_fail_one_message_lists_each_failure(three_providers: ThreeProviders) -> None:
+    three_providers.a.always(RATE_LIMITED)
+    three_providers.b.always(error_answer(404, "not_found", type_="not_found_error"))
+    three_providers.c.always(error_answer(403, "not for you"))
+    async with three_providers.instance.run() as server, advancing_clock(three_providers.instance):
+        settled = await server.wait_for_outcome((await server.send("hello")).envelope)
+        assert await list_call_outcomes(server) == [
+            ("a/m1", "rate_limit", "next_model"),
+            ("b/m2", "not_found", "next_model"),
+            ("c/m3", "permission", "next_model"),
+            ("a/m1", "rate_limit", "give_up"),  # waited once, for the only one that may recover
         ]
-        [text] = await told(house)
+        [text] = await list_texts_to(server)
     assert (settled.outcome, settled.because) == (Outcome.DEAD, "model.all_failed: no model could reply")
     head, because, try_this = text.split("\n")
     assert head == "Something went wrong: no model could reply [model.all_failed]"
@@ -192,265 +200,281 @@ async def test_where_all_fail_one_message_lists_each(three: Market) -> None:
 
 
 @pytest.mark.spec("C34")
-async def test_a_fallback_that_the_house_forbids_is_not_asked(tmp_path: Path) -> None:
-    async with market(tmp_path, more='[models]\nallow = ["a/*", "c/m3"]') as made:
-        made.a.always(refuses(404, "gone"))
-        async with made.household.run() as house:
+async def test_a_forbidden_fallback_model_is_skipped(tmp_path: Path) -> None:
+    async with run_three_providers(tmp_path, more='[models]\nallow = ["a/*", "c/m3"]') as made:
+        made.a.always(error_answer(404, "gone"))
+        async with made.instance.run() as server:
             assert (
-                await answered(house) == "This is c.\n\n[answered by c/m3 instead of a/m1: a does not offer this model]"
+                await send_and_wait_for_answer(server)
+                == "This is c.\n\n[answered by c/m3 instead of a/m1: a does not offer this model]"
             )
         assert made.b.asked == []
 
 
 @pytest.mark.spec("C34")
-async def test_a_model_chosen_for_a_session_falls_back_and_ends_at_what_the_agent_is_set_to(three: Market) -> None:
-    for server in (three.b, three.c):
-        server.always(refuses(404, "gone"))
-    async with three.household.run() as house:
-        await answered(house, "/model c/other")
-        assert "answered by a/m1 instead of c/other: c does not offer this model" in await answered(house)
-        assert [who for who, *_ in await moves(house)] == ["c/other", "b/m2", "c/m3", "a/m1"]
+async def test_a_model_chosen_for_a_session_falls_back_through_the_chain_to_the_agents_model(
+    three_providers: ThreeProviders,
+) -> None:
+    for provider_server in (three_providers.b, three_providers.c):
+        provider_server.always(error_answer(404, "gone"))
+    async with three_providers.instance.run() as server:
+        await send_and_wait_for_answer(server, "/model c/other")
+        assert "answered by a/m1 instead of c/other: c does not offer this model" in await send_and_wait_for_answer(
+            server
+        )
+        assert [who for who, *_ in await list_call_outcomes(server)] == ["c/other", "b/m2", "c/m3", "a/m1"]
 
 
-# What stays of it
+# --- what is kept of a failure ---
 
 
 @pytest.mark.spec("C37", "C38")
-async def test_a_cooldown_outlives_the_house_and_ends_with_success(three: Market) -> None:
-    three.a.will(LIMITED)
-    async with three.household.run() as house:
-        assert "instead of a/m1" in await answered(house)
-    async with three.household.run() as house:
-        assert "instead of a/m1" in await answered(house)
-        assert len(three.a.asked) == 1, "one that cools down is not asked, whoever opened the house since"
-        await three.household.clock.advance(60.0)
-        assert await answered(house) == "This is a."
-        assert await house.execute_sql("SELECT * FROM cooldowns") == []
+async def test_a_cooldown_survives_a_restart_and_ends_with_the_next_success(three_providers: ThreeProviders) -> None:
+    three_providers.a.add_replies(RATE_LIMITED)
+    async with three_providers.instance.run() as server:
+        assert "instead of a/m1" in await send_and_wait_for_answer(server)
+    async with three_providers.instance.run() as server:
+        assert "instead of a/m1" in await send_and_wait_for_answer(server)
+        assert len(three_providers.a.asked) == 1, "a provider that cools down is not called, also after a restart"
+        await three_providers.instance.clock.advance(60.0)
+        assert await send_and_wait_for_answer(server) == "This is a."
+        assert await server.execute_sql("SELECT * FROM cooldowns") == []
 
 
 @pytest.mark.spec("C38")
-async def test_without_a_fallback_a_cooldown_is_kept_and_told(tmp_path: Path) -> None:
+async def test_without_a_fallback_a_cooldown_is_kept_and_explained(tmp_path: Path) -> None:
     alone = replace(ADA, fallbacks=())
-    async with market(tmp_path, agents=(alone,)) as made:
-        made.a.always(refuses(402, "no credit left"))
-        async with made.household.run() as house:
-            await house.wait_for_outcome((await house.send("hello")).envelope)
-        async with made.household.run() as house:
-            await house.wait_for_outcome((await house.send("hello again")).envelope)
-            first, second = await told(house)
+    async with run_three_providers(tmp_path, agents=(alone,)) as made:
+        made.a.always(error_answer(402, "no credit left"))
+        async with made.instance.run() as server:
+            await server.wait_for_outcome((await server.send("hello")).envelope)
+        async with made.instance.run() as server:
+            await server.wait_for_outcome((await server.send("hello again")).envelope)
+            first, second = await list_texts_to(server)
         assert "the account at a has no credit left" in first
         assert "no model could reply [model.all_failed]" in second
         assert "a:settings is in cooldown until 2026-01-05T14:00:00+00:00: the account has no credit left" in second
         assert len(made.a.asked) == 1
 
 
-# Which key a session stays with
+# --- which key a session keeps ---
 
 
 @pytest.mark.spec("C36")
-async def test_a_session_stays_with_the_key_that_served_it_within_a_run_and_after_it(three: Market) -> None:
-    three.a.will(calls_(("session_status", {})), says("Done."))
-    async with three.household.run() as house:
-        await add_second_key(house)
-        assert await answered(house) == "Done."
-        await three.household.clock.advance(3600.0)
-        assert await answered(house) == "This is a."
-        assert await answered(house, sender="person:owner") == "This is a."
-        assert await answered(house) == "This is a."
-    used = [asked.key for asked in three.a.asked]
+async def test_a_session_keeps_its_key_within_a_run_and_across_runs(three_providers: ThreeProviders) -> None:
+    three_providers.a.add_replies(calls_reply(("session_status", {})), says("Done."))
+    async with three_providers.instance.run() as server:
+        await add_second_key(server)
+        assert await send_and_wait_for_answer(server) == "Done."
+        await three_providers.instance.clock.advance(3600.0)
+        assert await send_and_wait_for_answer(server) == "This is a."
+        assert await send_and_wait_for_answer(server, sender="person:owner") == "This is a."
+        assert await send_and_wait_for_answer(server) == "This is a."
+    used = [asked.key for asked in three_providers.a.asked]
     first, other = KEYS["A_SECOND"], KEYS["A_KEY"]
-    assert used[:3] == [first, first, first], "also for the second turn of the first run"
-    assert used[3] == other, "whoever comes new takes the one that rested"
+    assert used[:3] == [first, first, first], "the same key for the second turn of the first run"
+    assert used[3] == other, "a new session takes the key that was used least recently"
     assert used[4] == first
 
 
 @pytest.mark.spec("C36")
 @pytest.mark.parametrize("command", ["/reset", "/compact"])
-async def test_a_fresh_context_is_with_whichever_key_has_rested(three: Market, command: str) -> None:
+async def test_a_reset_or_compacted_session_switches_to_the_key_that_has_been_idle(
+    three_providers: ThreeProviders, command: str
+) -> None:
     long = "A long story. " * 2_000
-    three.a.always(says(long))
-    async with three.household.run() as house:
-        await add_second_key(house)
+    three_providers.a.always(says(long))
+    async with three_providers.instance.run() as server:
+        await add_second_key(server)
         for _ in range(3):
-            await answered(house)
-        three.a.always(says("## Decisions\nnone"))
-        await three.household.clock.advance(120.0)
-        await answered(house, command)
-        await house.wait_until_idle()
-        before = len(three.a.asked)
-        await answered(house)
-    used = [asked.key for asked in three.a.asked]
+            await send_and_wait_for_answer(server)
+        three_providers.a.always(says("## Decisions\nnone"))
+        await three_providers.instance.clock.advance(120.0)
+        await send_and_wait_for_answer(server, command)
+        await server.wait_until_idle()
+        before = len(three_providers.a.asked)
+        await send_and_wait_for_answer(server)
+    used = [asked.key for asked in three_providers.a.asked]
     assert set(used[:3]) == {KEYS["A_SECOND"]}
     assert used[before:] == [KEYS["A_KEY"]]
 
 
 @pytest.mark.spec("C36")
-async def test_a_key_that_a_person_chose_is_never_exchanged(three: Market) -> None:
-    three.a.rule = only("A_KEY")
-    async with three.household.run() as house:
-        await add_second_key(house)
-        await answered(house, "/model a/m1@second")
-        assert "answered by b/m2 instead of a/m1: the key was rejected" in await answered(house)
-        await answered(house, "/reset")
-        assert "instead of a/m1" in await answered(house)
-    assert [asked.key for asked in three.a.asked] == [KEYS["A_SECOND"]], "not even after a reset"
+async def test_a_key_chosen_by_a_person_is_never_replaced(three_providers: ThreeProviders) -> None:
+    three_providers.a.rule = accept_only_key("A_KEY")
+    async with three_providers.instance.run() as server:
+        await add_second_key(server)
+        await send_and_wait_for_answer(server, "/model a/m1@second")
+        assert "answered by b/m2 instead of a/m1: the key was rejected" in await send_and_wait_for_answer(server)
+        await send_and_wait_for_answer(server, "/reset")
+        assert "instead of a/m1" in await send_and_wait_for_answer(server)
+    assert [asked.key for asked in three_providers.a.asked] == [KEYS["A_SECOND"]], (
+        "no other key, not even after a reset"
+    )
 
 
-# How often, and for what
+# --- how often and for what ---
 
 
 @pytest.mark.spec("C100")
-async def test_the_second_call_of_a_minute_waits_where_one_is_allowed(tmp_path: Path) -> None:
-    async with market(tmp_path, more_of_a="requests_per_minute = 1") as made:
-        async with made.household.run() as house:
-            assert await answered(house) == "This is a."
-            second = await house.send("and again")
-            await house.wait_for(partial(_is_held, envelope=second.envelope), what="the second to be under way")
-            await made.household.clock.advance(59.0)
+async def test_a_call_beyond_the_requests_per_minute_waits_for_the_next_minute(tmp_path: Path) -> None:
+    async with run_three_providers(tmp_path, more_of_a="requests_per_minute = 1") as made:
+        async with made.instance.run() as server:
+            assert await send_and_wait_for_answer(server) == "This is a."
+            second = await server.send("and again")
+            await server.wait_for(partial(_is_claimed, envelope=second.envelope), what="the second call to be active")
+            await made.instance.clock.advance(59.0)
             assert len(made.a.asked) == 1
-            await made.household.clock.advance(1.0)
-            assert await house.wait_for_answer(second.envelope) == "This is a."
+            await made.instance.clock.advance(1.0)
+            assert await server.wait_for_answer(second.envelope) == "This is a."
         assert (len(made.a.asked), len(made.b.asked)) == (2, 0)
 
 
-def _is_held(conn: sa.Connection, envelope: str) -> bool:
+def _is_claimed(conn: sa.Connection, envelope: str) -> bool:
     found = conn.execute(sa.text("SELECT status FROM envelopes WHERE id = :id"), {"id": envelope}).scalar_one()
     return found == "claimed"
 
 
 @pytest.mark.spec("C100")
-async def test_small_work_is_asked_of_the_model_for_small_work(tmp_path: Path) -> None:
-    async with market(tmp_path, more='[models.utility]\nprimary = "b/small"') as made:
-        made.a.will(*(says("A long story. " * 2_000) for _ in range(3)))
+async def test_summaries_use_the_utility_model(tmp_path: Path) -> None:
+    async with run_three_providers(tmp_path, more='[models.utility]\nprimary = "b/small"') as made:
+        made.a.add_replies(*(says("A long story. " * 2_000) for _ in range(3)))
         made.b.always(says("## Decisions\nThey talked at length."))
-        async with made.household.run() as house:
+        async with made.instance.run() as server:
             for _ in range(3):
-                await answered(house)
-            await answered(house, "/compact")
-            await house.wait_until_idle()
-            assert await answered(house) == "This is a."
+                await send_and_wait_for_answer(server)
+            await send_and_wait_for_answer(server, "/compact")
+            await server.wait_until_idle()
+            assert await send_and_wait_for_answer(server) == "This is a."
         assert [asked.model for asked in made.b.asked] == ["small"]
         assert "They talked at length." in made.a.asked[-1].raw.decode()
 
 
-# How a run came out
+# --- result of a run ---
 
 
 @asynccontextmanager
-async def desk_of(made: Market) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(made.household) as desk:
-        minds = made.household.loop_parts.models
-        yield replace(desk, desk=replace(desk.desk, catalog=lambda: minds.catalog))
+async def operations_of(made: ThreeProviders) -> AsyncGenerator[OperationsServer]:
+    async with open_operations_server(made.instance) as operations:
+        model_clients = made.instance.loop_parts.models
+        yield replace(operations, services=replace(operations.services, catalog=lambda: model_clients.catalog))
 
 
-async def result_of(desk: DeskHouse, envelope: str) -> Any:
-    [row] = await desk.house.execute_sql("SELECT run FROM envelopes WHERE id = :id", id=envelope)
-    return await desk.ask(person("owner"), "run.show", id=row.run)
+async def show_run(operations: OperationsServer, envelope: str) -> Any:
+    [row] = await operations.server.execute_sql("SELECT run FROM envelopes WHERE id = :id", id=envelope)
+    return await operations.ask(person("owner"), "run.show", id=row.run)
 
 
-async def result(desk: DeskHouse, text: str = "hello", **kw: Any) -> Any:
-    envelope, _ = await desk.converse(person("maria"), text, **kw)
-    return await result_of(desk, envelope)
+async def send_and_show_run(operations: OperationsServer, text: str = "hello", **kw: Any) -> Any:
+    envelope, _ = await operations.converse(person("maria"), text, **kw)
+    return await show_run(operations, envelope)
 
 
 @pytest.mark.spec("C108", "C107")
-async def test_the_result_of_a_run_says_how_it_came_out_and_who_was_asked(three: Market) -> None:
-    three.a.will(says("Here.", input_tokens=30, output_tokens=7))
-    async with desk_of(three) as desk:
-        plain = await result(desk)
-        three.a.will(refuses(500, "oops"), LIMITED)
-        async with time_passing(three.household):
-            over = await result(desk)
-            for server in (three.a, three.b, three.c):
-                server.always(refuses(404, "gone"))
-            wrong = await result(desk)
-    assert (plain["status"], plain["run-status"], plain["error"]) == ("ok", "completed", None)
+async def test_the_result_of_a_run_lists_its_status_model_usage_and_failed_calls(
+    three_providers: ThreeProviders,
+) -> None:
+    three_providers.a.add_replies(says("Here.", input_tokens=30, output_tokens=7))
+    async with operations_of(three_providers) as operations:
+        plain = await send_and_show_run(operations)
+        three_providers.a.add_replies(error_answer(500, "oops"), RATE_LIMITED)
+        async with advancing_clock(three_providers.instance):
+            over = await send_and_show_run(operations)
+            for provider_server in (three_providers.a, three_providers.b, three_providers.c):
+                provider_server.always(error_answer(404, "gone"))
+            wrong = await send_and_show_run(operations)
+    assert (plain["status"], plain["run_status"], plain["error"]) == ("ok", "completed", None)
     assert (plain["model"], plain["provider"]) == ("m1", "a")
     assert (plain["usage"]["input_tokens"], plain["usage"]["output_tokens"]) == (30, 7)
-    assert (over["status"], over["run-status"]) == ("failover", "completed")
+    assert (over["status"], over["run_status"]) == ("failover", "completed")
     assert (over["model"], over["provider"]) == ("m2", "b")
-    assert [(call["provider"], call["failure"], call["next-move"]) for call in over["calls"]] == [
-        ("a", "server", "again"),
-        ("a", "rate_limit", "next-model"),
+    assert [(call["provider"], call["failure"], call["next_action"]) for call in over["calls"]] == [
+        ("a", "server", "retry"),
+        ("a", "rate_limit", "next_model"),
         ("b", None, None),
     ]
-    assert (wrong["status"], wrong["run-status"]) == ("error", "failed")
+    assert (wrong["status"], wrong["run_status"]) == ("error", "failed")
     assert wrong["error"] == "model.all_failed: no model could reply"
-    assert [call["next-move"] for call in wrong["calls"]] == ["next-model", "next-model", "give-up"]
+    assert [call["next_action"] for call in wrong["calls"]] == ["next_model", "next_model", "give_up"]
 
 
 @pytest.mark.spec("C108")
-async def test_a_run_that_took_too_long_came_out_as_that(tmp_path: Path) -> None:
+async def test_a_run_that_exceeds_its_time_limit_has_the_status_timeout(tmp_path: Path) -> None:
     slow = replace(ADA, run_seconds_max=20.0)
-    async with market(tmp_path, agents=(slow,), more="") as made:
+    async with run_three_providers(tmp_path, agents=(slow,), more="") as made:
         made.a.always(says("never", held=asyncio.Event()))
-        made.household.settings = replace(
-            _settings(made), models=replace(_settings(made).models, first_byte_s=30.0, silence_s=30.0)
+        made.instance.settings = replace(
+            _settings(made),
+            models=replace(_settings(made).models, first_byte_timeout_s=30.0, stream_idle_timeout_s=30.0),
         )
-        async with desk_of(made) as desk, time_passing(made.household):
-            late = await result(desk)
-    assert (late["status"], late["run-status"]) == ("timeout", "failed")
+        async with operations_of(made) as operations, advancing_clock(made.instance):
+            late = await send_and_show_run(operations)
+    assert (late["status"], late["run_status"]) == ("timeout", "failed")
     assert late["error"].startswith("run.timed_out: the run took longer than 20 seconds")
 
 
-def _settings(made: Market) -> Any:
-    assert made.household.settings is not None
-    return made.household.settings
+def _settings(made: ThreeProviders) -> Any:
+    assert made.instance.settings is not None
+    return made.instance.settings
 
 
 @pytest.mark.spec("C108")
-async def test_a_run_whose_context_was_told_in_short_came_out_as_that(tmp_path: Path) -> None:
-    async with market(tmp_path) as made:
-        made.a.will(*(says("A long story. " * 2_000) for _ in range(3)))
-        async with desk_of(made) as desk:
+async def test_a_run_that_was_compacted_has_the_status_compaction(tmp_path: Path) -> None:
+    async with run_three_providers(tmp_path) as made:
+        made.a.add_replies(*(says("A long story. " * 2_000) for _ in range(3)))
+        async with operations_of(made) as operations:
             for _ in range(3):
-                await result(desk)
+                await send_and_show_run(operations)
             script = iter(
-                (refuses(400, "too long", type_="context_length_exceeded"), says("## Decisions\nnone"), says("Fits."))
+                (
+                    error_answer(400, "too long", type_="context_length_exceeded"),
+                    says("## Decisions\nnone"),
+                    says("Fits."),
+                )
             )
 
-            def in_time(asked: Asked) -> Any:
-                made.household.clock.jump(timedelta(seconds=1))
+            def reply_after_a_second(asked: Asked) -> Any:
+                made.instance.clock.jump(timedelta(seconds=1))
                 return next(script)
 
-            made.a.rule = in_time
-            short = await result(desk)
-    assert (short["status"], short["run-status"]) == ("compaction", "completed")
-    assert [(call["summary"], call["failure"], call["next-move"]) for call in short["calls"]] == [
+            made.a.rule = reply_after_a_second
+            short = await send_and_show_run(operations)
+    assert (short["status"], short["run_status"]) == ("compaction", "completed")
+    assert [(call["summary"], call["failure"], call["next_action"]) for call in short["calls"]] == [
         (False, "context_overflow", "compaction"),
         (True, None, None),
         (False, None, None),
     ]
 
 
-# What an envelope asks of its run
+# --- model options of an envelope ---
 
 
-class Noted:
-    """A runner that notes what it is asked for, and works as the one within."""
+class RecordingRunner:
+    """A runner that records its requests and otherwise does the same as the one it wraps."""
 
-    def __init__(self, within: Runner) -> None:
-        self.within = within
+    def __init__(self, inner_runner: Runner) -> None:
+        self.inner_runner = inner_runner
         self.requests: list[RunRequest] = []
 
     async def take_turns(
         self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver
     ) -> RunAnswer:
         self.requests.append(assignment.request)
-        return await self.within.take_turns(assignment, journal, approvals, observer)
+        return await self.inner_runner.take_turns(assignment, journal, approvals, observer)
 
 
 @pytest.mark.spec("C108")
-async def test_a_request_for_a_run_reaches_the_run_and_the_model(tmp_path: Path) -> None:
-    noted: list[Noted] = []
+async def test_run_options_of_an_envelope_reach_the_run_and_the_model(tmp_path: Path) -> None:
+    recorders: list[RecordingRunner] = []
 
     def engine(store: Any, clock: Any, ids: Any, runners: Any, **kw: Any) -> EmbeddedEngine:
-        noted.append(Noted(runners["loop"]))
-        return EmbeddedEngine(store, clock, ids, {"loop": noted[0]}, **kw)
+        recorders.append(RecordingRunner(runners["loop"]))
+        return EmbeddedEngine(store, clock, ids, {"loop": recorders[0]}, **kw)
 
-    async with market(tmp_path, create_engine=engine) as made, desk_of(made) as desk:
+    async with run_three_providers(tmp_path, create_engine=engine) as made, operations_of(made) as operations:
         wanted = {"model": "m9", "provider": "c", "lane": "background", "workspace": "/srv/garden"}
-        sent = await desk.ask(
+        sent = await operations.ask(
             person("owner"),
             "envelope.send",
             to="agent:ada",
@@ -458,25 +482,31 @@ async def test_a_request_for_a_run_reaches_the_run_and_the_model(tmp_path: Path)
             extra_system_prompt="Answer in rhyme.",
             **wanted,
         )
-        assert await desk.house.wait_for_answer(sent["envelope"]) == "This is c."
-        shown = await result_of(desk, sent["envelope"])
-        [row] = await desk.house.execute_sql("SELECT lane FROM runs WHERE id = :id", id=shown["id"])
-        await desk.converse(person("owner"), "and plainly?")
+        assert await operations.server.wait_for_answer(sent["envelope"]) == "This is c."
+        shown = await show_run(operations, sent["envelope"])
+        [row] = await operations.server.execute_sql("SELECT lane FROM runs WHERE id = :id", id=shown["id"])
+        await operations.converse(person("owner"), "and plainly?")
     assert (shown["provider"], shown["model"], row.lane) == ("c", "m9", "background")
     assert made.c.asked[0].model == "m9"
     assert made.c.asked[0].body["messages"][0] == {"role": "system", "content": "Be brief.\n\nAnswer in rhyme."}
-    assert noted[0].requests[0].workspace == "/srv/garden"
-    assert made.a.asked[0].body["messages"][0] == {"role": "system", "content": "Be brief."}, "for that run alone"
+    assert recorders[0].requests[0].workspace == "/srv/garden"
+    assert made.a.asked[0].body["messages"][0] == {"role": "system", "content": "Be brief."}, (
+        "the option applied to that run alone"
+    )
 
 
 @pytest.mark.spec("C108")
-async def test_only_who_is_entitled_says_how_a_run_is_made(three: Market) -> None:
-    async with desk_of(three) as desk:
+async def test_only_permitted_senders_can_set_run_options(three_providers: ThreeProviders) -> None:
+    async with operations_of(three_providers) as operations:
         for who in (person("gus"), agent("bo")):
             with pytest.raises(NotAllowed) as refused:
-                await desk.ask(who, "envelope.send", to="agent:ada", text="hello", model="c/m3")
+                await operations.ask(who, "envelope.send", to="agent:ada", text="hello", model="c/m3")
             assert refused.value.code == "run.request_not_allowed"
         with pytest.raises(NotAllowed):
-            await desk.ask(person("maria"), "envelope.send", to="agent:ada", text="hi", extra_system_prompt="Obey.")
-        await desk.converse(person("maria"), "hello", model="c/m3")
-    assert [len(server.asked) for server in (three.a, three.b, three.c)] == [0, 0, 1]
+            await operations.ask(
+                person("maria"), "envelope.send", to="agent:ada", text="hi", extra_system_prompt="Obey."
+            )
+        await operations.converse(person("maria"), "hello", model="c/m3")
+    assert [
+        len(provider_server.asked) for provider_server in (three_providers.a, three_providers.b, three_providers.c)
+    ] == [0, 0, 1]

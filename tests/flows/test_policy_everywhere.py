@@ -1,7 +1,7 @@
-"""Every door gives the same answer about a tool, and `policy explain` says beforehand which.
+"""Every call source gets the same decision about a tool, and `policy explain` predicts it.
 
-The house is real, and so is each door: a model that calls, `tool.invoke`, the MCP server, and the list of what is
-offered. What should come of it is worked out beside the toolbox, from the rules alone.
+The server and the call sources are real: a model, `tool.invoke`, the MCP server and the list of offered tools. The
+expected decision is computed from the rules alone, without the toolbox.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from flows import fake_provider as provider
-from flows.tools_instance import ADA, OWNER, HandsHouse, hands_house
+from flows.tools_instance import ADA, OWNER, ScriptedServer, open_scripted_server
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ from retinue.testing.scripted_model import text_reply, tool_call_reply
 from retinue.text.glob_match import matches_glob
 from retinue.tools.base import ToolContext, schema_of
 
-RANK = (DecisionKind.ALLOW, DecisionKind.ASK, DecisionKind.DENY)
+STRICTNESS = (DecisionKind.ALLOW, DecisionKind.ASK, DecisionKind.DENY)
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,30 +42,30 @@ class Arguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(slots=True)
-class StandIn:
-    """A tool that only says it was used. It may reach for the web, and stand behind walls."""
+class FakeTool:
+    """Returns that it was used. `needs_web`: it requires the permission `web`; `wall`: what the sandbox decides."""
 
     spec: ToolSpec
-    reaches: bool = False
+    needs_web: bool = False
     wall: DecisionKind = DecisionKind.ALLOW
     done: int = 0
     arguments: type[msgspec.Struct] = Arguments
 
     def required_permissions(self, arguments: Arguments, context: ToolContext) -> Sequence[Permission]:
-        return (WEB_PERMISSION,) if self.reaches else ()
+        return (WEB_PERMISSION,) if self.needs_web else ()
 
     async def prepare_sandbox(self) -> None:
         return
 
     def decide_sandbox(self, arguments: Arguments, context: ToolContext) -> Decision:
-        return Decision(self.wall, "the walls say so", "sandbox")
+        return Decision(self.wall, "the sandbox decides", "sandbox")
 
     async def perform(self, arguments: Arguments, context: ToolContext) -> str:
         self.done += 1
         return "used"
 
 
-def stand_in(name: str, *capabilities: str, reaches: bool = False, **kw: Any) -> StandIn:
+def create_fake_tool(name: str, *capabilities: str, needs_web: bool = False, **kw: Any) -> FakeTool:
     wall = kw.pop("wall", DecisionKind.ALLOW)
     spec = ToolSpec(
         name=name,
@@ -75,28 +75,28 @@ def stand_in(name: str, *capabilities: str, reaches: bool = False, **kw: Any) ->
         capabilities=frozenset(capabilities),
         **kw,
     )
-    return StandIn(spec, reaches=reaches, wall=wall)
+    return FakeTool(spec, needs_web=needs_web, wall=wall)
 
 
-def tools() -> list[StandIn]:
+def tools() -> list[FakeTool]:
     return [
-        stand_in("read", "files.read"),
-        stand_in("write", "files.write"),
-        stand_in("exec", "terminal.exec", wall=DecisionKind.ASK),
-        stand_in("process", "terminal.exec", wall=DecisionKind.DENY),
-        stand_in("web_fetch", "web.read", reaches=True),
-        stand_in("session_status"),
-        stand_in("system_time"),
-        stand_in("weather_now", source="plugin:weather"),
-        stand_in("named_only", must_be_named=True),
+        create_fake_tool("read", "files.read"),
+        create_fake_tool("write", "files.write"),
+        create_fake_tool("exec", "terminal.exec", wall=DecisionKind.ASK),
+        create_fake_tool("process", "terminal.exec", wall=DecisionKind.DENY),
+        create_fake_tool("web_fetch", "web.read", needs_web=True),
+        create_fake_tool("session_status"),
+        create_fake_tool("system_time"),
+        create_fake_tool("weather_now", source="plugin:weather"),
+        create_fake_tool("named_only", must_be_named=True),
     ]
 
 
 NAMES = [tool.spec.name for tool in tools()]
 globs = st.sampled_from([*NAMES, "*", "group:web", "group:fs", "weather", "web_*", "*e*", "system_*"])
-some = st.lists(globs, max_size=3).map(tuple)
-mostly = st.one_of(st.just(("*",)), st.just(("*",)), some)
-seldom = st.one_of(st.just(()), st.just(()), some)
+a_few_globs = st.lists(globs, max_size=3).map(tuple)
+mostly_all = st.one_of(st.just(("*",)), st.just(("*",)), a_few_globs)
+rarely_any = st.one_of(st.just(()), st.just(()), a_few_globs)
 capabilities = st.lists(st.sampled_from(["*", "files.*", "terminal.exec", "web.read"]), max_size=2).map(tuple)
 profiles = st.sampled_from([None, None, None, "coding", "minimal", "full"])
 
@@ -105,30 +105,30 @@ def lists(kind: Any, **more: Any) -> Any:
     return st.builds(
         kind,
         profile=profiles,
-        allow=mostly,
-        also_allow=seldom,
-        ask=seldom,
-        deny=seldom,
+        allow=mostly_all,
+        also_allow=rarely_any,
+        ask=rarely_any,
+        deny=rarely_any,
         capabilities_allow=st.one_of(st.just(("*",)), capabilities),
         capabilities_deny=st.one_of(st.just(()), capabilities),
         **more,
     )
 
 
-rules_of_house = lists(
+server_rules = lists(
     ToolSettings,
-    invoke_allow=seldom,
+    invoke_allow=rarely_any,
     by_session=st.dictionaries(
         st.sampled_from(["terminal", "external", "subagent"]), lists(ToolListSettings), max_size=1
     ),
     by_sender=st.dictionaries(st.sampled_from(["person:owner", "person:*"]), lists(ToolListSettings), max_size=1),
 )
-rules_of_agent = lists(ToolRules)
+agent_rules = lists(ToolRules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    house: ToolSettings
+    server: ToolSettings
     own: ToolRules
     tool: str
     granted: tuple[str, ...] = ()
@@ -136,64 +136,64 @@ class Case:
 
 cases = st.builds(
     Case,
-    house=rules_of_house,
-    own=rules_of_agent,
+    server=server_rules,
+    own=agent_rules,
     tool=st.sampled_from(NAMES),
     granted=st.lists(st.sampled_from(["web", *(f"tool:{name}" for name in NAMES)]), max_size=2).map(tuple),
 )
 
 
 @dataclass
-class Doors:
-    house: HandsHouse
-    tools: dict[str, StandIn]
+class CallSources:
+    server: ScriptedServer
+    tools: dict[str, FakeTool]
     grants: list[str] = field(default_factory=list[str])
 
     async def arrange(self, case: Case) -> Agent:
         agent = replace(ADA, tools=case.own)
-        self.house.rules(replace(self.house.settings, tools=case.house))
-        await self.house.house.store.write(
+        self.server.rules(replace(self.server.settings, tools=case.server))
+        await self.server.server.store.write(
             lambda conn: agents.upsert(conn, agent, source="test", at_ms=1), point="test"
         )
         for grant in self.grants:
-            await self.house.ask("grant.revoke", id=grant)
+            await self.server.ask("grant.revoke", id=grant)
         self.grants = [
-            (await self.house.ask("grant.add", agent="ada", permission=each, because="test"))["id"]
+            (await self.server.ask("grant.add", agent="ada", permission=each, because="test"))["id"]
             for each in case.granted
         ]
         return agent
 
     def expected(self, case: Case, agent: Agent, where: ToolPolicyContext) -> DecisionKind:
-        """From the rules alone, and what each of the others would say."""
+        """The decision computed from the rules, the grants, the required permission and the sandbox."""
         tool = self.tools[case.tool]
-        assert self.house.house.services.toolbox is not None
-        chain = ToolPolicyChain(build_layers(case.house, agent, where), self.house.house.services.toolbox.specs)
+        assert self.server.server.services.toolbox is not None
+        chain = ToolPolicyChain(build_layers(case.server, agent, where), self.server.server.services.toolbox.specs)
         verdict = chain.decide(tool.spec).kind
         if verdict is DecisionKind.DENY:
             return verdict
-        # What is granted for good counts where a person has opened the session.
+        # Permanent grants count if a person has opened the session.
         held = case.granted if where.origin.is_foreground else ()
         if verdict is DecisionKind.ASK and any(
             matches_glob(each.partition(":")[2], case.tool) for each in held if ":" in each
         ):
             verdict = DecisionKind.ALLOW
-        reach = DecisionKind.ASK if tool.reaches and "web" not in held else DecisionKind.ALLOW
-        return max(verdict, reach, tool.wall, key=RANK.index)
+        reach = DecisionKind.ASK if tool.needs_web and "web" not in held else DecisionKind.ALLOW
+        return max(verdict, reach, tool.wall, key=STRICTNESS.index)
 
-    # What really comes of it, by each door
+    # --- the decision for each call source ---
 
     async def by_model(self, case: Case) -> DecisionKind:
         tool = self.tools[case.tool]
         before = tool.done
-        self.house.model.rule = lambda prompt: text_reply("ok")
-        session = await self.house.turn("Go.", tool_call_reply(case.tool, what="x"), origin="person:owner")
-        asked = await self.house.asked()
+        self.server.model.rule = lambda prompt: text_reply("ok")
+        session = await self.server.turn("Go.", tool_call_reply(case.tool, what="x"), origin="person:owner")
+        asked = await self.server.asked()
         if asked:
             assert tool.done == before
-            await self.house.answer(asked[0], allow=False)
+            await self.server.answer(asked[0], allow=False)
             assert tool.done == before
             return DecisionKind.ASK
-        (*_, result) = await self.house.results(session)
+        (*_, result) = await self.server.results(session)
         assert result.tool == case.tool
         if tool.done == before + 1:
             assert not result.failed
@@ -202,27 +202,27 @@ class Doors:
         return DecisionKind.DENY
 
     async def by_invoke(self, case: Case) -> DecisionKind:
-        return await self._directly(
-            case, self.house.ask("tool.invoke", agent="ada", tool=case.tool, args={"what": "x"})
+        return await self._call_outside_run(
+            case, self.server.ask("tool.invoke", agent="ada", tool=case.tool, args={"what": "x"})
         )
 
     async def by_mcp(self, case: Case) -> DecisionKind:
-        visitor = McpEndpoint(services=self.house.house.services, caller=OWNER, agent="ada")
-        verdict = await self._directly(case, visitor.call_tool(case.tool, {"what": "x"}))
-        assert (case.tool in {each.name for each in await visitor.list_tools()}) is await self._may_ask(
+        endpoint = McpEndpoint(services=self.server.server.services, caller=OWNER, agent="ada")
+        verdict = await self._call_outside_run(case, endpoint.call_tool(case.tool, {"what": "x"}))
+        assert (case.tool in {each.name for each in await endpoint.list_tools()}) is await self._is_listed(
             case, CallSource.MCP
         )
         return verdict
 
-    async def _may_ask(self, case: Case, door: CallSource) -> bool:
-        """What the rules alone do not deny is offered, whatever the walls will say of one call."""
+    async def _is_listed(self, case: Case, source: CallSource) -> bool:
+        """A tool that the rules do not deny is offered, whatever the sandbox decides about one call."""
         agent = replace(ADA, tools=case.own)
-        where = ToolPolicyContext(origin=OriginKind.EXTERNAL, sender=OWNER.address, call_source=door)
-        assert self.house.house.services.toolbox is not None
-        chain = ToolPolicyChain(build_layers(case.house, agent, where), self.house.house.services.toolbox.specs)
+        where = ToolPolicyContext(origin=OriginKind.EXTERNAL, sender=OWNER.address, call_source=source)
+        assert self.server.server.services.toolbox is not None
+        chain = ToolPolicyChain(build_layers(case.server, agent, where), self.server.server.services.toolbox.specs)
         return not chain.decide(self.tools[case.tool].spec).is_denied
 
-    async def _directly(self, case: Case, call: Any) -> DecisionKind:
+    async def _call_outside_run(self, case: Case, call: Any) -> DecisionKind:
         tool = self.tools[case.tool]
         before = tool.done
         try:
@@ -236,88 +236,93 @@ class Doors:
         assert tool.done == before + 1
         return DecisionKind.ALLOW
 
-    async def explained(self, case: Case, door: CallSource) -> DecisionKind:
-        found = await self.house.ask("policy.explain", agent="ada", tool=case.tool, args={"what": "x"}, door=door.value)
-        verdict = DecisionKind(found["verdict"])
+    async def explained(self, case: Case, source: CallSource) -> DecisionKind:
+        found = await self.server.ask(
+            "policy.explain", agent="ada", tool=case.tool, args={"what": "x"}, call_source=source.value
+        )
+        verdict = DecisionKind(found["decision"])
         if verdict is not DecisionKind.ALLOW:
-            assert found["because"] and found["key"], "whoever is refused reads which setting to change"
-            assert any(finding["verdict"] == verdict for finding in found["findings"])
+            assert found["because"] and found["key"], "a refusal names the setting to change"
+            assert any(finding["decision"] == verdict for finding in found["findings"])
         return verdict
 
 
-async def check(doors: Doors, case: Case) -> None:
-    agent = await doors.arrange(case)
-    for door, really in (
-        (CallSource.MODEL, doors.by_model),
-        (CallSource.INVOKE, doors.by_invoke),
-        (CallSource.MCP, doors.by_mcp),
+async def check_case(sources: CallSources, case: Case) -> None:
+    agent = await sources.arrange(case)
+    for source, really in (
+        (CallSource.MODEL, sources.by_model),
+        (CallSource.INVOKE, sources.by_invoke),
+        (CallSource.MCP, sources.by_mcp),
     ):
-        origin = OriginKind.TERMINAL if door is CallSource.MODEL else OriginKind.EXTERNAL
+        origin = OriginKind.TERMINAL if source is CallSource.MODEL else OriginKind.EXTERNAL
         where = ToolPolicyContext(
-            origin=origin, sender=OWNER.address, call_source=door, model="scripted" * (door is CallSource.MODEL)
+            origin=origin, sender=OWNER.address, call_source=source, model="scripted" * (source is CallSource.MODEL)
         )
-        expected = doors.expected(case, agent, where)
-        assert await doors.explained(case, door) is expected, door
-        assert await really(case) is expected, door
-    offered = {spec.name for spec in doors.house.model.prompts[-1].tools}
+        expected = sources.expected(case, agent, where)
+        assert await sources.explained(case, source) is expected, source
+        assert await really(case) is expected, source
+    offered = {spec.name for spec in sources.server.model.prompts[-1].tools}
     where = ToolPolicyContext(origin=OriginKind.TERMINAL, sender=OWNER.address, model="scripted")
-    assert doors.house.house.services.toolbox is not None
-    chain = ToolPolicyChain(build_layers(case.house, agent, where), doors.house.house.services.toolbox.specs)
-    assert offered & set(NAMES) == {name for name, tool in doors.tools.items() if not chain.decide(tool.spec).is_denied}
+    assert sources.server.server.services.toolbox is not None
+    chain = ToolPolicyChain(build_layers(case.server, agent, where), sources.server.server.services.toolbox.specs)
+    assert offered & set(NAMES) == {
+        name for name, tool in sources.tools.items() if not chain.decide(tool.spec).is_denied
+    }
 
 
-@pytest.mark.timeout(300)  # a run and its question for each example, however busy the machine is
+@pytest.mark.timeout(300)  # one run and one approval for each example, also on a busy machine
 @pytest.mark.spec("A37", "C57", "C93")
-def test_no_door_answers_other_than_the_rules_and_explain_says_so_beforehand(tmp_path: Path) -> None:
-    stood = tools()
-    opened = hands_house(tmp_path / "home", tools=stood, staff=(ADA,))
+def test_every_call_source_decides_as_the_rules_do_and_policy_explain_predicts_it(tmp_path: Path) -> None:
+    fake_tools = tools()
+    opened = open_scripted_server(tmp_path / "home", tools=fake_tools, staff=(ADA,))
     with asyncio.Runner() as runner:
-        doors = Doors(runner.run(opened.__aenter__()), {tool.spec.name: tool for tool in stood})
+        sources = CallSources(runner.run(opened.__aenter__()), {tool.spec.name: tool for tool in fake_tools})
         try:
 
             @settings(max_examples=25, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
             @given(cases)
             @example(
                 Case(
-                    house=ToolSettings(by_session={"terminal": ToolListSettings(deny=("read",))}),
+                    server=ToolSettings(by_session={"terminal": ToolListSettings(deny=("read",))}),
                     own=ToolRules(),
                     tool="read",
                 )
             )
             @example(
                 Case(
-                    house=ToolSettings(by_session={"external": ToolListSettings(ask=("read",))}),
+                    server=ToolSettings(by_session={"external": ToolListSettings(ask=("read",))}),
                     own=ToolRules(),
                     tool="read",
                 )
             )
-            def every(case: Case) -> None:
-                runner.run(check(doors, case))
+            def check_generated_case(case: Case) -> None:
+                runner.run(check_case(sources, case))
 
-            every()
+            check_generated_case()
         finally:
             runner.run(opened.__aexit__(None, None, None))
-    assert sum(tool.done for tool in stood) > 0, "some were used, or nothing was shown"
+    assert sum(tool.done for tool in fake_tools) > 0, "at least one tool was used, or the test proves nothing"
 
 
 @pytest.mark.parametrize("key", ["mock/m1", "mock"])
 @pytest.mark.spec("A37")
-async def test_what_is_denied_for_a_model_is_neither_offered_nor_done(tmp_path: Path, key: str) -> None:
-    """It was offered by the name that its seller gives it, and judged by its whole name: no rule ever fitted that."""
+async def test_a_tool_denied_for_a_model_is_neither_offered_nor_performed(tmp_path: Path, key: str) -> None:
+    """It was offered under the short model name, but judged by the full name, so no rule ever matched."""
     rules = ToolRules(by_provider={key: ToolLists(deny=("read",)), "mock/m2": ToolLists(deny=("write",))})
     staff = (replace(ADA, model="mock/m1", tools=rules),)
-    async with provider.provider() as server:
-        server.will(provider.calls(("read", {}), ("write", {})), provider.says("ok"))
+    async with provider.provider() as provider_server:
+        provider_server.add_replies(provider.calls(("read", {}), ("write", {})), provider.says("ok"))
         key_file = tmp_path / "key"
         key_file.write_text(provider.KEY)
-        config = f'[providers.mock]\nurl = "{server.url}"\nformat = "openai-chat"\nkey = {{ file = "{key_file}" }}\n'
+        url = provider_server.url
+        config = f'[providers.mock]\nurl = "{url}"\nformat = "openai-chat"\nkey = {{ file = "{key_file}" }}\n'
         key_file.chmod(0o600)
-        async with hands_house(tmp_path / "home", tools=tools(), staff=staff, config=config) as house:
-            explained = await house.ask("policy.explain", agent="ada", tool="read")
-            assert explained["verdict"] == "deny" and f"by_provider.{key}" in explained["key"]
-            session = await house.turn("Go.")
-            denied, done = await house.results(session)
+        async with open_scripted_server(tmp_path / "home", tools=tools(), staff=staff, config=config) as server:
+            explained = await server.ask("policy.explain", agent="ada", tool="read")
+            assert explained["decision"] == "deny" and f"by_provider.{key}" in explained["key"]
+            session = await server.turn("Go.")
+            denied, done = await server.results(session)
             assert denied.failed and f"by_provider.{key}" in denied.output
             assert not done.failed
-        offered = {tool["function"]["name"] for tool in server.asked[0].body["tools"]}
+        offered = {tool["function"]["name"] for tool in provider_server.asked[0].body["tools"]}
         assert "read" not in offered and "write" in offered

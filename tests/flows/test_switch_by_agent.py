@@ -1,4 +1,4 @@
-"""An agent takes a person to another agent because they asked for it, and that one brings them back."""
+"""An agent switches a person to another agent on request, and that agent switches them back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.team_instance import let_in, letters, outcome, plays, said_to, sums_hold
-from flows.tools_instance import ADA, BO, HandsHouse, hands_house
+from flows.team_instance import (
+    add_people,
+    assert_ledger_is_ok,
+    list_envelopes_of_kind,
+    list_texts_to,
+    outcome,
+    scripted_rule,
+)
+from flows.tools_instance import ADA, BO, ScriptedServer, open_scripted_server
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import EnvelopeKind, Outcome
@@ -20,61 +27,65 @@ from retinue.store.runs import runs
 from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
 
 
-def switch(to: str = "bo", message: str = "They want to talk about chairs.") -> ScriptedReply:
+def switch_call(to: str = "bo", message: str = "They want to talk about chairs.") -> ScriptedReply:
     return tool_call_reply("agents_switch", agentId=to, message=message)
 
 
-async def switches(house: HandsHouse) -> list[StoredEvent]:
-    found: list[StoredEvent] = await house.house.store.scan(partial(events.list_after, cursor=0, limit=10_000))
+async def list_switch_events(server: ScriptedServer) -> list[StoredEvent]:
+    found: list[StoredEvent] = await server.server.store.scan(partial(events.list_after, cursor=0, limit=10_000))
     return [piece for piece in found if piece.kind is EventKind.SESSION_SWITCHED]
 
 
 @pytest.mark.spec("A81")
-async def test_there_with_a_first_message_and_back_with_what_was_decided(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
-        older = await house.turn("Hello, bo.", "Hello.", to="agent:bo", origin="person:owner/older")
-        latest = await house.turn("Hello again, bo.", "Hello.", to="agent:bo", origin="person:owner/latest")
-        house.model.rule = plays(
+async def test_an_agent_switches_a_person_with_a_first_message_and_back_with_a_summary(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        older = await server.turn("Hello, bo.", "Hello.", to="agent:bo", origin="person:owner/older")
+        latest = await server.turn("Hello again, bo.", "Hello.", to="agent:bo", origin="person:owner/latest")
+        server.model.rule = scripted_rule(
             {
-                "Switch to bo": [switch(), "Bo has it."],
+                "Switch to bo": [switch_call(), "Bo has it."],
                 "talk about chairs": ["Which chairs?"],
                 "The red ones": ["Noted."],
-                "Back to ada": [switch("back", "We decided on red chairs."), "Ada knows."],
+                "Back to ada": [switch_call("back", "We decided on red chairs."), "Ada knows."],
                 "decided on red": ["Red chairs it is."],
             }
         )
-        here = await house.turn("Switch to bo and discuss chairs.")
-        (word,) = await letters(house, EnvelopeKind.SYSTEM)
-        assert (str(word.sender), word.session) == (f"agent:ada/{here}", latest), "the most recent one"
+        here = await server.turn("Switch to bo and discuss chairs.")
+        (agent_message,) = await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM)
+        assert (str(agent_message.sender), agent_message.session) == (f"agent:ada/{here}", latest), (
+            "the most recent session"
+        )
         assert latest != older
-        assert "Which chairs?" in await said_to(house)
-        await house.turn("The red ones.", to=f"agent:bo/{latest}")
-        await house.turn("Back to ada, please.", to=f"agent:bo/{latest}")
-        back = (await letters(house, EnvelopeKind.SYSTEM))[-1]
+        assert "Which chairs?" in await list_texts_to(server)
+        await server.turn("The red ones.", to=f"agent:bo/{latest}")
+        await server.turn("Back to ada, please.", to=f"agent:bo/{latest}")
+        back = (await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM))[-1]
         assert (back.session, back.text) == (here, "We decided on red chairs.")
-        assert "Red chairs it is." in await said_to(house)
-        went = [(piece.session, piece.body["to"], piece.body["by"]) for piece in await switches(house)]
+        assert "Red chairs it is." in await list_texts_to(server)
+        went = [(piece.session, piece.body["to"], piece.body["by"]) for piece in await list_switch_events(server)]
         assert went == [(here, latest, "person:owner"), (latest, here, "person:owner")]
-        assert (await outcome(house, back.id)).outcome is Outcome.ANSWERED
-        await sums_hold(house)
+        assert (await outcome(server, back.id)).outcome is Outcome.ANSWERED
+        await assert_ledger_is_ok(server)
 
 
 @pytest.mark.spec("A81")
-async def test_one_who_has_not_talked_to_the_person_yet_gets_a_session_with_them(tmp_path: Path) -> None:
-    async with hands_house(tmp_path) as house:
-        await let_in(house, maria=Role.MEMBER)
-        owners = await house.turn("Hello, bo.", "Hello.", to="agent:bo")
-        house.model.rule = plays({"Switch": [switch(), "Bo has it."], "about chairs": ["Which chairs, maria?"]})
-        await house.turn("Switch to bo.", sender="person:maria")
-        (word,) = await letters(house, EnvelopeKind.SYSTEM)
-        assert word.session != owners, "nobody else's"
-        assert (await said_to(house, "person:maria"))[-1] == "Which chairs, maria?"
-        run = await house.house.store.scan(lambda conn: runs.get(conn, word.run or ""))
+async def test_switching_to_an_agent_without_a_session_opens_one_with_the_person(tmp_path: Path) -> None:
+    async with open_scripted_server(tmp_path) as server:
+        await add_people(server, maria=Role.MEMBER)
+        owner_session = await server.turn("Hello, bo.", "Hello.", to="agent:bo")
+        server.model.rule = scripted_rule(
+            {"Switch": [switch_call(), "Bo has it."], "about chairs": ["Which chairs, maria?"]}
+        )
+        await server.turn("Switch to bo.", sender="person:maria")
+        (agent_message,) = await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM)
+        assert agent_message.session != owner_session, "not the session of another person"
+        assert (await list_texts_to(server, "person:maria"))[-1] == "Which chairs, maria?"
+        run = await server.server.store.scan(lambda conn: runs.get(conn, agent_message.run or ""))
         assert run is not None and run.lineage is not None
         assert (str(run.lineage.behalf), run.lineage.depth) == ("person:maria", 1)
-        seen = await house.ask("session.list", who=_maria())
-        assert word.session in [row["sessionId"] for row in seen["sessions"]]
-        await sums_hold(house)
+        seen = await server.ask("session.list", who=_maria())
+        assert agent_message.session in [row["sessionId"] for row in seen["sessions"]]
+        await assert_ledger_is_ok(server)
 
 
 def _maria() -> Any:
@@ -83,21 +94,23 @@ def _maria() -> Any:
     return person("maria")
 
 
-async def test_it_takes_a_person_and_goes_only_to_those_the_agent_sees(tmp_path: Path) -> None:
+async def test_an_agent_can_switch_only_a_person_and_only_to_visible_agents(tmp_path: Path) -> None:
     narrow = replace(ADA, delegation=DelegationRules(deny=("cy",)))
-    async with hands_house(tmp_path, staff=(narrow, BO, Agent(name="cy", model="scripted"))) as house:
-        session = await house.turn("Switch.", switch("cy"), switch("nobody"), switch("back"), "I cannot.")
-        assert [result.failed for result in await house.results(session)] == [True, True, True]
-        house.model.rule = plays(
+    async with open_scripted_server(tmp_path, staff=(narrow, BO, Agent(name="cy", model="scripted"))) as server:
+        session = await server.turn(
+            "Switch.", switch_call("cy"), switch_call("nobody"), switch_call("back"), "I cannot."
+        )
+        assert [result.failed for result in await server.results(session)] == [True, True, True]
+        server.model.rule = scripted_rule(
             {
                 "Ask bo": [tool_call_reply("agents_message", agentId="bo", content="Take them along."), "Bo cannot."],
-                "Take them along.": [switch("ada"), "I cannot."],
+                "Take them along.": [switch_call("ada"), "I cannot."],
             }
         )
-        await house.turn("Ask bo.", origin="person:owner/ask")
-        (letter,) = await letters(house, EnvelopeKind.DELEGATION)
-        (result,) = await house.results(letter.session or "")
+        await server.turn("Ask bo.", origin="person:owner/ask")
+        (delegation,) = await list_envelopes_of_kind(server, EnvelopeKind.DELEGATION)
+        (result,) = await server.results(delegation.session or "")
         assert result.failed
         assert "there is no person to switch" in result.output
-        assert await switches(house) == []
-        assert await letters(house, EnvelopeKind.SYSTEM) == []
+        assert await list_switch_events(server) == []
+        assert await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM) == []

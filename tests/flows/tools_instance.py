@@ -1,4 +1,4 @@
-"""A whole house with its real hands and a scripted model: what `retinue run` opens, without the doors to outside."""
+"""A complete server with all built-in tools and a scripted model: what `retinue run` opens, without real connectors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VisitArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Visit:
-    """A page from outside, or one of ours: its words, and how far they can be believed."""
+    """A web page: its text and its trust."""
 
     says: str = "A page."
     trust: Trust = Trust.UNTRUSTED
@@ -77,8 +77,8 @@ class Visit:
 
 
 @dataclass(slots=True)
-class HandsHouse:
-    house: RunningServer
+class ScriptedServer:
+    server: RunningServer
     root: Path
     model: ScriptedModel
     configuration: Configuration
@@ -87,7 +87,7 @@ class HandsHouse:
     crashed: bool = False
     _numbers: int = 0
 
-    # What goes in
+    # --- input ---
 
     async def post(
         self,
@@ -101,7 +101,7 @@ class HandsHouse:
         **kw: Any,
     ) -> Receipt:
         self._numbers += 1
-        id_ = EnvelopeId(self.house.services.ids.new())
+        id_ = EnvelopeId(self.server.services.ids.new())
         draft = EnvelopeDraft(
             id=id_,
             sender=address.parse_address(sender),
@@ -113,11 +113,11 @@ class HandsHouse:
             trust=trust or (Trust.OWNER if sender == "person:owner" else Trust.PERSON),
             **kw,
         )
-        return await self.house.services.intake.accept(draft)
+        return await self.server.services.intake.accept(draft)
 
     async def turn(self, text: str, *lines: str | ScriptedReply, **kw: Any) -> SessionId:
-        """Someone speaks, the model goes by its script, and the house comes to rest. Gives the session."""
-        assert not self.model.script, "the script was not played to its end"
+        """Send a message, let the model reply with its script, and wait until the server is idle; the session."""
+        assert not self.model.script, "the script has unused replies"
         self.model.will_reply(*lines)
         receipt = await self.post(text, **kw)
         await self.rest()
@@ -125,33 +125,33 @@ class HandsHouse:
         return receipt.session
 
     async def rest(self) -> None:
-        """Until nobody works and nothing is being delivered. What the clock begins may begin later."""
+        """Wait until no run is active and no delivery is in progress. Schedules may start runs later."""
         still = 0
 
         def rests() -> bool:
             nonlocal still
-            still = 0 if self.house.engine.active_lanes or self.house.outbox.active_count else still + 1
-            return still >= 3  # whoever has just ended may have woken another
+            still = 0 if self.server.engine.active_lanes or self.server.outbox.active_count else still + 1
+            return still >= 3  # a run that has just ended may have started another
 
-        await wait_until(rests, "the house comes to rest")
+        await wait_until(rests, "the server is idle")
 
-    # When a line of the script is said: `says("Three.", once=house.once_told("I asked bo."))`
+    # --- conditions for scripted replies: `text_reply("Three.", once=server.once_sent_to("I asked bo."))` ---
 
-    def once_told(self, *words: str, to: str = "person:owner") -> Callable[[], Awaitable[object]]:
-        """Once each of these words was sent to somebody."""
-        return partial(wait_until, partial(self._has_mail, words, to), f"{to} was told {words}")
+    def once_sent_to(self, *words: str, to: str = "person:owner") -> Callable[[], Awaitable[object]]:
+        """Wait until each of these texts was sent to an address."""
+        return partial(wait_until, partial(self._has_mail, words, to), f"{to} received {words}")
 
-    def once_posted(self, *words: str) -> Callable[[], Awaitable[object]]:
-        """Once each of these words was sent, to whomever it was."""
+    def once_sent(self, *words: str) -> Callable[[], Awaitable[object]]:
+        """Wait until each of these texts was sent, to any address."""
         return partial(wait_until, partial(self._has_mail, words, ""), f"{words} were sent")
 
-    def once_read(self, words: str) -> Callable[[], Awaitable[object]]:
-        """Once a model was asked about these words."""
+    def once_model_reads(self, words: str) -> Callable[[], Awaitable[object]]:
+        """Wait until a model was called with these words."""
 
         def is_read() -> bool:
             return any(words in str(prompt.records[-1].body) for prompt in self.model.prompts)
 
-        return partial(wait_until, is_read, f"a model was asked about {words!r}")
+        return partial(wait_until, is_read, f"a model has read {words!r}")
 
     async def _has_mail(self, words: tuple[str, ...], to: str) -> bool:
         texts = [mail.text for mail in await self.mail(to)]
@@ -159,41 +159,41 @@ class HandsHouse:
 
     async def ask(self, operation: str, *, who: Principal = OWNER, once: str = "", **parameters: Any) -> Any:
         body = json.dumps(parameters).encode()
-        return json.loads(await perform_operation(self.house.services, who, OPERATIONS[operation], body, key=once))
+        return json.loads(await perform_operation(self.server.services, who, OPERATIONS[operation], body, key=once))
 
     async def answer(self, approval: Approval, *, allow: bool = True, **kw: Any) -> None:
         await self.ask("approval.answer", id=approval.id, allow=allow, **kw)
         await self.rest()
 
     def rule(self, **tools: Any) -> None:
-        """Other rules for tools, from now on."""
+        """Change the rules for tools from now on."""
         self.rules(replace(self.settings, tools=replace(self.settings.tools, **tools)))
 
     def rules(self, settings: Settings) -> None:
-        self.house.services.require_config_holder().current = replace(
-            self.house.services.require_config_holder().current, settings=settings
+        self.server.services.require_config_holder().current = replace(
+            self.server.services.require_config_holder().current, settings=settings
         )
 
     @property
     def settings(self) -> Settings:
-        return self.house.services.require_config_holder().current.settings
+        return self.server.services.require_config_holder().current.settings
 
     def crash(self) -> None:
         """Stop as `kill -9` would: nothing more is written."""
         self.crashed = True
-        self.house.engine.abandon()
-        self.house.outbox.abandon()
+        self.server.engine.abandon()
+        self.server.outbox.abandon()
 
-    # What comes out
+    # --- output ---
 
     @property
     def lines(self) -> list[str]:
-        """What was really done: the lines in the witness, without the call that wrote each."""
+        """What was performed: the lines of the witness file, without the call that wrote each."""
         text = self.witness.read_text() if self.witness.exists() else ""
         return [line.partition(" ")[2] for line in text.splitlines()]
 
     async def records(self, session: str) -> list[Record]:
-        found, damaged = await self.house.store.scan(partial(records.read_range, session=session, first=1, last=2**60))
+        found, damaged = await self.server.store.scan(partial(records.read_range, session=session, first=1, last=2**60))
         assert not damaged
         return found
 
@@ -201,34 +201,34 @@ class HandsHouse:
         return [record.body for record in await self.records(session) if isinstance(record.body, ToolResult)]
 
     async def asked(self) -> list[Approval]:
-        """The questions that are open, oldest first."""
+        """The open approvals, oldest first."""
 
         def read(conn: Any) -> list[Approval]:
             ids = [row.id for row in conn.execute(approvals_table.select()) if row.state == "open"]
             found = (approvals.get(conn, id_) for id_ in ids)
             return sorted((each for each in found if each is not None), key=lambda each: each.requested_at)
 
-        return await self.house.store.scan(read)
+        return await self.server.store.scan(read)
 
     async def asked_for(self) -> list[tuple[str, dict[str, Any]]]:
         return [(call.tool, call.arguments) for approval in await self.asked() for call in approval.calls]
 
     async def mail(self, recipient: str = "") -> list[Envelope]:
-        """All that was ever sent, oldest first; or to one address."""
+        """All envelopes, oldest first, or those to one address."""
 
         def read(conn: Any) -> list[Envelope]:
             statement = envelopes_table.select().order_by(envelopes_table.c.seq)
             found = [envelopes.envelope_from_row(row) for row in conn.execute(statement)]
             return [mail for mail in found if not recipient or str(mail.recipient) == recipient]
 
-        return await self.house.store.scan(read)
+        return await self.server.store.scan(read)
 
     def home(self, agent: str = "ada") -> Path:
         return self.root / "agents" / agent
 
 
 @asynccontextmanager
-async def hands_house(
+async def open_scripted_server(
     root: Path,
     *,
     staff: Sequence[Agent] = (ADA, BO),
@@ -238,10 +238,11 @@ async def hands_house(
     model: ScriptedModel | None = None,
     connectors: Sequence[Connector] = (),
     outside_profile: str | None = "full",
-) -> AsyncGenerator[HandsHouse]:
-    """`others` are further scripted models, by name. A house that is opened again may bring its `model` along.
+) -> AsyncGenerator[ScriptedServer]:
+    """`others` are further scripted models, by name. A server that is opened again may bring its `model`.
 
-    Outside senders have all tools here, so that what else bounds them can be seen. `outside_profile` None: as shipped.
+    Outside senders have all tools here, so that the other restrictions show. `outside_profile` None: the default
+    setting.
     """
     root.mkdir(parents=True, exist_ok=True)
     if config:
@@ -263,10 +264,10 @@ async def hands_house(
         connectors=connectors,
         configuration=configuration,
     )
-    create_empty_store(root / "house.db")
-    async with open_server(configuration.settings, parts) as house:
-        made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
-        with describe_on_failure(ServerSource(database=root / "house.db")):
+    create_empty_store(root / "retinue.db")
+    async with open_server(configuration.settings, parts) as server:
+        made = ScriptedServer(server, root, model, configuration, witness, {each.name: each for each in models})
+        with describe_on_failure(ServerSource(database=root / "retinue.db")):
             yield made
             if not made.crashed:
                 await made.rest()

@@ -1,4 +1,4 @@
-"""Where envelopes come in: once, in order, with what they may carry and no more. On both databases."""
+"""Test accepting envelopes on both databases: once, in order, and within the limits on their content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import POSTGRES, SQLITE, Place, place_of, settle_in, turn_the_clock_until_settled
+from stores import POSTGRES, SQLITE, StoreLocation, add_agents_and_people, advance_until_settled, create_store_location
 
 from retinue.domain import address
 from retinue.domain.agent import Agent
@@ -65,23 +65,23 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.testing.local_instance import LocalInstance, SequentialIds
 from retinue.testing.scripted_model import text_reply
 
-KEPT = Attachment(hash="0f" * 32, name="notes.txt", media_type="text/plain", size_bytes=12)
+ATTACHMENT = Attachment(hash="0f" * 32, name="notes.txt", media_type="text/plain", size_bytes=12)
 
 
 @pytest.fixture(params=[SQLITE, POSTGRES])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place_of(request.param, request, tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
+    return create_store_location(request.param, request, tmp_path)
 
 
 @pytest.fixture
-def on_disk(tmp_path: Path) -> Place:
-    """For what is refused before any store is asked."""
-    return Place(SQLITE, str(tmp_path / "house.db"))
+def sqlite_place(tmp_path: Path) -> StoreLocation:
+    """For requests that are refused before the store is used."""
+    return StoreLocation(SQLITE, str(tmp_path / "retinue.db"))
 
 
 @dataclass(slots=True)
-class Desk:
-    """An inbox on a real store, with a clock to turn, and no engine behind it."""
+class IntakeSetup:
+    """An intake on a real store, with a manual clock and without an engine."""
 
     store: Store
     clock: FakeClock = field(default_factory=FakeClock)
@@ -105,7 +105,7 @@ class Desk:
             **kw,
         )
 
-    async def kept(self) -> list[Envelope]:
+    async def stored(self) -> list[Envelope]:
         statement = sa.select(t.envelopes).order_by(t.envelopes.c.seq)
         return await self.store.scan(lambda conn: [envelopes.envelope_from_row(row) for row in conn.execute(statement)])
 
@@ -118,40 +118,40 @@ class Desk:
         settled = await self.store.read(lambda conn: envelopes.get_outcome(conn, id_))
         return (settled.outcome, settled.because) if settled else None
 
-    async def untouched(self) -> bool:
-        """Whether the house is as it was before its first envelope."""
-        tables = (t.envelopes, t.outcomes, t.inbox, t.tally, t.sessions, t.records, t.news)
+    async def is_empty(self) -> bool:
+        """Return whether the store is as it was before its first envelope."""
+        tables = (t.envelopes, t.outcomes, t.inbox, t.accepted_counts, t.sessions, t.records, t.events)
         rows = [await self.store.read(lambda conn, t=table: conn.execute(sa.select(t)).all()) for table in tables]
-        counters = await self.store.read(lambda conn: conn.execute(sa.select(t.house)).one())
-        return not any(rows) and (counters.news_seq, counters.envelope_seq) == (0, 0)
+        counters = await self.store.read(lambda conn: conn.execute(sa.select(t.counters)).one())
+        return not any(rows) and (counters.event_seq, counters.envelope_seq) == (0, 0)
 
 
 @asynccontextmanager
-async def desk_at(place: Place, *names: str, **changes: Any) -> AsyncGenerator[Desk]:
+async def open_intake(place: StoreLocation, *names: str, **changes: Any) -> AsyncGenerator[IntakeSetup]:
     async with place.open() as store:
-        await store.write(settle_in(*names, **changes), point="setup")
-        yield Desk(store)
+        await store.write(add_agents_and_people(*names, **changes), point="setup")
+        yield IntakeSetup(store)
 
 
-# Once
+# Idempotency
 
 
-async def test_the_same_key_with_the_same_words_is_the_same_envelope(place: Place) -> None:
-    async with desk_at(place) as desk:
-        first = await desk.post("hello", key="k", attachments=(KEPT,))
-        again = await desk.post("hello", key="k", attachments=(KEPT,), recipient="agent:ADA")
+async def test_the_same_key_with_the_same_content_is_the_same_envelope(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        first = await setup.post("hello", key="k", attachments=(ATTACHMENT,))
+        again = await setup.post("hello", key="k", attachments=(ATTACHMENT,), recipient="agent:ADA")
 
         assert (first.duplicate, again.duplicate) == (False, True)
         assert (again.envelope, again.session) == (first.envelope, first.session)
-        assert len(await desk.kept()) == 1
-        assert len(desk.wakes) == 1
-        assert (await desk.post("hello", key="k", source="elsewhere")).duplicate is False
+        assert len(await setup.stored()) == 1
+        assert len(setup.wakes) == 1
+        assert (await setup.post("hello", key="k", source="elsewhere")).duplicate is False
 
 
-OTHERWISE: list[dict[str, Any]] = [
+CONFLICTING_CHANGES: list[dict[str, Any]] = [
     {"text": "goodbye"},
     {"kind": EnvelopeKind.SYSTEM},
-    {"attachments": (KEPT,)},
+    {"attachments": (ATTACHMENT,)},
     {"sender": "person:owner"},
     {"recipient": "agent:bob"},
     {"recipient": "person:owner"},
@@ -159,68 +159,74 @@ OTHERWISE: list[dict[str, Any]] = [
 ]
 
 
-async def test_the_same_key_with_anything_else_in_it_is_a_conflict(place: Place) -> None:
-    async with desk_at(place, "ada", "bob") as desk:
-        await desk.post("hello", key="k")
-        for other in OTHERWISE:
+async def test_the_same_key_with_different_content_is_a_conflict(place: StoreLocation) -> None:
+    async with open_intake(place, "ada", "bob") as setup:
+        await setup.post("hello", key="k")
+        for other in CONFLICTING_CHANGES:
             with pytest.raises(Conflict) as refused:
-                await desk.post(**({"text": "hello", "key": "k"} | other))
+                await setup.post(**({"text": "hello", "key": "k"} | other))
             assert refused.value.code == "key.reused"
             assert refused.value.because and "new key" in refused.value.try_this
-        assert len(await desk.kept()) == 1
+        assert len(await setup.stored()) == 1
 
 
-async def test_a_letter_to_a_session_that_is_sent_again_is_recognised(place: Place) -> None:
-    async with desk_at(place) as desk:
-        session = (await desk.post("hello")).session
-        first = await desk.post("more", key="k", recipient=f"agent:ada/{session}")
-        assert (await desk.post("more", key="k", recipient=f"agent:Ada/{str(session)[:8]}")).duplicate
+async def test_an_envelope_to_a_session_sent_again_is_a_duplicate(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        session = (await setup.post("hello")).session
+        first = await setup.post("more", key="k", recipient=f"agent:ada/{session}")
+        assert (await setup.post("more", key="k", recipient=f"agent:Ada/{str(session)[:8]}")).duplicate
         with pytest.raises(Conflict):
-            await desk.post("more", key="k", recipient="agent:ada/ffffffff")
+            await setup.post("more", key="k", recipient="agent:ada/ffffffff")
         assert first.session == session
 
 
-async def test_twenty_at_once_with_one_key_are_one_envelope(place: Place) -> None:
-    async with desk_at(place) as desk:
-        receipts = await asyncio.gather(*(desk.post("hello", key="k") for _ in range(20)))
+async def test_twenty_concurrent_sends_with_one_key_store_one_envelope(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        receipts = await asyncio.gather(*(setup.post("hello", key="k") for _ in range(20)))
 
         assert sum(not receipt.duplicate for receipt in receipts) == 1
-        assert {receipt.envelope for receipt in receipts} == {(await desk.kept())[0].id}
-        assert len(await desk.kept()) == 1
-        assert await desk.store.read(lambda conn: conn.execute(sa.select(t.tally.c.accepted)).scalars().all()) == [1]
+        assert {receipt.envelope for receipt in receipts} == {(await setup.stored())[0].id}
+        assert len(await setup.stored()) == 1
+        assert await setup.store.read(
+            lambda conn: conn.execute(sa.select(t.accepted_counts.c.accepted)).scalars().all()
+        ) == [1]
 
 
-async def test_of_twenty_at_once_with_one_key_and_other_words_one_is_kept(place: Place) -> None:
-    async with desk_at(place) as desk:
-        results = await asyncio.gather(*(desk.post(f"number {n}", key="k") for n in range(20)), return_exceptions=True)
+async def test_twenty_concurrent_sends_with_one_key_and_different_texts_store_one_envelope(
+    place: StoreLocation,
+) -> None:
+    async with open_intake(place) as setup:
+        results = await asyncio.gather(*(setup.post(f"number {n}", key="k") for n in range(20)), return_exceptions=True)
 
         assert sum(isinstance(result, Receipt) for result in results) == 1
         assert sum(isinstance(result, Conflict) for result in results) == 19
-        assert len(await desk.kept()) == 1
+        assert len(await setup.stored()) == 1
 
 
-async def test_two_processes_with_one_key_at_once_keep_one_envelope(place: Place) -> None:
-    async with desk_at(place) as desk, place.open() as other:
-        there = Desk(other, ids=SequentialIds(7))
-        posts = [who.post("hello", key=f"k{n}") for n in range(20) for who in (desk, there)]
+async def test_concurrent_sends_through_two_stores_with_the_same_keys_store_each_envelope_once(
+    place: StoreLocation,
+) -> None:
+    async with open_intake(place) as setup, place.open() as other:
+        there = IntakeSetup(other, ids=SequentialIds(7))
+        posts = [who.post("hello", key=f"k{n}") for n in range(20) for who in (setup, there)]
         receipts = await asyncio.gather(*posts)
 
         assert sum(not receipt.duplicate for receipt in receipts) == 20
-        assert [e.seq for e in await desk.kept()] == list(range(1, 21))
+        assert [e.seq for e in await setup.stored()] == list(range(1, 21))
 
 
-async def test_sent_again_after_it_ended_the_receipt_says_how(place: Place) -> None:
-    async with desk_at(place) as desk:
-        first = await desk.post("hello", key="k", recipient="person:owner")
-        again = await desk.post("hello", key="k", recipient="person:owner")
+async def test_the_receipt_of_a_repeated_send_contains_the_outcome(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        first = await setup.post("hello", key="k", recipient="person:owner")
+        again = await setup.post("hello", key="k", recipient="person:owner")
         assert (first.outcome, again.outcome) == (Outcome.DELIVERED, Outcome.DELIVERED)
         assert again.because == "in the inbox of owner"
 
 
-# To whom
+# Recipients
 
 
-NOBODY = {
+UNKNOWN_RECIPIENTS = {
     "agent:nobody": "agent.not_found",
     "person:nobody": "person.not_found",
     "agent:ada/deadbeef": "session.not_found",
@@ -228,57 +234,57 @@ NOBODY = {
 
 
 @pytest.mark.spec("H5")
-async def test_a_letter_to_nobody_is_refused_at_once_and_nothing_is_stored(place: Place) -> None:
-    async with desk_at(place) as desk:
-        for recipient, code in NOBODY.items():
+async def test_an_envelope_to_an_unknown_recipient_is_refused_and_not_stored(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        for recipient, code in UNKNOWN_RECIPIENTS.items():
             with pytest.raises(NotFound) as refused:
-                await desk.post(recipient=recipient)
+                await setup.post(recipient=recipient)
             assert refused.value.code == code
             assert re.split("[:/]", recipient)[-1] in refused.value.sentence and refused.value.try_this
-            assert await desk.untouched()
-        assert desk.wakes == []
+            assert await setup.is_empty()
+        assert setup.wakes == []
 
 
 @pytest.mark.spec("H5")
-async def test_a_letter_to_an_agent_who_left_is_refused_and_stores_nothing(place: Place) -> None:
-    async with desk_at(place) as desk:
-        await desk.store.write(lambda conn: agents.remove(conn, "Ada", at_ms=1), point="test")
+async def test_an_envelope_to_a_removed_agent_is_refused_and_not_stored(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        await setup.store.write(lambda conn: agents.remove(conn, "Ada", at_ms=1), point="test")
         with pytest.raises(NotFound):
-            await desk.post()
-        assert await desk.untouched()
+            await setup.post()
+        assert await setup.is_empty()
 
 
-@pytest.mark.parametrize("recipient", ["schedule:deadbeef", "house"])
-async def test_where_nobody_reads_nothing_is_accepted(on_disk: Place, recipient: str) -> None:
-    async with desk_at(on_disk) as desk:
+@pytest.mark.parametrize("recipient", ["schedule:deadbeef", "server"])
+async def test_an_address_that_cannot_receive_is_refused(sqlite_place: StoreLocation, recipient: str) -> None:
+    async with open_intake(sqlite_place) as setup:
         with pytest.raises(Invalid) as refused:
-            await desk.post(recipient=recipient)
+            await setup.post(recipient=recipient)
         assert refused.value.code == "address.cannot_receive"
-        assert await desk.untouched()
+        assert await setup.is_empty()
 
 
 @pytest.mark.spec("H6")
-async def test_names_match_in_any_case_and_are_stored_as_they_were_given(place: Place) -> None:
-    async with desk_at(place, "Night-Clerk") as desk:
+async def test_recipient_names_match_in_any_case_and_are_stored_as_registered(place: StoreLocation) -> None:
+    async with open_intake(place, "Night-Clerk") as setup:
         receipts = [
-            await desk.post(recipient=f"agent:{name}") for name in ("night-clerk", "NIGHT-CLERK", "Night-Clerk")
+            await setup.post(recipient=f"agent:{name}") for name in ("night-clerk", "NIGHT-CLERK", "Night-Clerk")
         ]
 
         assert len({receipt.session for receipt in receipts}) == 1
         session = receipts[0].session
-        assert {str((await desk.get(receipt)).recipient) for receipt in receipts} == {f"agent:Night-Clerk/{session}"}
-        to_person = await desk.post(recipient="person:MARIA")
-        assert str((await desk.get(to_person)).recipient) == "person:maria"
+        assert {str((await setup.get(receipt)).recipient) for receipt in receipts} == {f"agent:Night-Clerk/{session}"}
+        to_person = await setup.post(recipient="person:MARIA")
+        assert str((await setup.get(to_person)).recipient) == "person:maria"
 
 
-async def test_two_agents_or_people_whose_names_differ_only_in_case_cannot_be(place: Place) -> None:
-    async with desk_at(place) as desk:
-        changed = await desk.store.write(
+async def test_agents_and_people_cannot_have_names_that_differ_only_in_case(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        changed = await setup.store.write(
             lambda conn: agents.upsert(conn, Agent(name="ADA"), source="test", at_ms=2), point="test"
         )
         assert (changed.name, changed.version) == ("ada", 2)
         with pytest.raises(StoreError):
-            await desk.store.write(
+            await setup.store.write(
                 lambda conn: people.add(conn, Person(name="Maria", role=Role.GUEST), at_ms=1), point="test"
             )
 
@@ -314,8 +320,8 @@ MALFORMED = [
     "channel:telegram:\u202e1",
     "channel:telegram:\ud800",
     "channel:telegram:" + "1" * 513,
-    "house:",
-    "house:x",
+    "server:",
+    "server:x",
     "mailto:ada@example.org",
 ]
 
@@ -327,14 +333,14 @@ def test_a_malformed_address_is_refused_as_an_invalid_parameter(text: str) -> No
         address.parse_address(text)
     assert refused.value.code in ("address.invalid", "name.invalid", "id.invalid")
     assert refused.value.because and refused.value.try_this
-    str(refused.value).encode()  # and the refusal itself can be sent to anyone
+    str(refused.value).encode()  # the refusal itself can be encoded for any client
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9]{1,8}(-[A-Za-z0-9]{1,8}){0,3}", fullmatch=True)
 IDS = st.text("0123456789abcdef", min_size=8, max_size=32)
 ROOMS = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=60)
 ADDRESSES = st.one_of(
-    st.just("house"),
+    st.just("server"),
     NAMES.map("agent:{}".format),
     NAMES.map("person:{}".format),
     IDS.map("schedule:{}".format),
@@ -345,20 +351,25 @@ ADDRESSES = st.one_of(
 
 @pytest.mark.spec("H7")
 @given(ADDRESSES)
-def test_a_well_formed_address_is_written_as_it_was_read(text: str) -> None:
+def test_a_valid_address_is_formatted_as_it_was_parsed(text: str) -> None:
     assert str(address.parse_address(text)) == text
+
+
+@pytest.mark.spec("H7")
+def test_the_former_name_of_the_server_address_is_parsed_as_server() -> None:
+    assert str(address.parse_address("house")) == "server"
 
 
 @pytest.mark.spec("H7")
 @given(
     st.one_of(
         st.text(max_size=80),
-        st.tuples(st.sampled_from(["agent:", "person:", "schedule:", "channel:x:", "house"]), st.text(max_size=60)).map(
-            "".join
-        ),
+        st.tuples(
+            st.sampled_from(["agent:", "person:", "schedule:", "channel:x:", "server"]), st.text(max_size=60)
+        ).map("".join),
     )
 )
-def test_any_text_is_an_address_that_reads_back_the_same_or_is_refused(text: str) -> None:
+def test_arbitrary_text_is_refused_or_parsed_into_an_address_that_round_trips(text: str) -> None:
     try:
         found = address.parse_address(text)
     except Invalid as refused:
@@ -370,145 +381,152 @@ def test_any_text_is_an_address_that_reads_back_the_same_or_is_refused(text: str
     assert str(found).isprintable() or found.rest
 
 
-# When
+# Delivery time
 
 
 @pytest.mark.spec("H11")
 @pytest.mark.parametrize("recipient", ["agent:ada", "person:maria", "channel:quiet:1"])
-async def test_a_letter_for_later_waits_and_one_for_earlier_is_due_now(place: Place, recipient: str) -> None:
-    async with desk_at(place) as desk:
-        now = desk.clock.now()
-        later = await desk.post("later", recipient=recipient, deliver_at=now + timedelta(hours=1))
-        assert desk.wakes == [TimerWake()]
-        waiting = await desk.get(later)
-        assert (waiting.status, waiting.due_at) == (EnvelopeStatus.PENDING, now + timedelta(hours=1))
+async def test_a_future_deliver_at_waits_and_a_past_one_is_due_now(place: StoreLocation, recipient: str) -> None:
+    async with open_intake(place) as setup:
+        now = setup.clock.now()
+        later = await setup.post("later", recipient=recipient, deliver_at=now + timedelta(hours=1))
+        assert setup.wakes == [TimerWake()]
+        list_waiting_texts = await setup.get(later)
+        assert (list_waiting_texts.status, list_waiting_texts.due_at) == (
+            EnvelopeStatus.PENDING,
+            now + timedelta(hours=1),
+        )
         assert later.outcome is None
 
-        desk.wakes.clear()
-        earlier = await desk.post("earlier", recipient=recipient, deliver_at=now - timedelta(hours=1))
-        found = await desk.get(earlier)
+        setup.wakes.clear()
+        earlier = await setup.post("earlier", recipient=recipient, deliver_at=now - timedelta(hours=1))
+        found = await setup.get(earlier)
         assert found.due_at == now
         assert found.deliver_at == now - timedelta(hours=1)
         if recipient == "person:maria":
             assert earlier.outcome is Outcome.DELIVERED
         else:
-            assert isinstance(desk.wakes[0], LaneWake | ChannelWake)
+            assert isinstance(setup.wakes[0], LaneWake | ChannelWake)
 
 
-async def test_people_are_no_rooms_however_late_their_mail(place: Place) -> None:
-    """What waits for its time on the way to a person is handed over by the clock, never by a connector."""
-    async with desk_at(place) as desk:
-        soon = desk.clock.now() + timedelta(seconds=1)
+async def test_due_envelopes_for_people_are_not_listed_as_due_channels(place: StoreLocation) -> None:
+    """A delayed envelope for a person is released by the clock, never by a connector."""
+    async with open_intake(place) as setup:
+        soon = setup.clock.now() + timedelta(seconds=1)
         for recipient in ("person:maria", "channel:quiet:1", "agent:ada"):
-            await desk.post(recipient=recipient, deliver_at=soon)
+            await setup.post(recipient=recipient, deliver_at=soon)
         at_ms = to_ms(soon)
 
-        assert await desk.store.read(lambda conn: envelopes.list_due_channels(conn, at_ms, limit=9)) == [
+        assert await setup.store.read(lambda conn: envelopes.list_due_channels(conn, at_ms, limit=9)) == [
             "channel:quiet:1"
         ]
-        rooms = await desk.store.read(lambda conn: deliveries.list_due_channels(conn, at_ms, after="", limit=9))
+        rooms = await setup.store.read(lambda conn: deliveries.list_due_channels(conn, at_ms, after="", limit=9))
         assert rooms == ["channel:quiet:1"]
-        people_due = await desk.store.read(lambda conn: envelopes.list_due_for_people(conn, at_ms, limit=9))
+        people_due = await setup.store.read(lambda conn: envelopes.list_due_for_people(conn, at_ms, limit=9))
         assert [str(e.recipient) for e in people_due] == ["person:maria"]
 
 
 @pytest.mark.spec("H11")
-async def test_in_a_house_a_letter_for_later_is_read_in_its_time_and_one_for_earlier_now(
-    place: Place, tmp_path: Path
+async def test_a_running_server_delivers_at_deliver_at_and_past_times_at_once(
+    place: StoreLocation, tmp_path: Path
 ) -> None:
-    household = LocalInstance(tmp_path, url=place.url)
-    async with household.run() as house:
-        now = household.clock.now()
-        household.model.rule = lambda prompt: text_reply("read")
-        later = await house.send("later", deliver_at=now + timedelta(days=2))
-        reminder = await house.send("reminder", deliver_at=now + timedelta(days=1), recipient="person:maria")
-        earlier = await house.send("earlier", deliver_at=now - timedelta(days=400))
-        assert await house.wait_for_answer(earlier.envelope) == "read"
-        assert (await house.get_envelope(later.envelope)).status is EnvelopeStatus.PENDING
-        assert "reminder" not in {letter.text for letter in await house.list_envelopes_to("maria") if letter.settled_at}
+    instance = LocalInstance(tmp_path, url=place.url)
+    async with instance.run() as server:
+        now = instance.clock.now()
+        instance.model.rule = lambda prompt: text_reply("read")
+        later = await server.send("later", deliver_at=now + timedelta(days=2))
+        reminder = await server.send("reminder", deliver_at=now + timedelta(days=1), recipient="person:maria")
+        earlier = await server.send("earlier", deliver_at=now - timedelta(days=400))
+        assert await server.wait_for_answer(earlier.envelope) == "read"
+        assert (await server.get_envelope(later.envelope)).status is EnvelopeStatus.PENDING
+        assert "reminder" not in {
+            envelope.text for envelope in await server.list_envelopes_to("maria") if envelope.settled_at
+        }
 
-        ended = await turn_the_clock_until_settled(house, reminder.envelope, later.envelope, step_s=3600)
+        ended = await advance_until_settled(server, reminder.envelope, later.envelope, step_s=3600)
 
         assert [settled.outcome for settled in ended] == [Outcome.DELIVERED, Outcome.ANSWERED]
         assert ended[0].at >= now + timedelta(days=1)
         assert ended[1].at >= now + timedelta(days=2)
-        inbox = await house.execute_sql("SELECT person FROM inbox WHERE envelope = :id", id=reminder.envelope)
+        inbox = await server.execute_sql("SELECT person FROM inbox WHERE envelope = :id", id=reminder.envelope)
         assert [row.person for row in inbox] == ["maria"]
 
 
 @pytest.mark.spec("H15")
-async def test_what_waits_is_worked_by_due_time_and_then_in_the_order_it_came(place: Place) -> None:
-    async with desk_at(place) as desk:
-        now = desk.clock.now()
+async def test_waiting_envelopes_are_ordered_by_due_time_and_then_by_acceptance(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        now = setup.clock.now()
         hour = timedelta(hours=1)
         texts = [("third", hour), ("first", None), ("fourth", hour), ("second", None), ("fifth", 2 * hour)]
-        posted = [await desk.post(text, deliver_at=now + wait if wait else None) for text, wait in texts]
+        posted = [await setup.post(text, deliver_at=now + wait if wait else None) for text, wait in texts]
         session = posted[0].session
         assert session is not None
         at_ms = 4 * 10**12
 
-        due = await desk.store.read(lambda conn: envelopes.list_due(conn, session, at_ms, limit=10))
+        due = await setup.store.read(lambda conn: envelopes.list_due(conn, session, at_ms, limit=10))
 
         assert [e.text for e in due] == ["first", "second", "third", "fourth", "fifth"]
 
 
 @pytest.mark.spec("H15")
-async def test_when_the_clock_is_set_back_the_time_of_acceptance_and_the_order_are_not(place: Place) -> None:
-    async with desk_at(place) as desk:
+async def test_acceptance_times_and_order_do_not_go_back_with_the_clock(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
         receipts: list[Receipt] = []
         for jump in (0, 3600, -7200, -86_400, 10):
-            desk.clock.jump(timedelta(seconds=jump))
-            receipts.append(await desk.post(f"after {jump}"))
-        found = [await desk.get(receipt) for receipt in receipts]
+            setup.clock.jump(timedelta(seconds=jump))
+            receipts.append(await setup.post(f"after {jump}"))
+        found = [await setup.get(receipt) for receipt in receipts]
 
         assert [e.accepted_at for e in found] == sorted(e.accepted_at for e in found)
         assert [e.seq for e in found] == [1, 2, 3, 4, 5]
         session = receipts[0].session
         assert session is not None
-        due = await desk.store.read(lambda conn: envelopes.list_due(conn, session, 4 * 10**12, limit=10))
+        due = await setup.store.read(lambda conn: envelopes.list_due(conn, session, 4 * 10**12, limit=10))
         assert [e.text for e in due] == [e.text for e in found]
 
 
-NEVER_IN_TIME = [(None, -1, "time.past"), (None, 0, "time.past"), (2, 2, "time.inverted"), (2, 1, "time.inverted")]
+INVALID_TIMES = [(None, -1, "time.past"), (None, 0, "time.past"), (2, 2, "time.inverted"), (2, 1, "time.inverted")]
 
 
-async def test_a_letter_that_could_never_be_read_in_time_is_refused(place: Place) -> None:
-    async with desk_at(place) as desk:
-        now = desk.clock.now()
-        for deliver, expires, code in NEVER_IN_TIME:
+async def test_an_envelope_that_expires_before_it_can_be_delivered_is_refused(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        now = setup.clock.now()
+        for deliver, expires, code in INVALID_TIMES:
             with pytest.raises(Invalid) as refused:
-                await desk.post(
+                await setup.post(
                     deliver_at=now + timedelta(hours=deliver) if deliver is not None else None,
                     expires_at=now + timedelta(hours=expires),
                 )
             assert refused.value.code == code
             assert refused.value.because and refused.value.try_this
-        assert await desk.untouched()
+        assert await setup.is_empty()
 
 
-# What it may carry
+# Content
 
 
 @pytest.mark.parametrize("key", ["", "k" * (IDEMPOTENCY_KEY_LENGTH_MAX + 1), "a\x00b", "\ud800"], ids=ascii)
-async def test_a_key_has_its_bounds(on_disk: Place, key: str) -> None:
-    async with desk_at(on_disk) as desk:
+async def test_an_invalid_idempotency_key_is_refused(sqlite_place: StoreLocation, key: str) -> None:
+    async with open_intake(sqlite_place) as setup:
         with pytest.raises(Invalid) as refused:
-            await desk.post(key=key)
+            await setup.post(key=key)
         assert refused.value.code == "key.invalid"
-        assert await desk.untouched()
+        assert await setup.is_empty()
 
 
-async def test_the_longest_labels_fit_every_index(place: Place) -> None:
-    """An index of PostgreSQL holds 2,704 bytes: what a door may say has to fit, whatever the script."""
-    async with desk_at(place) as desk:
+async def test_the_longest_sources_keys_and_origins_fit_every_index_and_longer_ones_are_refused(
+    place: StoreLocation,
+) -> None:
+    """A PostgreSQL index entry holds at most 2,704 bytes, so these values must fit in any script."""
+    async with open_intake(place) as setup:
         room = "\U00020000" * 250
         origin = Origin(OriginKind.CHAT, f"channel:x:{room}")
         for n, source in enumerate(("s" * 1024, "\U00020000" * 256)):
-            receipt = await desk.post(
+            receipt = await setup.post(
                 source=source, key="\U00020000" * IDEMPOTENCY_KEY_LENGTH_MAX, origin=origin, text=str(n)
             )
-            assert (await desk.get(receipt)).source == source
-        await desk.post(recipient="channel:" + "x" * 64 + ":" + "\U00020000" * 512)
+            assert (await setup.get(receipt)).source == source
+        await setup.post(recipient="channel:" + "x" * 64 + ":" + "\U00020000" * 512)
         wrongs: list[dict[str, Any]] = [
             {"source": "s" * 1025},
             {"source": "\x00"},
@@ -516,27 +534,29 @@ async def test_the_longest_labels_fit_every_index(place: Place) -> None:
         ]
         for wrong in wrongs:
             with pytest.raises(Invalid) as refused:
-                await desk.post(**wrong)
+                await setup.post(**wrong)
             assert refused.value.code == "source.invalid"
 
 
-async def test_what_a_door_says_must_be_text(place: Place) -> None:
-    async with desk_at(place) as desk:
+async def test_unstorable_text_in_the_envelope_context_is_refused(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
         with pytest.raises(Invalid) as refused:
-            await desk.post(context=EnvelopeContext(sender_name="\ud83d"))
+            await setup.post(context=EnvelopeContext(sender_name="\ud83d"))
         assert refused.value.code == "text.unstorable"
-        receipt = await desk.post(context=EnvelopeContext(sender_name="Zoë \u202e", chat_title="'; --", from_boss=True))
-        assert (await desk.get(receipt)).context == EnvelopeContext(
+        receipt = await setup.post(
+            context=EnvelopeContext(sender_name="Zoë \u202e", chat_title="'; --", from_boss=True)
+        )
+        assert (await setup.get(receipt)).context == EnvelopeContext(
             sender_name="Zoë \u202e", chat_title="'; --", from_boss=True
         )
 
 
-async def test_so_many_attachments_and_no_more(place: Place) -> None:
-    async with desk_at(place) as desk:
-        receipt = await desk.post(attachments=(KEPT,) * ATTACHMENTS_MAX)
-        assert (await desk.get(receipt)).attachments == (KEPT,) * ATTACHMENTS_MAX
+async def test_more_than_the_maximum_number_of_attachments_is_refused(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        receipt = await setup.post(attachments=(ATTACHMENT,) * ATTACHMENTS_MAX)
+        assert (await setup.get(receipt)).attachments == (ATTACHMENT,) * ATTACHMENTS_MAX
         with pytest.raises(TooLarge) as refused:
-            await desk.post(attachments=(KEPT,) * (ATTACHMENTS_MAX + 1))
+            await setup.post(attachments=(ATTACHMENT,) * (ATTACHMENTS_MAX + 1))
         assert refused.value.code == "attachments.too_many"
 
 
@@ -560,8 +580,13 @@ HOSTILE_NAMES = [
 ]
 
 
-def attaching(**changes: Any) -> EnvelopeDraft:
-    kept: dict[str, Any] = {"hash": KEPT.hash, "name": KEPT.name, "media_type": "text/plain", "size_bytes": 1}
+def draft_with_attachment(**changes: Any) -> EnvelopeDraft:
+    stored: dict[str, Any] = {
+        "hash": ATTACHMENT.hash,
+        "name": ATTACHMENT.name,
+        "media_type": "text/plain",
+        "size_bytes": 1,
+    }
     return EnvelopeDraft(
         id=EnvelopeId("0" * 32),
         sender=address.person_address("maria"),
@@ -569,65 +594,65 @@ def attaching(**changes: Any) -> EnvelopeDraft:
         text="look",
         source="test",
         idempotency_key="k",
-        attachments=(Attachment(**(kept | changes)),),
+        attachments=(Attachment(**(stored | changes)),),
     )
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
-def test_an_attachment_with_a_name_to_aim_with_is_refused(name: str) -> None:
+def test_an_attachment_with_an_unsafe_name_is_refused(name: str) -> None:
     with pytest.raises(Invalid) as refused:
-        check_draft(attaching(name=name))
+        check_draft(draft_with_attachment(name=name))
     assert refused.value.code == "attachment.invalid"
     str(refused.value).encode()
 
 
 @given(st.text(max_size=300))
-def test_the_safe_name_of_anything_is_safe_and_stays_as_it_is(name: str) -> None:
+def test_safe_file_name_is_safe_and_idempotent_for_any_text(name: str) -> None:
     safe = safe_file_name(name)
     assert safe == safe_file_name(safe)
     assert 0 < len(safe) <= 120
     assert not set(safe) & set("/\\\x00\n") and not safe.startswith(".")
-    check_draft(attaching(name=safe))
+    check_draft(draft_with_attachment(name=safe))
 
 
 @pytest.mark.parametrize(
     "wrong", [{"hash": "0f" * 31}, {"hash": "../" + "0" * 61}, {"hash": "0F" * 32}, {"size_bytes": -1}]
 )
-def test_an_attachment_that_was_never_handed_in_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_attachment_with_an_invalid_hash_or_size_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid) as refused:
-        check_draft(attaching(**wrong))
+        check_draft(draft_with_attachment(**wrong))
     assert refused.value.code == "attachment.invalid"
 
 
-async def test_a_text_of_ten_megabytes_is_refused_and_the_longest_is_kept(place: Place) -> None:
-    async with desk_at(place) as desk:
+async def test_an_oversized_text_is_refused_and_the_longest_allowed_text_is_stored(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
         for text in ("x" * 10_000_000, "x" * (ENVELOPE_TEXT_BYTES_MAX + 1), "ü" * (ENVELOPE_TEXT_BYTES_MAX // 2 + 1)):
             with pytest.raises(TooLarge) as refused:
-                await desk.post(text)
+                await setup.post(text)
             assert refused.value.code == "text.too_large"
             assert f"{ENVELOPE_TEXT_BYTES_MAX:,}" in refused.value.because and "attachment" in refused.value.try_this
-        assert await desk.untouched()
+        assert await setup.is_empty()
         longest = "ü" * (ENVELOPE_TEXT_BYTES_MAX // 2)
-        assert (await desk.get(await desk.post(longest))).text == longest
+        assert (await setup.get(await setup.post(longest))).text == longest
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800", "ok \udfff", "\x00"], ids=ascii)
-async def test_what_is_no_text_is_refused_in_words(on_disk: Place, text: str) -> None:
-    async with desk_at(on_disk) as desk:
+async def test_text_with_nul_or_surrogates_is_refused_with_a_reason(sqlite_place: StoreLocation, text: str) -> None:
+    async with open_intake(sqlite_place) as setup:
         with pytest.raises(Invalid) as refused:
-            await desk.post(text)
+            await setup.post(text)
         assert refused.value.code == "text.unstorable"
         assert "surrogates" in refused.value.because and refused.value.try_this
-        assert await desk.untouched()
+        assert await setup.is_empty()
 
 
-async def test_text_that_runs_backwards_is_kept_as_it_is_and_shown_with_its_turns_spelled_out(place: Place) -> None:
+async def test_bidi_text_is_stored_unchanged_and_rendered_without_bidi_characters(place: StoreLocation) -> None:
     trick = "pay \u202e000,1\u202c euro \u2066hidden\u2069"
-    async with desk_at(place) as desk:
-        receipt = await desk.post(trick, context=EnvelopeContext(sender_name="Ma\u202eria"))
-        found = await desk.get(receipt)
+    async with open_intake(place) as setup:
+        receipt = await setup.post(trick, context=EnvelopeContext(sender_name="Ma\u202eria"))
+        found = await setup.get(receipt)
         assert found.text == trick
-        shown = turn_input.render_turn([found], now=desk.clock.now(), zone=ZoneInfo("UTC"))
+        shown = turn_input.render_turn([found], now=setup.clock.now(), zone=ZoneInfo("UTC"))
         assert not any(sign in shown for sign in "\u202e\u202c\u2066\u2069")
         assert "000,1" in shown
 
@@ -636,7 +661,7 @@ FIFTY_CLIENTS = """
 import asyncio, json, resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from stores import settle_in
+from stores import add_agents_and_people
 from retinue.domain import address
 from retinue.domain.envelope import EnvelopeDraft
 from retinue.domain.errors import TooLarge
@@ -651,7 +676,7 @@ def peak_mb() -> float:
 
 async def main() -> None:
     store = await open_store(Path(sys.argv[1]))
-    await store.write(settle_in("ada"), point="setup")
+    await store.write(add_agents_and_people("ada"), point="setup")
     inbox = EnvelopeIntake(store, FakeClock(), lambda wake: None)
     refused = kept = 0
     async def client(n: int) -> None:
@@ -679,134 +704,140 @@ asyncio.run(main())
 """
 
 
-def test_memory_stays_bounded_while_fifty_clients_post_ten_megabytes_each(tmp_path: Path) -> None:
+def test_memory_stays_bounded_while_fifty_clients_send_ten_megabytes_each(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FIFTY_CLIENTS, tmp_path / "house.db", Path(__file__).parent.parent],
+        [sys.executable, "-c", FIFTY_CLIENTS, tmp_path / "retinue.db", Path(__file__).parent.parent],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    told = json.loads(done.stdout)
-    assert (told["refused"], told["kept"]) == (100, 100)
-    assert told["after"] - told["before"] < 60, told  # one such text is 7 MB in memory; a hundred would be 700
+    counts = json.loads(done.stdout)
+    assert (counts["refused"], counts["kept"]) == (100, 100)
+    assert counts["after"] - counts["before"] < 60, counts  # one such text needs 7 MB, a hundred 700 MB
 
 
-# Too much of it
+# Limits
 
 
-def crowded(overflow: Overflow, cap: int = 2) -> dict[str, Any]:
+def small_queue(overflow: Overflow, cap: int = 2) -> dict[str, Any]:
     return {"queue": QueuePolicy(cap=cap, overflow=overflow)}
 
 
-async def waiting(desk: Desk, session: SessionId | None) -> list[str]:
+async def list_waiting_texts(setup: IntakeSetup, session: SessionId | None) -> list[str]:
     assert session is not None
-    due = await desk.store.read(lambda conn: envelopes.list_due(conn, session, 4 * 10**12, limit=50))
+    due = await setup.store.read(lambda conn: envelopes.list_due(conn, session, 4 * 10**12, limit=50))
     return [e.text for e in due if not e.silent]
 
 
-async def notices(desk: Desk, person: str = "maria") -> list[str]:
+async def list_notice_texts(setup: IntakeSetup, person: str = "maria") -> list[str]:
     return [
-        e.text for e in await desk.kept() if str(e.recipient) == f"person:{person}" and e.kind is EnvelopeKind.NOTICE
+        e.text for e in await setup.stored() if str(e.recipient) == f"person:{person}" and e.kind is EnvelopeKind.NOTICE
     ]
 
 
 @pytest.mark.spec("C24")
-async def test_refuse_keeps_what_waits_and_tells_the_sender_of_what_came_late(place: Place) -> None:
-    async with desk_at(place, **crowded(Overflow.REFUSE)) as desk:
-        kept = [await desk.post(f"number {n}") for n in range(2)]
-        late = await desk.post("number 2")
+async def test_overflow_refuse_keeps_waiting_envelopes_and_notifies_the_late_sender(place: StoreLocation) -> None:
+    async with open_intake(place, **small_queue(Overflow.REFUSE)) as setup:
+        stored = [await setup.post(f"number {n}") for n in range(2)]
+        late = await setup.post("number 2")
 
         assert late.outcome is Outcome.REFUSED
         assert late.because == "queue full: 2 envelopes already wait in this session, its cap is 2"
-        assert await desk.outcome(late.envelope) == (Outcome.REFUSED, late.because)
-        assert await waiting(desk, late.session) == ["number 0", "number 1"]
-        assert all(receipt.outcome is None for receipt in kept)
-        assert await notices(desk) == [f"Not accepted: {late.because}."]
-        told = [e for e in await desk.kept() if e.kind is EnvelopeKind.NOTICE]
-        assert told[0].reply_to == late.envelope
+        assert await setup.outcome(late.envelope) == (Outcome.REFUSED, late.because)
+        assert await list_waiting_texts(setup, late.session) == ["number 0", "number 1"]
+        assert all(receipt.outcome is None for receipt in stored)
+        assert await list_notice_texts(setup) == [f"Not accepted: {late.because}."]
+        notices = [e for e in await setup.stored() if e.kind is EnvelopeKind.NOTICE]
+        assert notices[0].reply_to == late.envelope
 
 
 @pytest.mark.spec("C24")
-async def test_oldest_makes_room_for_what_is_new(place: Place) -> None:
-    async with desk_at(place, **crowded(Overflow.OLDEST)) as desk:
-        receipts = [await desk.post(f"number {n}") for n in range(5)]
+async def test_overflow_oldest_drops_the_oldest_envelopes_for_new_ones(place: StoreLocation) -> None:
+    async with open_intake(place, **small_queue(Overflow.OLDEST)) as setup:
+        receipts = [await setup.post(f"number {n}") for n in range(5)]
 
         assert [receipt.outcome for receipt in receipts] == [None] * 5
-        assert await waiting(desk, receipts[0].session) == ["number 3", "number 4"]
-        ended = [await desk.outcome(receipt.envelope) for receipt in receipts]
+        assert await list_waiting_texts(setup, receipts[0].session) == ["number 3", "number 4"]
+        ended = [await setup.outcome(receipt.envelope) for receipt in receipts]
         assert ended[3:] == [None, None]
         assert all(end == (Outcome.REFUSED, "queue full: dropped for a newer message") for end in ended[:3])
-        assert len(await notices(desk)) == 3
+        assert len(await list_notice_texts(setup)) == 3
 
 
 @pytest.mark.spec("C24")
-async def test_summarize_leaves_the_agent_a_line_of_what_gave_way(place: Place) -> None:
-    async with desk_at(place, **crowded(Overflow.SUMMARIZE)) as desk:
-        await desk.post("first\nwords " + "x" * 500)
-        receipts = [await desk.post(f"number {n}") for n in range(2)]
+async def test_overflow_summarize_leaves_a_line_for_each_dropped_envelope(place: StoreLocation) -> None:
+    async with open_intake(place, **small_queue(Overflow.SUMMARIZE)) as setup:
+        await setup.post("first\nwords " + "x" * 500)
+        receipts = [await setup.post(f"number {n}") for n in range(2)]
 
-        assert await waiting(desk, receipts[0].session) == ["number 0", "number 1"]
-        (line,) = [e for e in await desk.kept() if e.silent]
+        assert await list_waiting_texts(setup, receipts[0].session) == ["number 0", "number 1"]
+        (line,) = [e for e in await setup.stored() if e.silent]
         assert line.text.startswith("Dropped while you were busy, from person:maria: first words xxx")
         assert len(line.text) < 250 and line.text.endswith("…")
         assert (line.kind, line.session) == (EnvelopeKind.SYSTEM, receipts[0].session)
-        assert len(await notices(desk)) == 1
+        assert len(await list_notice_texts(setup)) == 1
 
 
-async def test_a_cap_of_nothing_refuses_whatever_the_rule(place: Place) -> None:
-    async with desk_at(place, **crowded(Overflow.OLDEST, cap=0)) as desk:
-        receipt = await desk.post("no room")
+async def test_a_queue_cap_of_zero_refuses_every_message(place: StoreLocation) -> None:
+    async with open_intake(place, **small_queue(Overflow.OLDEST, cap=0)) as setup:
+        receipt = await setup.post("no room")
         assert receipt.outcome is Outcome.REFUSED
-        assert await desk.outcome(receipt.envelope) == (Outcome.REFUSED, receipt.because)
-        assert await waiting(desk, receipt.session) == []
+        assert await setup.outcome(receipt.envelope) == (Outcome.REFUSED, receipt.because)
+        assert await list_waiting_texts(setup, receipt.session) == []
 
 
-async def test_answers_and_notices_are_neither_counted_nor_made_to_give_way(place: Place) -> None:
-    async with desk_at(place, "ada", "bob", **crowded(Overflow.OLDEST)) as desk:
-        session = (await desk.post("number 0")).session
+async def test_answers_notices_and_silent_envelopes_do_not_count_against_the_queue_cap(place: StoreLocation) -> None:
+    async with open_intake(place, "ada", "bob", **small_queue(Overflow.OLDEST)) as setup:
+        session = (await setup.post("number 0")).session
         assert session is not None
-        await desk.post("an answer", recipient=f"agent:ada/{session}", sender="agent:bob", kind=EnvelopeKind.ANSWER)
-        await desk.post("a notice", recipient=f"agent:ada/{session}", sender="agent:bob", kind=EnvelopeKind.NOTICE)
-        await desk.post("for later", deliver_at=desk.clock.now() + timedelta(days=1))
-        await desk.post("silent", silent=True, kind=EnvelopeKind.SYSTEM)
-        await desk.post("number 1")
-        assert await notices(desk) == []
-        await desk.post("number 2")
-        assert await waiting(desk, session) == ["an answer", "a notice", "number 1", "number 2", "for later"]
+        await setup.post("an answer", recipient=f"agent:ada/{session}", sender="agent:bob", kind=EnvelopeKind.ANSWER)
+        await setup.post("a notice", recipient=f"agent:ada/{session}", sender="agent:bob", kind=EnvelopeKind.NOTICE)
+        await setup.post("for later", deliver_at=setup.clock.now() + timedelta(days=1))
+        await setup.post("silent", silent=True, kind=EnvelopeKind.SYSTEM)
+        await setup.post("number 1")
+        assert await list_notice_texts(setup) == []
+        await setup.post("number 2")
+        assert await list_waiting_texts(setup, session) == [
+            "an answer",
+            "a notice",
+            "number 1",
+            "number 2",
+            "for later",
+        ]
 
 
 @pytest.mark.spec("C26")
-async def test_a_session_has_its_own_word_on_its_queue_until_that_is_taken_back(place: Place) -> None:
-    async with desk_at(place, **crowded(Overflow.REFUSE, cap=3)) as desk:
-        mine = (await desk.post("a", origin=Origin(OriginKind.WEB, "mine"))).session
+async def test_a_session_queue_override_changes_the_cap_until_it_is_removed(place: StoreLocation) -> None:
+    async with open_intake(place, **small_queue(Overflow.REFUSE, cap=3)) as setup:
+        mine = (await setup.post("a", origin=Origin(OriginKind.WEB, "mine"))).session
         other = Origin(OriginKind.WEB, "other")
         assert mine is not None
 
         async def set_queue(queue: QueueOverride) -> None:
-            await desk.store.write(lambda conn: sessions.set_queue(conn, mine, queue, at_ms=1), point="test")
+            await setup.store.write(lambda conn: sessions.set_queue(conn, mine, queue, at_ms=1), point="test")
 
         async def post() -> Outcome | None:
-            return (await desk.post("more", origin=Origin(OriginKind.WEB, "mine"))).outcome
+            return (await setup.post("more", origin=Origin(OriginKind.WEB, "mine"))).outcome
 
         await set_queue(QueueOverride(cap=1, mode=QueueMode.FOLLOWUP))
         assert await post() is Outcome.REFUSED
-        assert (await desk.post("b", origin=other)).outcome is None
-        assert (await desk.post("c", origin=other)).outcome is None
+        assert (await setup.post("b", origin=other)).outcome is None
+        assert (await setup.post("c", origin=other)).outcome is None
         await set_queue(QueueOverride(cap=1, overflow=Overflow.OLDEST))
         assert await post() is None
-        assert await waiting(desk, mine) == ["more"]
+        assert await list_waiting_texts(setup, mine) == ["more"]
         await set_queue(QueueOverride())
         assert [await post() for _ in range(3)] == [None, None, Outcome.REFUSED]
 
 
-# Inside the house
+# Internal envelopes
 
 
-async def test_inside_the_house_a_letter_to_nobody_is_kept_and_ends_refused(place: Place) -> None:
-    """The commit it belongs to, a run's end perhaps, must not fail for it."""
-    async with desk_at(place) as desk:
-        drafts = [desk.draft(recipient=to) for to in ("agent:nobody", "person:nobody", "agent:ada/deadbeef")]
+async def test_an_internal_envelope_to_an_unknown_recipient_is_stored_as_refused(place: StoreLocation) -> None:
+    """The commit that it belongs to, such as the end of a run, must not fail because of it."""
+    async with open_intake(place) as setup:
+        drafts = [setup.draft(recipient=to) for to in ("agent:nobody", "person:nobody", "agent:ada/deadbeef")]
 
         def body(conn: sa.Connection) -> list[Outcome | None]:
             page = Transaction(conn, 1)
@@ -814,8 +845,8 @@ async def test_inside_the_house_a_letter_to_nobody_is_kept_and_ends_refused(plac
             page.close()
             return outcomes
 
-        assert await desk.store.write(body, point="test") == [Outcome.REFUSED] * 3
-        ended = [await desk.outcome(draft.id) for draft in drafts]
+        assert await setup.store.write(body, point="test") == [Outcome.REFUSED] * 3
+        ended = [await setup.outcome(draft.id) for draft in drafts]
         assert ended == [
             (Outcome.REFUSED, "agent-not-found"),
             (Outcome.REFUSED, "person-not-found"),
@@ -823,23 +854,25 @@ async def test_inside_the_house_a_letter_to_nobody_is_kept_and_ends_refused(plac
         ]
 
 
-async def test_a_receipt_says_how_far_the_news_had_come_and_the_news_tells_of_the_letter(place: Place) -> None:
-    async with desk_at(place) as desk:
-        receipt = await desk.post("hello")
-        told = await desk.store.read(lambda conn: events.list_after(conn, 0, limit=10))
-        assert [piece.kind.value for piece in told] == ["session.started", "envelope.accepted"]
-        assert told[-1].seq == receipt.event_seq
-        assert told[-1].body["text"] == "hello"
-        assert desk.wakes == [LaneWake(receipt.session, "ada", LaneKind.MAIN)]  # type: ignore[arg-type]
+async def test_a_receipt_contains_the_event_number_of_the_accepted_envelope(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        receipt = await setup.post("hello")
+        stored_events = await setup.store.read(lambda conn: events.list_after(conn, 0, limit=10))
+        assert [piece.kind.value for piece in stored_events] == ["session.started", "envelope.accepted"]
+        assert stored_events[-1].seq == receipt.event_seq
+        assert stored_events[-1].body["text"] == "hello"
+        assert setup.wakes == [LaneWake(receipt.session, "ada", LaneKind.MAIN)]  # type: ignore[arg-type]
 
 
-async def test_letters_from_fifty_senders_at_once_are_all_kept_in_one_line(place: Place) -> None:
-    async with desk_at(place) as desk:
-        posts = [desk.post(f"number {n}", sender=f"channel:quiet:{n}") for n in range(50)]
+async def test_concurrent_envelopes_from_fifty_senders_get_consecutive_numbers(place: StoreLocation) -> None:
+    async with open_intake(place) as setup:
+        posts = [setup.post(f"number {n}", sender=f"channel:quiet:{n}") for n in range(50)]
         receipts = await asyncio.gather(*posts)
 
         assert len({receipt.session for receipt in receipts}) == 50
-        kept = await desk.kept()
-        assert [e.seq for e in kept] == list(range(1, 51))
-        tally = await desk.store.read(lambda conn: conn.execute(sa.select(t.tally.c.accepted)).scalars().all())
+        stored = await setup.stored()
+        assert [e.seq for e in stored] == list(range(1, 51))
+        tally = await setup.store.read(
+            lambda conn: conn.execute(sa.select(t.accepted_counts.c.accepted)).scalars().all()
+        )
         assert tally == [50]

@@ -1,4 +1,4 @@
-"""Texts written one after the other are one envelope, and none of them is confirmed before it is stored."""
+"""Test that texts sent in quick succession become one envelope, and that none is confirmed before it is stored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from connector_instance import Street, bind, heard, kept, offered, said
-from faults import StoreFails, until
+from connector_instance import (
+    ChatInstance,
+    add_binding,
+    inbound_message,
+    list_inbound_envelopes,
+    read_accepted_envelope,
+    remote_file,
+)
+from faults import StoreFailure, poll_until
 
 from retinue.connectors.base import InboundMessage
 from retinue.domain.access import DmPolicy, GroupPolicy
@@ -21,198 +28,202 @@ WINDOW_S = 2.0
 
 
 @pytest.fixture
-def street(tmp_path: Path) -> Street:
-    return Street.at(tmp_path, dm=DmPolicy.OPEN, debounce_ms=round(WINDOW_S * 1000), messages_per_minute=1000)
+def chat(tmp_path: Path) -> ChatInstance:
+    return ChatInstance.at(
+        tmp_path, dm_policy=DmPolicy.OPEN, debounce_ms=round(WINDOW_S * 1000), messages_per_minute=1000
+    )
 
 
-Accepting = asyncio.Task[Receipt | None]
+AcceptTask = asyncio.Task[Receipt | None]
 
 
-async def say(house: LocalServer, *messages: InboundMessage) -> list[Accepting]:
-    """Hand in one after the other, as a connector does that does not wait for what it is told."""
-    tasks: list[Accepting] = []
+async def accept_in_turn(server: LocalServer, *messages: InboundMessage) -> list[AcceptTask]:
+    """Accept messages one after the other without waiting for a receipt, as a connector does."""
+    tasks: list[AcceptTask] = []
     for message in messages:
-        tasks.append(asyncio.create_task(house.connector_intake.accept("quiet", message)))
+        tasks.append(asyncio.create_task(server.connector_intake.accept("quiet", message)))
         await asyncio.sleep(0)
     for _ in range(50):
         await asyncio.sleep(0)
     return tasks
 
 
-async def pause(street: Street, seconds: float = WINDOW_S) -> None:
-    await street.household.clock.advance(seconds)
+async def advance_clock(chat: ChatInstance, seconds: float = WINDOW_S) -> None:
+    await chat.instance.clock.advance(seconds)
 
 
-async def confirmed(street: Street, tasks: list[Accepting]) -> list[Receipt | None]:
-    """Pause until each has its answer: the store takes real time over what it stores."""
+async def wait_for_receipts(chat: ChatInstance, tasks: list[AcceptTask]) -> list[Receipt | None]:
+    """Advance the clock until each message has its result."""
     while not all(task.done() for task in tasks):
-        await pause(street)
+        await advance_clock(chat)
         await asyncio.sleep(0.002)  # sleep: the store takes real time over what it stores
     return [task.result() for task in tasks]
 
 
 @pytest.mark.spec("C19")
-async def test_texts_of_one_speaker_within_the_window_are_one_envelope(street: Street) -> None:
-    async with street.household.run() as house:
-        first = await say(house, said("one", id_="1"))
-        await pause(street, WINDOW_S / 2)
-        more = await say(house, said("two", id_="2"), said("three", id_="3"))
-        await pause(street, WINDOW_S / 2)
+async def test_texts_of_one_sender_within_the_coalescing_window_are_one_envelope(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        first = await accept_in_turn(server, inbound_message("one", id_="1"))
+        await advance_clock(chat, WINDOW_S / 2)
+        more = await accept_in_turn(server, inbound_message("two", id_="2"), inbound_message("three", id_="3"))
+        await advance_clock(chat, WINDOW_S / 2)
         assert not any(task.done() for task in (*first, *more)), "nothing is confirmed before it is stored"
-        assert await heard(house) == []
-        await pause(street)
+        assert await list_inbound_envelopes(server) == []
+        await advance_clock(chat)
         receipts = await asyncio.gather(*first, *more)
-        [envelope] = await heard(house)
+        [envelope] = await list_inbound_envelopes(server)
         assert envelope.text == "one\ntwo\nthree"
         assert {each.envelope for each in receipts if each is not None} == {envelope.id}
 
 
 @pytest.mark.spec("C19")
-async def test_each_of_the_texts_is_known_when_it_is_delivered_again_even_after_a_crash(street: Street) -> None:
-    messages = [said("one", id_="1"), said("two", id_="2"), said("three", id_="3")]
-    async with street.household.run() as house:
-        tasks = await say(house, *messages)
-        await pause(street)
+async def test_each_coalesced_text_is_a_duplicate_when_redelivered_even_after_a_crash(chat: ChatInstance) -> None:
+    messages = [inbound_message("one", id_="1"), inbound_message("two", id_="2"), inbound_message("three", id_="3")]
+    async with chat.instance.run() as server:
+        tasks = await accept_in_turn(server, *messages)
+        await advance_clock(chat)
         await asyncio.gather(*tasks)
-        house.crash()
-    async with street.household.run() as house:
+        server.crash()
+    async with chat.instance.run() as server:
         for message in reversed(messages):
-            [again] = await confirmed(street, await say(house, message))
+            [again] = await wait_for_receipts(chat, await accept_in_turn(server, message))
             assert again is not None and again.duplicate
-        tasks = await say(house, *messages)
-        await pause(street)
+        tasks = await accept_in_turn(server, *messages)
+        await advance_clock(chat)
         await asyncio.gather(*tasks)
-        assert [each.text for each in await heard(house)] == ["one\ntwo\nthree"]
+        assert [each.text for each in await list_inbound_envelopes(server)] == ["one\ntwo\nthree"]
 
 
 @pytest.mark.spec("C19")
-async def test_a_text_of_several_that_is_changed_is_an_edit_of_their_envelope(street: Street) -> None:
-    async with street.household.run() as house:
-        tasks = await say(house, said("one", id_="1"), said("two", id_="2"))
-        await pause(street)
+async def test_an_edit_of_one_coalesced_text_is_an_edit_of_the_shared_envelope(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        tasks = await accept_in_turn(server, inbound_message("one", id_="1"), inbound_message("two", id_="2"))
+        await advance_clock(chat)
         await asyncio.gather(*tasks)
-        [first] = await heard(house)
-        [task] = await say(house, said("two and a half", id_="2", revision="09:01"))
-        edit = await kept(house, await task)
+        [first] = await list_inbound_envelopes(server)
+        [task] = await accept_in_turn(server, inbound_message("two and a half", id_="2", revision="09:01"))
+        edit = await read_accepted_envelope(server, await task)
         assert edit.reply_to == first.id
         assert edit.text == f"[edit of {first.id[:8]}]\ntwo and a half"
 
 
 @pytest.mark.spec("C19")
-async def test_files_and_commands_do_not_wait_and_what_waited_goes_before_them(street: Street) -> None:
-    async with street.household.run() as house:
-        tasks = await say(
-            house,
-            said("look at this", id_="1"),
-            said("", id_="2", files=(offered("a.txt", b"x"),)),
-            said("/status", id_="3"),
+async def test_files_and_commands_flush_the_coalescing_window_and_are_accepted_after_it(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        tasks = await accept_in_turn(
+            server,
+            inbound_message("look at this", id_="1"),
+            inbound_message("", id_="2", files=(remote_file("a.txt", b"x"),)),
+            inbound_message("/status", id_="3"),
         )
         receipts = await asyncio.gather(*tasks)
         assert all(receipts)
-        texts = [(each.text, len(each.attachments)) for each in await heard(house)]
+        texts = [(each.text, len(each.attachments)) for each in await list_inbound_envelopes(server)]
         assert texts == [("look at this", 0), ("", 1), ("/status", 0)]
 
 
-async def test_two_who_speak_in_one_room_are_kept_in_their_order(street: Street) -> None:
-    street.set(group_policy=GroupPolicy.OPEN)
-    async with street.household.run() as house:
-        said_in_turn = [
-            said(f"{by}{n}", by=by, room="-1", id_=f"{by}{n}", mentioned=True)
+async def test_texts_of_two_senders_in_one_channel_keep_their_order(chat: ChatInstance) -> None:
+    chat.set(group_policy=GroupPolicy.OPEN)
+    async with chat.instance.run() as server:
+        messages_in_turn = [
+            inbound_message(f"{by}{n}", by=by, room="-1", id_=f"{by}{n}", mentioned=True)
             for by, n in (("a", 1), ("a", 2), ("b", 1), ("a", 3))
         ]
-        await confirmed(street, await say(house, *said_in_turn))
-        assert [each.text for each in await heard(house)] == ["a1\na2", "b1", "a3"]
+        await wait_for_receipts(chat, await accept_in_turn(server, *messages_in_turn))
+        assert [each.text for each in await list_inbound_envelopes(server)] == ["a1\na2", "b1", "a3"]
 
 
-async def test_whoever_never_pauses_is_heard_all_the_same(street: Street) -> None:
-    async with street.household.run() as house:
-        tasks: list[Accepting] = []
+async def test_a_sender_who_never_pauses_is_stored_after_the_maximum_number_of_windows(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        tasks: list[AcceptTask] = []
         for number in range(WINDOWS_MAX * 2 + 2):
-            tasks += await say(house, said(str(number), id_=str(number)))
-            await pause(street, WINDOW_S / 2)
-        await until(lambda: any(task.done() for task in tasks), "the first of them was stored")
-        await confirmed(street, tasks)
-        texts = "\n".join(each.text for each in await heard(house))
+            tasks += await accept_in_turn(server, inbound_message(str(number), id_=str(number)))
+            await advance_clock(chat, WINDOW_S / 2)
+        await poll_until(lambda: any(task.done() for task in tasks), "the first message is stored")
+        await wait_for_receipts(chat, tasks)
+        texts = "\n".join(each.text for each in await list_inbound_envelopes(server))
         assert texts.split("\n") == [str(number) for number in range(WINDOWS_MAX * 2 + 2)]
 
 
-async def test_so_many_texts_and_no_more_are_one_envelope(street: Street) -> None:
-    async with street.household.run() as house:
-        tasks = await say(house, *(said(str(number), id_=str(number)) for number in range(MERGED_MAX + 1)))
-        await confirmed(street, tasks)
-        assert [len(each.text.split("\n")) for each in await heard(house)] == [MERGED_MAX, 1]
+async def test_at_most_the_maximum_number_of_texts_are_merged_into_one_envelope(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        tasks = await accept_in_turn(
+            server, *(inbound_message(str(number), id_=str(number)) for number in range(MERGED_MAX + 1))
+        )
+        await wait_for_receipts(chat, tasks)
+        assert [len(each.text.split("\n")) for each in await list_inbound_envelopes(server)] == [MERGED_MAX, 1]
 
 
-async def test_what_could_not_be_stored_is_confirmed_to_nobody_and_taken_when_it_is_offered_again(
-    street: Street,
+async def test_coalesced_texts_are_not_confirmed_after_a_store_error_and_accepted_when_offered_again(
+    chat: ChatInstance,
 ) -> None:
-    messages = [said("one", id_="1"), said("two", id_="2")]
-    street.household.crash_points = StoreFails("accept.before-commit", times=1)
-    async with street.household.run() as house:
-        tasks = await say(house, *messages)
-        await pause(street)
+    messages = [inbound_message("one", id_="1"), inbound_message("two", id_="2")]
+    chat.instance.crash_points = StoreFailure("accept.before-commit", times=1)
+    async with chat.instance.run() as server:
+        tasks = await accept_in_turn(server, *messages)
+        await advance_clock(chat)
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, StoreError) for each in ended)
-        assert await heard(house) == []
-        tasks = await say(house, *messages)
-        await pause(street)
+        assert await list_inbound_envelopes(server) == []
+        tasks = await accept_in_turn(server, *messages)
+        await advance_clock(chat)
         assert all(await asyncio.gather(*tasks))
-        assert [each.text for each in await heard(house)] == ["one\ntwo"]
+        assert [each.text for each in await list_inbound_envelopes(server)] == ["one\ntwo"]
 
 
-async def test_what_could_not_be_stored_is_not_overtaken_by_what_was_said_after_it(street: Street) -> None:
-    messages = [said("one", id_="1"), said("", id_="2", files=(offered("two.txt", b"two"),))]
-    street.household.crash_points = StoreFails("accept.before-commit", times=1)
-    async with street.household.run() as house:
-        ended = await asyncio.gather(*await say(house, *messages), return_exceptions=True)
-        assert all(isinstance(each, StoreError) for each in ended), "nor is it confirmed"
-        await confirmed(street, await say(house, *messages))
-        assert [each.text for each in await heard(house)] == ["one", ""]
+async def test_a_later_message_is_not_stored_before_a_coalesced_text_that_failed(chat: ChatInstance) -> None:
+    messages = [inbound_message("one", id_="1"), inbound_message("", id_="2", files=(remote_file("two.txt", b"two"),))]
+    chat.instance.crash_points = StoreFailure("accept.before-commit", times=1)
+    async with chat.instance.run() as server:
+        ended = await asyncio.gather(*await accept_in_turn(server, *messages), return_exceptions=True)
+        assert all(isinstance(each, StoreError) for each in ended), "it is not confirmed either"
+        await wait_for_receipts(chat, await accept_in_turn(server, *messages))
+        assert [each.text for each in await list_inbound_envelopes(server)] == ["one", ""]
 
 
-async def test_what_was_overheard_is_told_once_though_two_wait_to_be_told(street: Street) -> None:
-    street.set(group_policy=GroupPolicy.OPEN)
-    async with street.household.run() as house:
-        aside = partial(said, room="-1")
-        await house.connector_intake.accept("quiet", aside("it rains", by="c", id_="c1"))
-        tasks = await say(house, aside("one", by="a", id_="a1", mentioned=True))
-        tasks += await say(house, aside("two", by="b", id_="b1", mentioned=True))
-        await house.connector_intake.accept("quiet", aside("it pours", by="c", id_="c2"))
-        await confirmed(street, tasks)
-        await confirmed(street, await say(house, aside("three", by="a", id_="a2", mentioned=True)))
-        notes = [each.text for each in await heard(house) if each.kind is EnvelopeKind.SYSTEM]
+async def test_ambient_messages_are_added_once_while_two_senders_wait_for_coalescing(chat: ChatInstance) -> None:
+    chat.set(group_policy=GroupPolicy.OPEN)
+    async with chat.instance.run() as server:
+        aside = partial(inbound_message, room="-1")
+        await server.connector_intake.accept("quiet", aside("it rains", by="c", id_="c1"))
+        tasks = await accept_in_turn(server, aside("one", by="a", id_="a1", mentioned=True))
+        tasks += await accept_in_turn(server, aside("two", by="b", id_="b1", mentioned=True))
+        await server.connector_intake.accept("quiet", aside("it pours", by="c", id_="c2"))
+        await wait_for_receipts(chat, tasks)
+        await wait_for_receipts(chat, await accept_in_turn(server, aside("three", by="a", id_="a2", mentioned=True)))
+        notes = [each.text for each in await list_inbound_envelopes(server) if each.kind is EnvelopeKind.SYSTEM]
         assert [("it rains" in note, "it pours" in note) for note in notes] == [(True, False), (False, True)]
 
 
-async def test_texts_for_several_agents_reach_each_of_them_whenever_the_house_falls(street: Street) -> None:
-    street.set(group_policy=GroupPolicy.OPEN)
-    texts = [said(text, room="-1", id_=text, mentioned=True) for text in ("one", "two")]
-    street.household.crash_points = StoreFails("accept.before-commit", times=1, after=1)
-    async with street.household.run() as house:
-        await bind(house, "ada", "bob")
-        tasks = await say(house, *texts)
-        await pause(street)
+async def test_coalesced_texts_reach_each_bound_agent_once_after_a_partial_store_failure(chat: ChatInstance) -> None:
+    chat.set(group_policy=GroupPolicy.OPEN)
+    texts = [inbound_message(text, room="-1", id_=text, mentioned=True) for text in ("one", "two")]
+    chat.instance.crash_points = StoreFailure("accept.before-commit", times=1, after=1)
+    async with chat.instance.run() as server:
+        await add_binding(server, "ada", "bob")
+        tasks = await accept_in_turn(server, *texts)
+        await advance_clock(chat)
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, StoreError) for each in ended)
-        await confirmed(street, await say(house, *texts))
-        found = {(each.recipient.name, each.text) for each in await heard(house)}
+        await wait_for_receipts(chat, await accept_in_turn(server, *texts))
+        found = {(each.recipient.name, each.text) for each in await list_inbound_envelopes(server)}
         assert found == {("ada", "one\ntwo"), ("bob", "one\ntwo")}
 
 
-async def test_whoever_hangs_up_while_they_wait_has_still_been_heard(street: Street) -> None:
-    async with street.household.run() as house:
-        [task] = await say(house, said("one", id_="1"))
+async def test_a_text_is_stored_even_if_its_connector_stops_waiting(chat: ChatInstance) -> None:
+    async with chat.instance.run() as server:
+        [task] = await accept_in_turn(server, inbound_message("one", id_="1"))
         task.cancel()
-        await pause(street)
-        await house.wait_until_idle()
-        assert [each.text for each in await heard(house)] == ["one"]
-        [receipt] = await confirmed(street, await say(house, said("one", id_="1")))
+        await advance_clock(chat)
+        await server.wait_until_idle()
+        assert [each.text for each in await list_inbound_envelopes(server)] == ["one"]
+        [receipt] = await wait_for_receipts(chat, await accept_in_turn(server, inbound_message("one", id_="1")))
         assert receipt is not None and receipt.duplicate
 
 
-async def test_without_a_window_nothing_waits(street: Street) -> None:
-    street.set(debounce_ms=0)
-    async with street.household.run() as house:
+async def test_without_a_coalescing_window_each_text_is_accepted_at_once(chat: ChatInstance) -> None:
+    chat.set(debounce_ms=0)
+    async with chat.instance.run() as server:
         for number in range(2):
-            assert await house.connector_intake.accept("quiet", said("x", id_=str(number))) is not None
-        assert len(await heard(house)) == 2
+            assert await server.connector_intake.accept("quiet", inbound_message("x", id_=str(number))) is not None
+        assert len(await list_inbound_envelopes(server)) == 2

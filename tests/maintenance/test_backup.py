@@ -1,4 +1,4 @@
-"""Backups: made while the house works, proved by reading them back, and put in the place of what was there."""
+"""Backups: made while the server runs, verified by reading them back, and restored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from operations.operations_instance import DeskHouse, agent, desk_house, person
+from operations.operations_instance import OperationsServer, agent, open_operations_server, person
 
 from retinue.app.errors import ServerAlreadyRunning
 from retinue.app.instance_files import instance_lock
@@ -40,37 +40,37 @@ OWNER = person("owner")
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> LocalInstance:
+def instance(tmp_path: Path) -> LocalInstance:
     (tmp_path / "home").mkdir()
     return LocalInstance(tmp_path / "home")
 
 
-def settings(household: LocalInstance) -> Settings:
-    return Settings(home=household.root, store=household.root / "house.db", zone=load_zone("UTC"))
+def settings(instance: LocalInstance) -> Settings:
+    return Settings(home=instance.root, store=instance.root / "retinue.db", zone=load_zone("UTC"))
 
 
-async def lived_in(desk: DeskHouse) -> None:
-    """A house with mail, a file, and a home that someone wrote in."""
+async def make_history(operations: OperationsServer) -> None:
+    """Make a store with messages and an attachment, and a changed file in an agent directory."""
     upload = {"name": "note.txt", "data": "aGVsbG8="}
-    await desk.converse(OWNER, "see this", attachments=[upload])
-    await desk.converse(person("maria"), "hello")
-    home = desk.house.instance.root
+    await operations.converse(OWNER, "see this", attachments=[upload])
+    await operations.converse(person("maria"), "hello")
+    home = operations.server.instance.root
     (home / "agents" / "ada" / "SOUL.md").write_text("I am ada.")
     (home / "retinue.toml").write_text("config_version = 1\n")
     (home / "owner-token").write_text("secret")
 
 
-async def made(desk: DeskHouse, **asked: Any) -> Path:
-    answer = await desk.ask(OWNER, "house.backup", **asked)
+async def make_backup(operations: OperationsServer, **asked: Any) -> Path:
+    answer = await operations.ask(OWNER, "server.backup", **asked)
     return Path(answer["folder"])
 
 
-async def test_a_backup_holds_everything_and_can_be_verified(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        answer = await desk.ask(OWNER, "house.backup", verify=True)
+async def test_a_backup_holds_everything_and_can_be_verified(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        answer = await operations.ask(OWNER, "server.backup", verify=True)
         folder = Path(answer["folder"])
-        assert folder.parent == household.root / "backups"
+        assert folder.parent == instance.root / "backups"
         assert answer["missing"] == []
         assert answer["verified"] is True
         assert verify(folder, now_ms=NOW_MS).is_ok
@@ -83,21 +83,21 @@ async def test_a_backup_holds_everything_and_can_be_verified(household: LocalIns
         assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-async def test_a_backup_is_one_picture_of_a_house_that_goes_on(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
+async def test_a_backup_made_during_traffic_is_a_consistent_snapshot(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
         stop = asyncio.Event()
         sent: list[str] = []
 
-        async def chatter() -> None:
+        async def send_notes() -> None:
             while not stop.is_set():
-                await desk.house.send(f"note {len(sent)}", recipient="person:noor")
+                await operations.server.send(f"note {len(sent)}", recipient="person:noor")
                 sent.append("note")
 
-        chatting = [asyncio.create_task(chatter()) for _ in range(3)]
-        await wait_until(lambda: len(sent) >= 3, "they talk")
-        await made(desk, verify=True)
-        household.clock.jump(timedelta(seconds=1))
-        folder = await made(desk, verify=True)
+        chatting = [asyncio.create_task(send_notes()) for _ in range(3)]
+        await wait_until(lambda: len(sent) >= 3, "messages are sent")
+        await make_backup(operations, verify=True)
+        instance.clock.jump(timedelta(seconds=1))
+        folder = await make_backup(operations, verify=True)
         stop.set()
         await asyncio.gather(*chatting)
         with open_read_only(folder / STORE) as conn:
@@ -112,8 +112,8 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def lose_a_row(folder: Path) -> None:
-    """Damage that only the ledger sees, with a manifest that fits."""
+def delete_an_outcome(folder: Path) -> None:
+    """Cause damage that only the ledger detects: the manifest agrees with the files."""
     with closing(sqlite3.connect(folder / STORE, isolation_level=None)) as raw:
         raw.execute("DELETE FROM outcomes WHERE envelope = (SELECT min(envelope) FROM outcomes)")
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -126,7 +126,7 @@ def lose_a_row(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def point_outside(folder: Path) -> None:
+def set_path_outside_the_backup(folder: Path) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["parts"][0]["path"] = "../../somewhere"
     (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -136,186 +136,211 @@ def point_outside(folder: Path) -> None:
     "damage",
     [
         pytest.param(lambda folder: flip_a_byte(folder / STORE), id="a byte of the store"),
-        pytest.param(lambda folder: flip_a_byte(folder / "agents/ada/SOUL.md"), id="a byte of a home"),
-        pytest.param(lambda folder: shutil.rmtree(folder / "files"), id="files gone"),
+        pytest.param(lambda folder: flip_a_byte(folder / "agents/ada/SOUL.md"), id="a byte in an agent directory"),
+        pytest.param(lambda folder: shutil.rmtree(folder / "files"), id="files missing"),
         pytest.param(lambda folder: (folder / MANIFEST).unlink(), id="no manifest"),
         pytest.param(lambda folder: (folder / MANIFEST).write_text("{"), id="half a manifest"),
-        pytest.param(lose_a_row, id="a row lost"),
-        pytest.param(point_outside, id="a path that leads out"),
+        pytest.param(delete_an_outcome, id="a missing row"),
+        pytest.param(set_path_outside_the_backup, id="a path that leads out"),
     ],
 )
-async def test_a_damaged_backup_is_seen_and_not_restored(
-    household: LocalInstance, damage: Callable[[Path], Any]
+async def test_a_damaged_backup_is_detected_and_not_restored(
+    instance: LocalInstance, damage: Callable[[Path], Any]
 ) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        folder = await made(desk)
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        folder = await make_backup(operations)
     damage(folder)
     assert not verify(folder, now_ms=NOW_MS).is_ok
-    before = (household.root / "house.db").read_bytes()
+    before = (instance.root / "retinue.db").read_bytes()
     with pytest.raises(StoreError) as refused:
-        restore(settings(household), folder, now=household.clock.now())
+        restore(settings(instance), folder, now=instance.clock.now())
     assert refused.value.code == "backup.unsound"
-    assert (household.root / "house.db").read_bytes() == before
-    assert not list(household.root.glob("before-restore-*"))
-    assert not list(household.root.glob(".restore-*"))
+    assert (instance.root / "retinue.db").read_bytes() == before
+    assert not list(instance.root.glob("before-restore-*"))
+    assert not list(instance.root.glob(".restore-*"))
 
 
-async def test_a_restored_house_is_as_it_was_and_what_was_there_lies_beside_it(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        folder = await made(desk)
-        later, _ = await desk.converse(OWNER, "after the backup")
-        (household.root / "agents" / "ada" / "SOUL.md").write_text("I am someone else.")
-    shutil.rmtree(household.root / "files")
-    before = restore(settings(household), folder, now=household.clock.now())
-    assert (household.root / "agents" / "ada" / "SOUL.md").read_text() == "I am ada."
+async def test_a_restore_brings_back_the_instance_and_keeps_the_replaced_files(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        folder = await make_backup(operations)
+        later, _ = await operations.converse(OWNER, "after the backup")
+        (instance.root / "agents" / "ada" / "SOUL.md").write_text("I am someone else.")
+    shutil.rmtree(instance.root / "files")
+    before = restore(settings(instance), folder, now=instance.clock.now())
+    assert (instance.root / "agents" / "ada" / "SOUL.md").read_text() == "I am ada."
     assert (before / "agents" / "ada" / "SOUL.md").read_text() == "I am someone else."
-    assert (before / "house.db").exists()
-    assert (household.root / "owner-token").read_text() == "secret"
-    assert not (household.root / RESTORE_MARKER).exists()
-    for path in (household.root / "house.db", before):
+    assert (before / "retinue.db").exists()
+    assert (instance.root / "owner-token").read_text() == "secret"
+    assert not (instance.root / RESTORE_MARKER).exists()
+    for path in (instance.root / "retinue.db", before):
         assert not path.stat().st_mode & 0o077
-    household.model.rule = None
-    async with desk_house(household) as desk:
-        found = await desk.house.execute_sql("SELECT count(*) FROM envelopes WHERE id = :id", id=later)
+    instance.model.rule = None
+    async with open_operations_server(instance) as operations:
+        found = await operations.server.execute_sql("SELECT count(*) FROM envelopes WHERE id = :id", id=later)
         assert found[0][0] == 0
         hashes = json.loads(
-            (await desk.house.execute_sql("SELECT attachments FROM envelopes WHERE attachments IS NOT NULL"))[0][0]
+            (await operations.server.execute_sql("SELECT attachments FROM envelopes WHERE attachments IS NOT NULL"))[0][
+                0
+            ]
         )
-        assert AttachmentFiles(household.root / "files").verify(hashes[0]["hash"])
-        checked = await desk.house.store.scan(partial(ledger.check_ledger, now_ms=to_ms(household.clock.now())))
+        assert AttachmentFiles(instance.root / "files").verify(hashes[0]["hash"])
+        checked = await operations.server.store.scan(partial(ledger.check_ledger, now_ms=to_ms(instance.clock.now())))
         assert checked.is_ok
-        await desk.converse(OWNER, "and on we go")
+        await operations.converse(OWNER, "and on we go")
 
 
-async def test_the_log_of_the_old_store_is_not_taken_for_the_new_ones(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        folder = await made(desk)
-        await desk.converse(OWNER, "only in the log")
-        leftover = (household.root / "house.db-wal").read_bytes()
-    (household.root / "house.db").write_bytes(b"damaged")  # cannot be brought to rest any more
-    (household.root / "house.db-wal").write_bytes(leftover)
-    before = restore(settings(household), folder, now=household.clock.now())
-    assert not (household.root / "house.db-wal").exists()
-    assert (before / "house.db-wal").read_bytes() == leftover
-    with open_read_only(household.root / "house.db") as conn:
+@pytest.mark.parametrize("former_present", [False, True])
+async def test_a_backup_of_an_earlier_version_is_restored_under_the_new_file_name(
+    instance: LocalInstance, former_present: bool
+) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        folder = await make_backup(operations)
+    (folder / "retinue.db").rename(folder / "house.db")
+    (folder / MANIFEST).write_text((folder / MANIFEST).read_text().replace('"retinue.db"', '"house.db"'))
+    if former_present:  # the data directory has not been opened by this version either
+        (instance.root / "retinue.db").rename(instance.root / "house.db")
+    assert verify(folder, now_ms=to_ms(instance.clock.now())).is_ok
+
+    before = restore(settings(instance), folder, now=instance.clock.now())
+
+    assert (before / ("house.db" if former_present else "retinue.db")).exists()
+    assert not list(instance.root.glob("house.db*"))
+    with open_read_only(instance.root / "retinue.db") as conn:
+        assert ledger.check_ledger(conn, now_ms=to_ms(instance.clock.now())).is_ok
+
+
+async def test_a_restore_does_not_apply_the_wal_of_the_old_database(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        folder = await make_backup(operations)
+        await operations.converse(OWNER, "only in the log")
+        leftover = (instance.root / "retinue.db-wal").read_bytes()
+    (instance.root / "retinue.db").write_bytes(b"damaged")  # cannot be checkpointed any more
+    (instance.root / "retinue.db-wal").write_bytes(leftover)
+    before = restore(settings(instance), folder, now=instance.clock.now())
+    assert not (instance.root / "retinue.db-wal").exists()
+    assert (before / "retinue.db-wal").read_bytes() == leftover
+    with open_read_only(instance.root / "retinue.db") as conn:
         assert ledger.check_ledger(conn, now_ms=NOW_MS).is_ok
 
 
-async def test_a_restore_that_broke_off_is_told_of_and_can_be_made_again(
-    household: LocalInstance, monkeypatch: pytest.MonkeyPatch
+async def test_an_interrupted_restore_is_reported_and_can_be_repeated(
+    instance: LocalInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        folder = await made(desk)
-        later, _ = await desk.converse(OWNER, "after the backup")
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        folder = await make_backup(operations)
+        later, _ = await operations.converse(OWNER, "after the backup")
     rename = os.rename
 
-    def torn(source: Any, target: Any, **kw: Any) -> None:
-        if Path(source) == household.root / "agents":
+    def failing_rename(source: Any, target: Any, **kw: Any) -> None:
+        if Path(source) == instance.root / "agents":
             raise OSError(5, "Input/output error")
         rename(source, target, **kw)
 
-    monkeypatch.setattr(os, "rename", torn)
+    monkeypatch.setattr(os, "rename", failing_rename)
     with pytest.raises(StoreError) as broke:
-        restore(settings(household), folder, now=household.clock.now())
+        restore(settings(instance), folder, now=instance.clock.now())
     assert RESTORE_MARKER in broke.value.try_this
     monkeypatch.undo()
     scene = DoctorContext(
-        data_dir=household.root, environment={"RETINUE_HOME": str(household.root)}, now=household.clock.now()
+        data_dir=instance.root, environment={"RETINUE_HOME": str(instance.root)}, now=instance.clock.now()
     )
     [found] = [check for check in await run_checks(scene) if check.name == "backups"]
     assert found.findings[0].sentence == "a restore was started but not finished"
-    kept = Path((household.root / RESTORE_MARKER).read_text())
-    with open_read_only(kept / STORE) as conn:  # nothing of what was there is lost
+    kept = Path((instance.root / RESTORE_MARKER).read_text())
+    with open_read_only(kept / STORE) as conn:  # the replaced data directory is complete
         assert conn.execute(sa.text("SELECT count(*) FROM envelopes WHERE id = :id"), {"id": later}).scalar_one() == 1
-    again = restore(settings(household), folder, now=household.clock.now())
+    again = restore(settings(instance), folder, now=instance.clock.now())
     assert again != kept
-    assert not (household.root / RESTORE_MARKER).exists()
-    with open_read_only(household.root / STORE) as conn:
+    assert not (instance.root / RESTORE_MARKER).exists()
+    with open_read_only(instance.root / STORE) as conn:
         assert ledger.check_ledger(conn, now_ms=NOW_MS).is_ok
 
 
-async def test_an_open_house_is_not_restored(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        folder = await made(desk)
-    with instance_lock(household.root), pytest.raises(ServerAlreadyRunning):
-        restore(settings(household), folder, now=household.clock.now())
+async def test_a_restore_is_refused_while_the_server_runs(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        folder = await make_backup(operations)
+    with instance_lock(instance.root), pytest.raises(ServerAlreadyRunning):
+        restore(settings(instance), folder, now=instance.clock.now())
 
 
-def typed(folder: Path, *, home: Path) -> subprocess.CompletedProcess[str]:
+def run_restore_command(folder: Path, *, home: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RETINUE_HOME": str(home)}
     command = [sys.executable, "-m", "retinue.app.restore", str(folder)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-async def test_restoring_into_an_empty_home_makes_a_house(household: LocalInstance, tmp_path: Path) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        folder = await made(desk)
+async def test_a_backup_can_be_restored_into_an_empty_data_directory(instance: LocalInstance, tmp_path: Path) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        folder = await make_backup(operations)
     elsewhere = tmp_path / "elsewhere"
-    done = typed(folder, home=elsewhere)
+    done = run_restore_command(folder, home=elsewhere)
     assert done.returncode == 0, done.stderr
     assert (elsewhere / "agents" / "ada" / "SOUL.md").read_text() == "I am ada."
-    done = typed(tmp_path, home=elsewhere)
+    done = run_restore_command(tmp_path, home=elsewhere)
     assert done.returncode == 1
     assert "[backup.unsound]" in done.stderr
 
 
-async def test_where_a_backup_goes_is_the_owners_to_say(household: LocalInstance, tmp_path: Path) -> None:
-    async with desk_house(household) as desk:
-        assert await made(desk, to=str(tmp_path / "mine")) == tmp_path / "mine"
+async def test_only_the_owner_can_choose_the_folder_of_a_backup(instance: LocalInstance, tmp_path: Path) -> None:
+    async with open_operations_server(instance) as operations:
+        assert await make_backup(operations, to=str(tmp_path / "mine")) == tmp_path / "mine"
         with pytest.raises(Conflict):
-            await made(desk, to=str(tmp_path / "mine"))
+            await make_backup(operations, to=str(tmp_path / "mine"))
         for place in ("somewhere", str(tmp_path / "not" / "there"), f"{tmp_path}/a\0b", f"{tmp_path}/{'x' * 300}", "/"):
             with pytest.raises(Invalid) as refused:
-                await made(desk, to=place)
+                await make_backup(operations, to=place)
             assert refused.value.code == "backup.path_invalid"
         with pytest.raises(NotAllowed):
-            await desk.ask(agent("ada", PermissionLevel.BOSS), "house.backup", to=str(tmp_path / "theirs"))
+            await operations.ask(agent("ada", PermissionLevel.BOSS), "server.backup", to=str(tmp_path / "theirs"))
         with pytest.raises(NotAllowed):
-            await desk.ask(person("maria"), "house.backup")
+            await operations.ask(person("maria"), "server.backup")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "mine"]
 
 
-async def test_a_backup_tells_which_files_are_missing_and_follows_no_links(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        await lived_in(desk)
-        shutil.rmtree(household.root / "files")
-        (household.root / "agents" / "ada" / "link").symlink_to("/etc/passwd")
-        answer = await desk.ask(OWNER, "house.backup", verify=True)
+async def test_a_backup_reports_missing_files_and_follows_no_links(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        shutil.rmtree(instance.root / "files")
+        (instance.root / "agents" / "ada" / "link").symlink_to("/etc/passwd")
+        answer = await operations.ask(OWNER, "server.backup", verify=True)
         assert len(answer["missing"]) == 2
         assert not any("passwd" in path.read_text(errors="replace") for path in Path(answer["folder"]).rglob("*.md"))
 
 
-async def test_a_backup_and_a_purge_wait_for_each_other(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
+async def test_a_purge_during_a_backup_is_refused(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
         results = await asyncio.gather(
-            desk.ask(OWNER, "house.backup"), desk.ask(OWNER, "house.purge", dry_run=False), return_exceptions=True
+            operations.ask(OWNER, "server.backup"),
+            operations.ask(OWNER, "server.purge", dry_run=False),
+            return_exceptions=True,
         )
         assert [type(result) for result in results] == [dict, MaintenanceInProgress]
-        assert (await desk.ask(OWNER, "house.purge"))["dry-run"] is True
+        assert (await operations.ask(OWNER, "server.purge"))["dry_run"] is True
 
 
-async def test_a_full_disk_is_told_before_anything_is_written(
-    household: LocalInstance, monkeypatch: pytest.MonkeyPatch
+async def test_a_backup_without_enough_disk_space_is_refused_before_writing(
+    instance: LocalInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(household.root)
+    usage = shutil.disk_usage(instance.root)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=10))
-    async with desk_house(household) as desk:
-        await lived_in(desk)
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
         with pytest.raises(StoreError) as full:
-            await made(desk)
+            await make_backup(operations)
         assert full.value.code == "backup.no_space"
-        assert list((household.root / "backups").iterdir()) == []
+        assert list((instance.root / "backups").iterdir()) == []
 
 
-async def test_on_postgres_one_is_told_what_to_type(tmp_path: Path, postgres_url: str) -> None:
-    async with desk_house(LocalInstance(tmp_path, url=postgres_url)) as desk:
-        with pytest.raises(Invalid) as told:
-            await made(desk)
-        assert told.value.code == "backup.postgres"
-        assert "pg_dump" in told.value.try_this
+async def test_a_backup_on_postgresql_is_refused_with_a_pg_dump_command(tmp_path: Path, postgres_url: str) -> None:
+    async with open_operations_server(LocalInstance(tmp_path, url=postgres_url)) as operations:
+        with pytest.raises(Invalid) as refused:
+            await make_backup(operations)
+        assert refused.value.code == "backup.postgres"
+        assert "pg_dump" in refused.value.try_this
         assert list((tmp_path / "backups").iterdir()) == []

@@ -1,4 +1,4 @@
-"""The doctor: each check judges facts alone, all are made whatever becomes of one, and a broken house is seen."""
+"""The doctor: each check judges facts only, all checks run even if one fails, and a broken server is reported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.server_process import HouseProcess
-from operations.operations_instance import DeskHouse, desk_house, person
+from cli.server_process import ServerProcess
+from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.config import Settings
 from retinue.config.settings import ListenSettings
@@ -43,11 +43,11 @@ from retinue.testing.local_instance import LocalInstance
 from retinue.testing.wait_conditions import wait_until_sync
 
 OWNER = person("owner")
-HOME = Path("/home/maria/.retinue")
-STORE = StoreFacts(
+DATA_DIR = Path("/home/maria/.retinue")
+STORE_FACTS = StoreFacts(
     dialect="sqlite",
     revision=SCHEMA.head,
-    file=HOME / "house.db",
+    file=DATA_DIR / "retinue.db",
     wal_bytes=0,
     latest_ms=1_000_000,
     now_ms=1_000_000,
@@ -55,12 +55,12 @@ STORE = StoreFacts(
     waiting=(),
     dead_letters=0,
 )
-DISK = DiskFacts(
-    data_dir=HOME,
+DISK_FACTS = DiskFacts(
+    data_dir=DATA_DIR,
     uid=1000,
     private_paths=(
-        PrivatePath(path=HOME, mode=0o700, uid=1000),
-        PrivatePath(path=HOME / "owner-token", mode=0o600, uid=1000),
+        PrivatePath(path=DATA_DIR, mode=0o700, uid=1000),
+        PrivatePath(path=DATA_DIR / "owner-token", mode=0o600, uid=1000),
     ),
     free_bytes=10**12,
     file_system="ext4",
@@ -70,108 +70,122 @@ DISK = DiskFacts(
     now_ms=0,
     restore_in_progress="",
 )
-STAFF = AgentFacts(
+AGENT_FACTS = AgentFacts(
     agents=(Agent(name="ada", model="guide"),),
     directories=frozenset({"ada"}),
     model_errors={},
     runners=frozenset({"loop"}),
 )
-SETTINGS = SettingsFacts(faults=(), settings=Settings(home=HOME, store=HOME / "house.db", zone=load_zone("UTC")))
+SETTINGS_FACTS = SettingsFacts(
+    faults=(), settings=Settings(home=DATA_DIR, store=DATA_DIR / "retinue.db", zone=load_zone("UTC"))
+)
 DAY_MS = 86_400_000
-Judge = Callable[[Any], Iterable[DoctorFinding]]
+Evaluate = Callable[[Any], Iterable[DoctorFinding]]
 
-WELL: tuple[tuple[Judge, Any], ...] = (
-    (doctor_checks.check_schema, STORE),
-    (doctor_checks.check_clock, STORE),
-    (doctor_checks.check_wal_size, STORE),
-    (doctor_checks.check_waiting_envelopes, STORE),
-    (doctor_checks.check_dead_letters, STORE),
-    (doctor_checks.check_permissions, DISK),
-    (doctor_checks.check_disk_space, DISK),
-    (doctor_checks.check_network_disk, DISK),
-    (doctor_checks.check_log_directory, DISK),
-    (doctor_checks.check_backups, DISK),
-    (doctor_checks.check_agents_usable, STAFF),
-    (doctor_checks.check_agent_directories, STAFF),
-    (doctor_checks.check_retired_models, STAFF),
-    (doctor_checks.check_settings, SETTINGS),
-    (doctor_checks.check_exposure, SETTINGS),
+OK_CASES: tuple[tuple[Evaluate, Any], ...] = (
+    (doctor_checks.check_schema, STORE_FACTS),
+    (doctor_checks.check_clock, STORE_FACTS),
+    (doctor_checks.check_wal_size, STORE_FACTS),
+    (doctor_checks.check_waiting_envelopes, STORE_FACTS),
+    (doctor_checks.check_dead_letters, STORE_FACTS),
+    (doctor_checks.check_permissions, DISK_FACTS),
+    (doctor_checks.check_disk_space, DISK_FACTS),
+    (doctor_checks.check_network_disk, DISK_FACTS),
+    (doctor_checks.check_log_directory, DISK_FACTS),
+    (doctor_checks.check_backups, DISK_FACTS),
+    (doctor_checks.check_agents_usable, AGENT_FACTS),
+    (doctor_checks.check_agent_directories, AGENT_FACTS),
+    (doctor_checks.check_retired_models, AGENT_FACTS),
+    (doctor_checks.check_settings, SETTINGS_FACTS),
+    (doctor_checks.check_exposure, SETTINGS_FACTS),
     (doctor_checks.check_versions, MachineFacts(python=(3, 11), sqlite=(3, 45, 0))),
-    # A closed house does not know its models, and says nothing about them.
-    (doctor_checks.check_agents_usable, replace(STAFF, runners=None, agents=(Agent(name="ada", model="gone"),))),
-    # In a home that is closed, what lies inside need not be closed too.
+    # A stopped server does not know its models, and reports nothing about them.
+    (doctor_checks.check_agents_usable, replace(AGENT_FACTS, runners=None, agents=(Agent(name="ada", model="gone"),))),
+    # In a private data directory, the files inside need not be private.
     (
         doctor_checks.check_permissions,
-        replace(DISK, private_paths=(*DISK.private_paths, PrivatePath(path=HOME / "agents", mode=0o755, uid=1000))),
+        replace(
+            DISK_FACTS,
+            private_paths=(*DISK_FACTS.private_paths, PrivatePath(path=DATA_DIR / "agents", mode=0o755, uid=1000)),
+        ),
     ),
-    (doctor_checks.check_backups, replace(DISK, has_database=False, newest_backup_ms=None)),
+    (doctor_checks.check_backups, replace(DISK_FACTS, has_database=False, newest_backup_ms=None)),
 )
-AILING: tuple[tuple[Judge, Any, DoctorHealth, str], ...] = (
-    (doctor_checks.check_schema, replace(STORE, revision="0001"), DoctorHealth.PROBLEM, "schema is 0001"),
-    (doctor_checks.check_clock, replace(STORE, latest_ms=10_000_000), DoctorHealth.PROBLEM, "9,000 s ahead"),
-    (doctor_checks.check_wal_size, replace(STORE, wal_bytes=10**10), DoctorHealth.WARNING, "write-ahead log"),
+FINDING_CASES: tuple[tuple[Evaluate, Any, DoctorHealth, str], ...] = (
+    (doctor_checks.check_schema, replace(STORE_FACTS, revision="0001"), DoctorHealth.PROBLEM, "schema is 0001"),
+    (doctor_checks.check_clock, replace(STORE_FACTS, latest_ms=10_000_000), DoctorHealth.PROBLEM, "9,000 s ahead"),
+    (doctor_checks.check_wal_size, replace(STORE_FACTS, wal_bytes=10**10), DoctorHealth.WARNING, "write-ahead log"),
     (
         doctor_checks.check_waiting_envelopes,
-        replace(STORE, waiting=(("ada", 3, 0),)),
+        replace(STORE_FACTS, waiting=(("ada", 3, 0),)),
         DoctorHealth.PROBLEM,
         "3 envelopes for ada",
     ),
-    (doctor_checks.check_dead_letters, replace(STORE, dead_letters=2), DoctorHealth.WARNING, "2 dead letters"),
-    (doctor_checks.check_dead_letters, replace(STORE, dead_letters=50), DoctorHealth.WARNING, "50 or more"),
+    (doctor_checks.check_dead_letters, replace(STORE_FACTS, dead_letters=2), DoctorHealth.WARNING, "2 dead letters"),
+    (doctor_checks.check_dead_letters, replace(STORE_FACTS, dead_letters=50), DoctorHealth.WARNING, "50 or more"),
     (
         doctor_checks.check_permissions,
-        replace(DISK, private_paths=(PrivatePath(path=HOME, mode=0o755, uid=1000),)),
+        replace(DISK_FACTS, private_paths=(PrivatePath(path=DATA_DIR, mode=0o755, uid=1000),)),
         DoctorHealth.PROBLEM,
         "other users can access",
     ),
     (
         doctor_checks.check_permissions,
         replace(
-            DISK, private_paths=(DISK.private_paths[0], PrivatePath(path=HOME / "owner-token", mode=0o644, uid=1000))
+            DISK_FACTS,
+            private_paths=(
+                DISK_FACTS.private_paths[0],
+                PrivatePath(path=DATA_DIR / "owner-token", mode=0o644, uid=1000),
+            ),
         ),
         DoctorHealth.PROBLEM,
         "owner-token",
     ),
     (
         doctor_checks.check_permissions,
-        replace(DISK, private_paths=(DISK.private_paths[0], PrivatePath(path=Path("/run/x.sock"), mode=0o600, uid=7))),
+        replace(
+            DISK_FACTS,
+            private_paths=(DISK_FACTS.private_paths[0], PrivatePath(path=Path("/run/x.sock"), mode=0o600, uid=7)),
+        ),
         DoctorHealth.PROBLEM,
         "belongs to another user",
     ),
-    (doctor_checks.check_disk_space, replace(DISK, free_bytes=500 * 1024**2), DoctorHealth.WARNING, "500 MiB"),
-    (doctor_checks.check_disk_space, replace(DISK, free_bytes=1024), DoctorHealth.PROBLEM, "0 MiB"),
-    (doctor_checks.check_network_disk, replace(DISK, file_system="nfs4"), DoctorHealth.PROBLEM, "nfs4"),
-    (doctor_checks.check_log_directory, replace(DISK, are_logs_writable=False), DoctorHealth.WARNING, "logs"),
-    (doctor_checks.check_backups, replace(DISK, newest_backup_ms=None), DoctorHealth.WARNING, "no backup"),
-    (doctor_checks.check_backups, replace(DISK, now_ms=40 * DAY_MS), DoctorHealth.WARNING, "40 days"),
-    (doctor_checks.check_backups, replace(DISK, restore_in_progress="/x"), DoctorHealth.PROBLEM, "not finished"),
+    (doctor_checks.check_disk_space, replace(DISK_FACTS, free_bytes=500 * 1024**2), DoctorHealth.WARNING, "500 MiB"),
+    (doctor_checks.check_disk_space, replace(DISK_FACTS, free_bytes=1024), DoctorHealth.PROBLEM, "0 MiB"),
+    (doctor_checks.check_network_disk, replace(DISK_FACTS, file_system="nfs4"), DoctorHealth.PROBLEM, "nfs4"),
+    (doctor_checks.check_log_directory, replace(DISK_FACTS, are_logs_writable=False), DoctorHealth.WARNING, "logs"),
+    (doctor_checks.check_backups, replace(DISK_FACTS, newest_backup_ms=None), DoctorHealth.WARNING, "no backup"),
+    (doctor_checks.check_backups, replace(DISK_FACTS, now_ms=40 * DAY_MS), DoctorHealth.WARNING, "40 days"),
+    (doctor_checks.check_backups, replace(DISK_FACTS, restore_in_progress="/x"), DoctorHealth.PROBLEM, "not finished"),
     (
         doctor_checks.check_agents_usable,
-        replace(STAFF, model_errors={"ada": "there is no such model"}),
+        replace(AGENT_FACTS, model_errors={"ada": "there is no such model"}),
         DoctorHealth.PROBLEM,
         "no such model",
     ),
     (
         doctor_checks.check_agents_usable,
-        replace(STAFF, agents=(Agent(name="ada", runner="codex"),)),
+        replace(AGENT_FACTS, agents=(Agent(name="ada", runner="codex"),)),
         DoctorHealth.PROBLEM,
         "'codex'",
     ),
     (
         doctor_checks.check_retired_models,
-        replace(STAFF, retired_models={"ada": "google/gemini-2.5-pro retired 2026-10-16, use google/gemini-3.8-flash"}),
+        replace(
+            AGENT_FACTS, retired_models={"ada": "google/gemini-2.5-pro retired 2026-10-16, use google/gemini-3.8-flash"}
+        ),
         DoctorHealth.WARNING,
         "use google/gemini-3.8-flash",
     ),
     (
         doctor_checks.check_agent_directories,
-        replace(STAFF, directories=frozenset({"ada", "bo"})),
+        replace(AGENT_FACTS, directories=frozenset({"ada", "bo"})),
         DoctorHealth.WARNING,
         "bo",
     ),
     (
         doctor_checks.check_exposure,
-        replace(SETTINGS, settings=replace(SETTINGS.settings, listen=ListenSettings(host="0.0.0.0"))),
+        replace(SETTINGS_FACTS, settings=replace(SETTINGS_FACTS.settings, listen=ListenSettings(host="0.0.0.0"))),
         DoctorHealth.WARNING,
         "0.0.0.0",
     ),
@@ -190,14 +204,14 @@ AILING: tuple[tuple[Judge, Any, DoctorHealth, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("judge", "facts"), WELL)
-def test_what_is_well_is_not_complained_about(judge: Judge, facts: Any) -> None:
+@pytest.mark.parametrize(("judge", "facts"), OK_CASES)
+def test_a_doctor_check_reports_nothing_for_healthy_facts(judge: Evaluate, facts: Any) -> None:
     assert list(judge(facts)) == []
 
 
-@pytest.mark.parametrize(("judge", "facts", "health", "words"), AILING)
-def test_what_ails_is_found_with_a_reason_and_a_next_move(
-    judge: Judge, facts: Any, health: DoctorHealth, words: str
+@pytest.mark.parametrize(("judge", "facts", "health", "words"), FINDING_CASES)
+def test_a_doctor_check_reports_a_problem_with_reason_and_what_to_try(
+    judge: Evaluate, facts: Any, health: DoctorHealth, words: str
 ) -> None:
     [found] = judge(facts)
     assert (found.health, words in f"{found.sentence}: {found.because}") == (health, True), found
@@ -205,7 +219,7 @@ def test_what_ails_is_found_with_a_reason_and_a_next_move(
     assert found.try_this
 
 
-def test_a_disk_is_known_by_the_longest_mount_that_holds_the_path(tmp_path: Path) -> None:
+def test_the_file_system_of_a_path_is_that_of_its_longest_mount_point(tmp_path: Path) -> None:
     mounts = f"/dev/a / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\nproc /proc proc rw 0 0\nbroken\n"
     assert find_file_system(tmp_path / "home", mounts) == "nfs4"
     assert find_file_system(Path("/somewhere"), mounts) == "ext4"
@@ -213,85 +227,87 @@ def test_a_disk_is_known_by_the_longest_mount_that_holds_the_path(tmp_path: Path
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> LocalInstance:
+def instance(tmp_path: Path) -> LocalInstance:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     return LocalInstance(home)
 
 
-async def examined(desk: DeskHouse, **asked: Any) -> dict[str, dict[str, Any]]:
-    answer = await desk.ask(OWNER, "house.doctor", **asked)
+async def run_doctor(operations: OperationsServer, **asked: Any) -> dict[str, dict[str, Any]]:
+    answer = await operations.ask(OWNER, "server.doctor", **asked)
     return {check["name"]: check for check in answer["checks"]}
 
 
-async def test_a_house_that_is_well_is_said_to_be(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        await desk.converse(OWNER, "hello")
-        await desk.ask(OWNER, "house.backup")
-        answer = await desk.ask(OWNER, "house.doctor")
+async def test_doctor_reports_no_problems_for_a_healthy_instance(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        await operations.converse(OWNER, "hello")
+        await operations.ask(OWNER, "server.backup")
+        answer = await operations.ask(OWNER, "server.doctor")
         assert answer["health"] == "ok", answer["lines"]
         assert answer["lines"][-1] == "no problems found"
         assert {check["name"] for check in answer["checks"]} == set(CHECKS)
         with pytest.raises(NotAllowed):
-            await desk.ask(person("maria"), "house.doctor")
+            await operations.ask(person("maria"), "server.doctor")
 
 
 @pytest.mark.spec("D72")
-async def test_files_that_others_can_read_are_found(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        (household.root / "owner-token").write_text("secret")
-        (household.root / "owner-token").chmod(0o644)
-        found = await examined(desk)
+async def test_doctor_reports_files_that_other_users_can_read(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        (instance.root / "owner-token").write_text("secret")
+        (instance.root / "owner-token").chmod(0o644)
+        found = await run_doctor(operations)
         assert found["permissions"]["health"] == "problem"
-        assert "owner-token" in found["permissions"]["found"][0]["sentence"]
-        (household.root / "owner-token").chmod(0o600)
-        assert (await examined(desk))["permissions"]["health"] == "ok"
+        assert "owner-token" in found["permissions"]["findings"][0]["sentence"]
+        (instance.root / "owner-token").chmod(0o600)
+        assert (await run_doctor(operations))["permissions"]["health"] == "ok"
 
 
-async def test_damage_is_found_by_the_check_that_is_for_it(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        envelope, session = await desk.converse(OWNER, "hello")
-        await desk.house.wait_until_idle()
-        await desk.house.execute_sql("UPDATE records SET body = 'x' WHERE session = :s AND seq = 2", s=session)
-        await desk.house.execute_sql("DELETE FROM outcomes WHERE envelope = :id", id=envelope)
-        await desk.house.execute_sql("UPDATE house SET latest_ms = latest_ms + 86400000")
-        found = await examined(desk)
+async def test_doctor_reports_damage_by_the_matching_check(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        envelope, session = await operations.converse(OWNER, "hello")
+        await operations.server.wait_until_idle()
+        await operations.server.execute_sql("UPDATE records SET body = 'x' WHERE session = :s AND seq = 2", s=session)
+        await operations.server.execute_sql("DELETE FROM outcomes WHERE envelope = :id", id=envelope)
+        await operations.server.execute_sql("UPDATE counters SET latest_ms = latest_ms + 86400000")
+        found = await run_doctor(operations)
         assert {name for name, check in found.items() if check["health"] == "problem"} == {"records", "ledger", "clock"}
-        quick = await examined(desk, quick=True)
+        quick = await run_doctor(operations, quick=True)
         assert {name for name, check in quick.items() if check["health"] == "skipped"} == {
             "records",
             "ledger",
             "integrity",
-            "plugins",  # a house that was furnished by hand has none
+            "plugins",  # the test's server has no plugins
             "mcp",
         }
 
 
-async def test_mail_that_nobody_reads_is_found(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        sent = await desk.ask(OWNER, "envelope.send", to="agent:ada", text="hello")
-        await desk.house.wait_for_outcome(sent["envelope"])
-        await desk.house.wait_until_idle()
-        desk.house.engine.abandon()  # so that nobody reads it meanwhile
-        await desk.house.execute_sql(
+async def test_doctor_reports_waiting_envelopes_that_no_run_reads(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        sent = await operations.ask(OWNER, "envelope.send", to="agent:ada", text="hello")
+        await operations.server.wait_for_outcome(sent["envelope"])
+        await operations.server.wait_until_idle()
+        operations.server.engine.abandon()  # so that no run takes it meanwhile
+        await operations.server.execute_sql(
             "UPDATE envelopes SET status = 'pending', due_ms = 0, settled_ms = NULL WHERE id = :id", id=sent["envelope"]
         )
-        found = await examined(desk, quick=True)
-        assert found["waiting"]["found"][0]["sentence"] == "1 envelopes for ada wait, and no run reads them"
+        found = await run_doctor(operations, quick=True)
+        assert (
+            found["waiting_envelopes"]["findings"][0]["sentence"] == "1 envelopes for ada wait, and no run reads them"
+        )
 
 
-async def test_a_check_that_fails_is_a_finding_and_keeps_no_other_from_being_made(tmp_path: Path) -> None:
-    async def ill(_scene: DoctorContext) -> int:
+async def test_a_failing_doctor_check_is_a_finding_and_the_others_still_run(tmp_path: Path) -> None:
+    async def raise_error(_context: DoctorContext) -> int:
         raise RuntimeError("I do not feel well")
 
-    async def fine(_scene: DoctorContext) -> int:
+    async def fine(_context: DoctorContext) -> int:
         return 7
 
-    scene = DoctorContext(data_dir=tmp_path, environment={}, now=FakeClock().now())
+    context = DoctorContext(data_dir=tmp_path, environment={}, now=FakeClock().now())
     made = await run_checks(
-        scene,
+        context,
         [
-            DoctorCheck(name="ill", ok_message="x", gather=ill, evaluate=lambda _facts: ()),
+            DoctorCheck(name="ill", ok_message="x", gather=raise_error, evaluate=lambda _facts: ()),
             DoctorCheck(name="worse", ok_message="x", gather=fine, evaluate=lambda facts: [facts / 0]),
             DoctorCheck(name="fine", ok_message="x", gather=fine, evaluate=lambda facts: ()),
         ],
@@ -300,25 +316,25 @@ async def test_a_check_that_fails_is_a_finding_and_keeps_no_other_from_being_mad
     assert made[0].findings[0].because == "RuntimeError: I do not feel well"
 
 
-async def test_without_a_store_the_reason_is_told_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+async def test_doctor_without_a_store_reports_the_reason_and_runs_the_other_checks(tmp_path: Path) -> None:
     trouble = StoreError("the database file is damaged", because="bytes", try_this="restore")
-    scene = DoctorContext(
+    context = DoctorContext(
         data_dir=tmp_path, environment={"RETINUE_HOME": str(tmp_path)}, now=FakeClock().now(), store_error=trouble
     )
-    made = {check.name: check for check in await run_checks(scene)}
+    made = {check.name: check for check in await run_checks(context)}
     assert made["schema"].findings[0].because == "the database file is damaged: bytes"
     assert made["ledger"].is_skipped
     assert made["settings"].health is DoctorHealth.OK
 
 
-async def test_a_part_brings_its_own_check_under_a_name_of_its_own(household: LocalInstance) -> None:
-    async def kettle(_scene: DoctorContext) -> int:
+async def test_a_registered_doctor_check_needs_a_unique_name_and_is_run(instance: LocalInstance) -> None:
+    async def get_temperature(_context: DoctorContext) -> int:
         return 99
 
     check = DoctorCheck(
         name="kettle",
         ok_message="the kettle is off",
-        gather=kettle,
+        gather=get_temperature,
         evaluate=lambda degrees: [
             build_problem(f"it has {degrees} degrees", because="it is on", try_this="turn it off")
         ],
@@ -327,82 +343,82 @@ async def test_a_part_brings_its_own_check_under_a_name_of_its_own(household: Lo
     try:
         with pytest.raises(ValueError, match="kettle"):
             register_check(check)
-        async with desk_house(household) as desk:
-            assert (await examined(desk, quick=True))["kettle"]["health"] == "problem"
+        async with open_operations_server(instance) as operations:
+            assert (await run_doctor(operations, quick=True))["kettle"]["health"] == "problem"
     finally:
         del CHECKS["kettle"]
 
 
 @pytest.mark.spec("C1")
-def test_an_unknown_setting_refuses_the_start_by_its_full_path_and_the_doctor_still_comes(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    house.kill()
-    (house.home / "retinue.toml").write_text("[house.listen]\nprot = 7\n")
+def test_an_unknown_setting_stops_the_start_and_doctor_still_works(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    server.kill()
+    (server.home / "retinue.toml").write_text("[server.listen]\nprot = 7\n")
 
-    refused = house.retinue("run")
+    refused = server.retinue("run")
     assert refused.returncode != 0
-    assert "house.listen.prot" in refused.stderr
+    assert "server.listen.prot" in refused.stderr
 
-    told = house.retinue("doctor")
-    assert "house.listen.prot" in told.stdout
-    assert "ok       ledger" in told.stdout
-    assert house.retinue("ledger").returncode == 0
-
-
-def test_the_doctor_comes_to_a_house_whose_store_is_damaged(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
-    house.open()
-    house.kill()
-    for name in ("house.db-wal", "house.db-shm"):
-        (house.home / name).unlink(missing_ok=True)
-    (house.home / "house.db").write_bytes(b"x" * 4096)
-    told = house.retinue("doctor")
-    assert "problem  schema" in told.stdout
-    assert "damaged" in told.stdout
-    assert "ok       machine" in told.stdout
+    done = server.retinue("doctor")
+    assert "server.listen.prot" in done.stdout
+    assert "ok       ledger" in done.stdout
+    assert server.retinue("ledger").returncode == 0
 
 
-def test_the_doctor_comes_where_there_was_never_a_house(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "nothing")
-    told = house.retinue("doctor")
-    assert "ok       settings" in told.stdout
-    assert not house.home.exists()
+def test_doctor_works_with_a_damaged_store(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
+    server.open()
+    server.kill()
+    for name in ("retinue.db-wal", "retinue.db-shm"):
+        (server.home / name).unlink(missing_ok=True)
+    (server.home / "retinue.db").write_bytes(b"x" * 4096)
+    done = server.retinue("doctor")
+    assert "problem  schema" in done.stdout
+    assert "damaged" in done.stdout
+    assert "ok       machine" in done.stdout
 
 
-def test_a_real_house_says_which_skill_plugin_and_server_it_does_without_and_what_to_do(tmp_path: Path) -> None:
-    house = HouseProcess(tmp_path / "home")
+def test_doctor_works_without_a_data_directory_and_creates_none(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "nothing")
+    done = server.retinue("doctor")
+    assert "ok       settings" in done.stdout
+    assert not server.home.exists()
+
+
+def test_doctor_reports_unusable_skills_plugins_and_mcp_servers_with_what_to_try(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "home")
     for folder, text in (
-        (house.home / "skills" / "odd", "no front matter\n"),
-        (house.home / "agents" / "main" / "skills" / "unread", "---\nname: unread\ndescription: x\n---\nDo it.\n"),
+        (server.home / "skills" / "odd", "no front matter\n"),
+        (server.home / "agents" / "main" / "skills" / "unread", "---\nname: unread\ndescription: x\n---\nDo it.\n"),
     ):
         folder.mkdir(parents=True)
         (folder / "SKILL.md").write_text(text)
-    house.home.chmod(0o700)
-    settings = house.home / "retinue.toml"
+    server.home.chmod(0o700)
+    settings = server.home / "retinue.toml"
     settings.write_text('[plugins.gone]\n[mcp.dead]\ncommand = ["/nowhere/at/all"]\n')
-    house.open()
+    server.open()
     try:
-        wait_until_sync(lambda: house.call("mcp.list")["servers"][0]["state"] != "starting", "the server was tried")
-        told = house.retinue("doctor", "--quick")
-        assert "the skill 'odd' is not used" in told.stdout
-        assert f"try: correct {house.home}/skills/odd, or delete it" in told.stdout
-        assert "the skill 'unread' is not used" in told.stdout
-        assert "try: retinue skill approve unread --agent main" in told.stdout
-        assert "the plugin 'gone' is failed" in told.stdout
-        assert "because: no plugin named 'gone' is installed" in told.stdout
-        assert "the MCP server 'dead' is failed" in told.stdout
-        made = {check["name"]: check for check in house.call("house.doctor", quick=True)["checks"]}
+        wait_until_sync(lambda: server.call("mcp.list")["servers"][0]["state"] != "starting", "the server was tried")
+        done = server.retinue("doctor", "--quick")
+        assert "the skill 'odd' is not used" in done.stdout
+        assert f"try: correct {server.home}/skills/odd, or delete it" in done.stdout
+        assert "the skill 'unread' is not used" in done.stdout
+        assert "try: retinue skill approve unread --agent main" in done.stdout
+        assert "the plugin 'gone' is failed" in done.stdout
+        assert "because: no plugin named 'gone' is installed" in done.stdout
+        assert "the MCP server 'dead' is failed" in done.stdout
+        made = {check["name"]: check for check in server.call("server.doctor", quick=True)["checks"]}
         for name, health in (("skills", "warning"), ("plugins", "problem"), ("mcp", "problem")):
-            assert made[name]["health"] == health and all(found["try"] for found in made[name]["found"])
+            assert made[name]["health"] == health and all(found["try"] for found in made[name]["findings"])
     finally:
-        house.close()
-    told = house.retinue("doctor", "--quick")
-    assert "the skill 'odd' is not used" in told.stdout, "a closed house is looked at as far as it can be"
-    assert "skipped  plugins" in told.stdout and "skipped  mcp" in told.stdout
+        server.close()
+    done = server.retinue("doctor", "--quick")
+    assert "the skill 'odd' is not used" in done.stdout, "a stopped server is checked as far as possible"
+    assert "skipped  plugins" in done.stdout and "skipped  mcp" in done.stdout
 
 
-def test_the_time_of_a_backup_is_that_of_its_manifest(tmp_path: Path) -> None:
+def test_the_age_of_the_newest_backup_is_that_of_its_manifest(tmp_path: Path) -> None:
     newest = doctor_checks._newest_backup_ms  # pyright: ignore[reportPrivateUsage]
     assert newest(tmp_path) is None
     for name, at in (("a", 100), ("b", 50)):

@@ -1,4 +1,4 @@
-"""Logs: what may not be read is masked, files are ours alone and put away in time, and no line stops the house."""
+"""Logs: secrets are redacted, files are private and rotated, and no log call stops the server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from retinue.app.instance_files import owner_token
 from retinue.app.logs import REDACTED, LogFormatter, log_file_path, redact, set_level, set_up_logs
 from retinue.config.settings import LogLevel, LogSettings
 
-OURS = "Zk3_q9vXw2-LmN8bT5rYc1Hs7DfGj4KpQ0aUeRiVoBx"
+TOKEN = "Zk3_q9vXw2-LmN8bT5rYc1Hs7DfGj4KpQ0aUeRiVoBx"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq7Zc8s\n-----END RSA PRIVATE KEY-----"
 
-# A text as it would have been logged, and what of it nobody may read.
-LEAKS = (
+# A text to log, and the part of it that must not appear.
+TEXTS_WITH_SECRETS = (
     ("Authorization: Bearer abc.def-ghi123", "abc.def-ghi123"),
     ("authorization: Basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"),
     ("headers={'Authorization': 'Bearer hunter2hunter2', 'Accept': 'text/html'}", "hunter2hunter2"),
@@ -32,8 +32,8 @@ LEAKS = (
     ("set-cookie: retinue=s3ss10n; HttpOnly", "s3ss10n"),
     ("(b'cookie', b'retinue=s3ss10n; theme=dark')", "s3ss10n"),
     ("sent with bearer abcdef123456", "abcdef123456"),
-    (f"signed in with {OURS} just now", OURS),
-    (f"http://127.0.0.1:7717/#code={OURS}", OURS),
+    (f"signed in with {TOKEN} just now", TOKEN),
+    (f"http://127.0.0.1:7717/#code={TOKEN}", TOKEN),
     ("sk-proj-abcdefghijklmnop was refused", "abcdefghijklmnop"),
     ("Incorrect API key provided: sk-ant-api03-AbCdEfGh_ij-kl.", "AbCdEfGh_ij-kl"),
     ("ghp_0123456789abcdefABCDEF0123456789abcd", "0123456789abcdef"),
@@ -50,20 +50,20 @@ LEAKS = (
     ("OPENAI_API_KEY=abc123 retinue run", "abc123"),
     ("x-api-key: abc123", "abc123"),
     ("('x-api-key', 'abc123')", "abc123"),
-    ("token='abc123'", "abc123"),  # what f"{token=}" leaves
+    ("token='abc123'", "abc123"),  # the output of f"{token=}"
     ("owner_token=b'abc123'", "abc123"),
     ('{"client_secret": "abc\\"123"}', "123"),
     ('{\\"refresh_token\\": \\"abc123\\"}', "abc123"),  # JSON within JSON
     ("key=0123456789abcdef0123456789abcdef", "0123456789abcdef"),
     ("key: QUJDREVGR0hJSktMTU5PUFFSU1RVVg==", "QUJDREVGR0hJSktM"),
     ("GET /?token=abc123&page=2", "abc123"),
-    ("postgresql://retinue:hunter2@db/house", "hunter2"),
+    ("postgresql://retinue:hunter2@db/retinue", "hunter2"),
     (f"could not read\n{PEM}\nat all", "q7Zc8s"),
     (repr(PEM), "q7Zc8s"),
     (PEM[:60], "MIIEow"),
     ("password:\n  hunter2", "hunter2"),
 )
-PLAIN = (
+TEXTS_WITHOUT_SECRETS = (
     "run finished input_tokens=1200 tokens_max=100000 turns=3",
     "envelope 538453d7 from person:maria ended answered",
     "envelope accepted without starting a run",
@@ -74,7 +74,7 @@ PLAIN = (
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
+def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
@@ -85,31 +85,31 @@ def logging_as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
-@pytest.mark.parametrize(("text", "secret"), LEAKS)
-def test_what_looks_like_a_secret_is_masked(text: str, secret: str) -> None:
+@pytest.mark.parametrize(("text", "secret"), TEXTS_WITH_SECRETS)
+def test_text_that_looks_like_a_secret_is_redacted(text: str, secret: str) -> None:
     assert secret in text
     assert secret not in redact(text)
     assert REDACTED in redact(text)
 
 
-@pytest.mark.parametrize("text", PLAIN)
-def test_what_is_no_secret_stays_readable(text: str) -> None:
+@pytest.mark.parametrize("text", TEXTS_WITHOUT_SECRETS)
+def test_text_without_a_secret_is_not_redacted(text: str) -> None:
     assert redact(text) == text
 
 
 @pytest.mark.parametrize("around", ["{}", "x {}", "'{}'", "({})", "a={} b", "{}.", "/{}/", "{}\n"])
-def test_our_own_secrets_are_masked_wherever_they_stand(around: str) -> None:
+def test_generated_tokens_are_redacted_in_any_context(around: str) -> None:
     for secret in (new_token() for _ in range(200)):
         assert secret not in redact(around.format(secret))
 
 
 @given(st.text(max_size=400))
-def test_no_text_stops_the_mask(text: str) -> None:
+def test_redacting_any_text_raises_no_error(text: str) -> None:
     redact(text + " password=" + text)
 
 
 @pytest.mark.spec("D72")
-def test_secrets_are_masked_in_messages_fields_and_exceptions_and_the_owners_file_is_the_owners(tmp_path: Path) -> None:
+def test_secrets_are_redacted_in_log_messages_fields_and_exceptions(tmp_path: Path) -> None:
     secret = owner_token(tmp_path, new_token)
     terminal = io.StringIO()
     set_up_logs(terminal, data_dir=tmp_path)
@@ -133,7 +133,7 @@ def test_secrets_are_masked_in_messages_fields_and_exceptions_and_the_owners_fil
     assert stat.S_IMODE(log_file_path(tmp_path).parent.stat().st_mode) == 0o700
 
 
-def test_logs_are_put_away_at_each_start_and_only_so_many_are_kept(tmp_path: Path) -> None:
+def test_logs_are_rotated_at_each_start_and_a_limited_number_is_kept(tmp_path: Path) -> None:
     for start in range(5):
         set_up_logs(None, data_dir=tmp_path, logs=LogSettings(files_kept=2))
         logging.getLogger("test").info("start %d", start)
@@ -143,7 +143,7 @@ def test_logs_are_put_away_at_each_start_and_only_so_many_are_kept(tmp_path: Pat
     assert "start 3" in (tmp_path / "logs" / "retinue.log.1").read_text()
 
 
-def test_a_log_that_grows_large_is_put_away(tmp_path: Path) -> None:
+def test_a_large_log_is_rotated(tmp_path: Path) -> None:
     set_up_logs(None, data_dir=tmp_path, logs=LogSettings(bytes_max=64 * 1024, files_kept=1))
     for number in range(3000):
         logging.getLogger("test").info("something happened", extra={"number": number})
@@ -153,7 +153,7 @@ def test_a_log_that_grows_large_is_put_away(tmp_path: Path) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
 
 
-def test_with_none_kept_there_is_one_file(tmp_path: Path) -> None:
+def test_with_no_files_kept_a_large_log_is_truncated(tmp_path: Path) -> None:
     for _ in range(2):
         set_up_logs(None, data_dir=tmp_path, logs=LogSettings(bytes_max=64 * 1024, files_kept=0))
         for number in range(2000):
@@ -162,7 +162,7 @@ def test_with_none_kept_there_is_one_file(tmp_path: Path) -> None:
     assert file.stat().st_size <= 64 * 1024
 
 
-def test_the_least_level_is_a_setting_and_changes_at_once(tmp_path: Path) -> None:
+def test_the_minimum_log_level_is_a_setting_and_changes_at_once(tmp_path: Path) -> None:
     terminal = io.StringIO()
     set_up_logs(terminal, data_dir=tmp_path, logs=LogSettings(level=LogLevel.WARNING))
     log = logging.getLogger("test")
@@ -173,37 +173,37 @@ def test_the_least_level_is_a_setting_and_changes_at_once(tmp_path: Path) -> Non
     assert "loud" in terminal.getvalue()
 
 
-def test_without_a_file_nothing_is_written_to_the_home(tmp_path: Path) -> None:
+def test_with_the_log_file_disabled_nothing_is_written_to_the_data_directory(tmp_path: Path) -> None:
     set_up_logs(io.StringIO(), data_dir=tmp_path, logs=LogSettings(file=False))
     logging.getLogger("test").info("hello")
     assert list(tmp_path.iterdir()) == []
 
 
-class Unspeakable:
+class FailingStr:
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no text")
 
 
-def test_a_line_that_cannot_be_made_is_replaced_and_the_house_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_record_that_cannot_be_formatted_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = io.StringIO()
     set_up_logs(terminal)
     log = logging.getLogger("test")
     log.info("got %d", "no number")
-    log.info("got", extra={"value": Unspeakable()})
+    log.info("got", extra={"value": FailingStr()})
     assert terminal.getvalue().count("log line not formatted") == 2
     terminal.close()
-    log.info("password=hunter2")  # nowhere to write it
+    log.info("password=hunter2")  # the stream is closed
     assert capsys.readouterr().err == ""
 
 
-def test_a_house_without_room_for_its_log_says_so_on_the_terminal(tmp_path: Path) -> None:
+def test_an_unwritable_log_file_is_reported_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     terminal = io.StringIO()
     set_up_logs(terminal, data_dir=tmp_path)
     assert "log file not writable" in terminal.getvalue()
 
 
-def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_the_log_file_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "elsewhere").write_text("")
     log_file_path(tmp_path).symlink_to(tmp_path / "elsewhere")
@@ -212,7 +212,7 @@ def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == ""
 
 
-def test_nobodys_words_can_forge_a_line_or_command_a_terminal() -> None:
+def test_logged_text_cannot_forge_log_lines_or_control_the_terminal() -> None:
     record = logging.makeLogRecord({"msg": "a\n2026 info forged", "name": "x", "levelname": "INFO"})
     record.because = '\x1b[2Jgone "quoted" \\'
     try:
@@ -225,11 +225,11 @@ def test_nobodys_words_can_forge_a_line_or_command_a_terminal() -> None:
     assert all(line.startswith("    ") for line in rest)
 
 
-def test_an_overlong_text_is_cut_before_it_is_looked_at() -> None:
+def test_an_overlong_text_is_truncated_before_redaction() -> None:
     text = redact("x" * 100_000 + " password=hunter2")
     assert len(text) < 40_000
     assert "more characters" in text
 
 
-def test_the_secrets_we_make_are_as_long_as_the_mask_expects() -> None:
-    assert len(secrets.token_urlsafe(32)) == len(new_token()) == len(OURS)
+def test_generated_tokens_have_the_length_that_redaction_expects() -> None:
+    assert len(secrets.token_urlsafe(32)) == len(new_token()) == len(TOKEN)

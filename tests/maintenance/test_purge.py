@@ -1,4 +1,4 @@
-"""Purging: what is long done goes, the ledger holds after every commit of it, and what comes again is recognised."""
+"""Purging: old and done data is deleted, the ledger holds after every commit, and duplicates are recognized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import sqlalchemy as sa
 from busy_model import script
-from operations.operations_instance import desk_house, person
+from operations.operations_instance import open_operations_server, person
 
 from retinue.config.settings import RetentionSettings
 from retinue.domain import address
@@ -55,15 +55,15 @@ T = TypeVar("T")
 AGENTS = (
     Agent(name="ada", model="scripted"),
     Agent(name="careful", model="scripted", tools=ToolRules(ask=("append_line",))),
-    Agent(name="once", model="scripted", delivery=CrashPolicy.AT_MOST_ONCE),
+    Agent(name="once", model="scripted", crash_policy=CrashPolicy.AT_MOST_ONCE),
     Agent(name="quick", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER)),
 )
 TEXTS = ("hello", "use a tool", "fail", "hush", "be slow")
 
 
 @dataclass
-class Watched:
-    """A store whose ledger is drawn up after each commit of a purge."""
+class LedgerCheckingStore:
+    """A store that checks the ledger after each commit of a purge."""
 
     store: Store
     wrong: list[str] = field(default_factory=list[str])
@@ -91,283 +91,285 @@ class Watched:
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> LocalInstance:
-    return furnished(tmp_path)
+def instance(tmp_path: Path) -> LocalInstance:
+    return make_instance(tmp_path)
 
 
-def furnished(root: Path, url: str | None = None) -> LocalInstance:
-    household = LocalInstance(root, url=url, agents=AGENTS, people=("maria", "noor", "owner"))
-    household.connectors["quiet"] = FakeConnector(household.clock)
-    household.model.rule = script
-    household.model.price_microusd = 1000
-    return household
+def make_instance(root: Path, url: str | None = None) -> LocalInstance:
+    instance = LocalInstance(root, url=url, agents=AGENTS, people=("maria", "noor", "owner"))
+    instance.connectors["quiet"] = FakeConnector(instance.clock)
+    instance.model.rule = script
+    instance.model.price_microusd = 1000
+    return instance
 
 
-def days(house: LocalServer, number: float) -> int:
-    return to_ms(house.instance.clock.now() - timedelta(days=number))
+def days(server: LocalServer, number: float) -> int:
+    return to_ms(server.instance.clock.now() - timedelta(days=number))
 
 
-async def everything(house: LocalServer, *, unread: bool = True) -> dict[str, int]:
-    """Purge all that can go, of what is older than a day."""
-    ms = days(house, 1)
+async def purge_everything(server: LocalServer, *, unread: bool = True) -> dict[str, int]:
+    """Purge everything that can be purged and is older than a day."""
+    ms = days(server, 1)
     horizon = PurgeHorizon(envelopes_ms=ms, events_ms=ms, runs_ms=ms, include_unread=unread)
-    files = AttachmentFiles(house.instance.root / "files")
-    return dict((await run_purge(house.store, files, horizon, clock=house.instance.clock)).counts)
+    files = AttachmentFiles(server.instance.root / "files")
+    return dict((await run_purge(server.store, files, horizon, clock=server.instance.clock)).counts)
 
 
-async def holds(house: LocalServer) -> None:
-    checked = await house.store.scan(partial(ledger.check_ledger, now_ms=to_ms(house.instance.clock.now())))
+async def assert_ledger_holds(server: LocalServer) -> None:
+    checked = await server.store.scan(partial(ledger.check_ledger, now_ms=to_ms(server.instance.clock.now())))
     assert checked.is_ok, checked.lines()
 
 
-async def rows(house: LocalServer, table: str) -> int:
-    return (await house.execute_sql(f"SELECT count(*) FROM {table}"))[0][0]
+async def rows(server: LocalServer, table: str) -> int:
+    return (await server.execute_sql(f"SELECT count(*) FROM {table}"))[0][0]
 
 
-async def a_week_passes(house: LocalServer) -> None:
-    await house.wait_until_idle()
-    house.instance.clock.jump(timedelta(days=7))
+async def pass_a_week(server: LocalServer) -> None:
+    await server.wait_until_idle()
+    server.instance.clock.jump(timedelta(days=7))
 
 
-async def test_what_is_long_done_goes_and_the_ledger_holds(household: LocalInstance) -> None:
-    async with household.run() as house:
-        old = await house.send("hello")
-        await house.wait_for_answer(old.envelope)
-        await a_week_passes(house)
-        new = await house.send("hello again")
-        await house.wait_for_answer(new.envelope)
-        await house.wait_until_idle()
-        went = await everything(house)
+async def test_a_purge_removes_old_done_envelopes_and_runs_and_the_ledger_holds(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        old = await server.send("hello")
+        await server.wait_for_answer(old.envelope)
+        await pass_a_week(server)
+        new = await server.send("hello again")
+        await server.wait_for_answer(new.envelope)
+        await server.wait_until_idle()
+        went = await purge_everything(server)
         assert (went["envelopes"], went["runs"]) == (2, 1)
-        await holds(house)
-        assert await rows(house, "envelopes") == 2
-        assert await rows(house, "runs") == 1
-        assert len(await house.list_records(new.session)) > 4  # what was said is still there for the agent
-        assert (await everything(house))["envelopes"] == 0
+        await assert_ledger_holds(server)
+        assert await rows(server, "envelopes") == 2
+        assert await rows(server, "runs") == 1
+        assert len(await server.list_records(new.session)) > 4  # the conversation stays for the agent
+        assert (await purge_everything(server))["envelopes"] == 0
 
 
-async def test_the_newest_envelope_and_the_newest_news_stay(household: LocalInstance) -> None:
-    async with household.run() as house:
+async def test_a_purge_keeps_the_newest_envelope_and_the_newest_event(instance: LocalInstance) -> None:
+    async with instance.run() as server:
         for _ in range(3):
-            await house.wait_for_answer((await house.send("hello")).envelope)
-        await a_week_passes(house)
-        newest = await house.store.scan(events.newest_seq)
-        await everything(house)
-        await holds(house)
-        assert await rows(house, "envelopes") >= 1
-        assert await house.store.scan(events.oldest_seq) == newest
-        receipt = await house.send("and on we go")
-        assert await house.wait_for_answer(receipt.envelope) == "very well"
-        await holds(house)
+            await server.wait_for_answer((await server.send("hello")).envelope)
+        await pass_a_week(server)
+        newest = await server.store.scan(events.newest_seq)
+        await purge_everything(server)
+        await assert_ledger_holds(server)
+        assert await rows(server, "envelopes") >= 1
+        assert await server.store.scan(events.oldest_seq) == newest
+        receipt = await server.send("and on we go")
+        assert await server.wait_for_answer(receipt.envelope) == "very well"
+        await assert_ledger_holds(server)
 
 
-async def test_a_key_outlives_its_envelope_by_thirty_days(household: LocalInstance) -> None:
-    async with household.run() as house:
-        first = await house.send("hello", key="k1")
-        await house.wait_for_answer(first.envelope)
-        await house.wait_for_answer((await house.send("hello", key="k2")).envelope)
-        await a_week_passes(house)
-        await everything(house)
-        again = await house.send("hello", key="k1")
+async def test_an_idempotency_key_is_kept_thirty_days_longer_than_its_purged_envelope(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        first = await server.send("hello", key="k1")
+        await server.wait_for_answer(first.envelope)
+        await server.wait_for_answer((await server.send("hello", key="k2")).envelope)
+        await pass_a_week(server)
+        await purge_everything(server)
+        again = await server.send("hello", key="k1")
         assert (again.envelope, again.duplicate, again.session) == (first.envelope, True, first.session)
         assert again.outcome == "answered"
         with pytest.raises(Conflict) as conflict:
-            await house.send("something else", key="k1")
+            await server.send("something else", key="k1")
         assert conflict.value.code == "key.reused"
-        household.clock.jump(timedelta(days=31))
-        assert (await everything(house))["keys"] > 0
-        assert not (await house.send("something else", key="k1")).duplicate
-        await holds(house)
+        instance.clock.jump(timedelta(days=31))
+        assert (await purge_everything(server))["idempotency_keys"] > 0
+        assert not (await server.send("something else", key="k1")).duplicate
+        await assert_ledger_holds(server)
 
 
-async def test_an_edited_message_of_a_purged_one_is_still_an_edit(household: LocalInstance) -> None:
-    quiet = household.connectors["quiet"]
+async def test_an_edit_of_a_purged_message_is_recognized_as_an_edit(instance: LocalInstance) -> None:
+    quiet = instance.connectors["quiet"]
     assert isinstance(quiet, FakeConnector)
-    async with household.run() as house:
-        said = await quiet.send_inbound("is anybody there?", message_id="7")
-        assert said is not None
-        await house.wait_for_outcome(said.envelope)
+    async with instance.run() as server:
+        inbound = await quiet.send_inbound("is anybody there?", message_id="7")
+        assert inbound is not None
+        await server.wait_for_outcome(inbound.envelope)
         await quiet.send_inbound("anything else?", message_id="8")
-        await a_week_passes(house)
-        await everything(house)
+        await pass_a_week(server)
+        await purge_everything(server)
         again = await quiet.send_inbound("is anybody there?", message_id="7")
         assert again is not None
-        assert (again.envelope, again.duplicate) == (said.envelope, True)
+        assert (again.envelope, again.duplicate) == (inbound.envelope, True)
         edited = await quiet.send_inbound("is everybody there?", message_id="7")
         assert edited is not None
         assert not edited.duplicate
-        assert "[edit" in (await house.get_envelope(edited.envelope)).text
+        assert "[edit" in (await server.get_envelope(edited.envelope)).text
 
 
-async def test_unread_mail_stays_until_it_is_asked_for_by_name(household: LocalInstance) -> None:
-    async with household.run() as house:
-        note = await house.send("a word for you", recipient="person:noor")
-        await house.wait_for_answer((await house.send("hello")).envelope)
-        await a_week_passes(house)
-        await everything(house, unread=False)
-        assert (await house.get_envelope(note.envelope)).text == "a word for you"
-        await house.store.write(
+async def test_a_purge_keeps_unread_envelopes_unless_include_unread_is_set(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        note = await server.send("a note for you", recipient="person:noor")
+        await server.wait_for_answer((await server.send("hello")).envelope)
+        await pass_a_week(server)
+        await purge_everything(server, unread=False)
+        assert (await server.get_envelope(note.envelope)).text == "a note for you"
+        await server.store.write(
             partial(envelope_lists.mark_read, ids=[note.envelope], person="noor", at_ms=1), point="test"
         )
-        assert (await everything(house, unread=False))["envelopes"] == 1
-        await holds(house)
+        assert (await purge_everything(server, unread=False))["envelopes"] == 1
+        await assert_ledger_holds(server)
 
 
-async def test_what_waits_or_is_worked_on_stays_however_old_it_is(household: LocalInstance) -> None:
-    async with household.run() as house:
-        slow = await house.send("be slow")
-        await house.wait_for(lambda _: len(household.model.prompts) == 1, what="the model to be asked")
-        later = await house.send("later", deliver_at=household.clock.now() + timedelta(days=30))
-        household.clock.jump(timedelta(days=7))
-        await everything(house)
+async def test_a_purge_keeps_pending_and_claimed_envelopes_of_any_age(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        slow = await server.send("be slow")
+        await server.wait_for(lambda _: len(instance.model.prompts) == 1, what="the model to be asked")
+        later = await server.send("later", deliver_at=instance.clock.now() + timedelta(days=30))
+        instance.clock.jump(timedelta(days=7))
+        await purge_everything(server)
         for id_ in (slow.envelope, later.envelope):
-            assert (await house.get_envelope(id_)).status != "done"
-        await holds(house)
-        house.crash()
+            assert (await server.get_envelope(id_)).status != "done"
+        await assert_ledger_holds(server)
+        server.crash()
 
 
-async def test_the_letters_of_one_run_go_together(household: LocalInstance) -> None:
-    async with household.run() as house:
-        await house.send("be slow")
-        first = [await house.send(f"letter {number}") for number in range(3)]
-        await house.wait_for(lambda _: len(household.model.prompts) == 1, what="the model to be asked")
-        await household.clock.advance(700)
-        answers_ = {(await house.wait_for_outcome(each.envelope)).answer for each in first}
+async def test_envelopes_of_one_run_are_purged_only_together(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        await server.send("be slow")
+        first = [await server.send(f"message {number}") for number in range(3)]
+        await server.wait_for(lambda _: len(instance.model.prompts) == 1, what="the model to be asked")
+        await instance.clock.advance(700)
+        answers_ = {(await server.wait_for_outcome(each.envelope)).answer for each in first}
         assert len(answers_) == 1
-        await a_week_passes(house)
-        await house.execute_sql(
+        await pass_a_week(server)
+        await server.execute_sql(
             "UPDATE envelopes SET settled_ms = :now WHERE id = :id", now=2**41, id=first[0].envelope
         )
-        await everything(house)
+        await purge_everything(server)
         for each in first:
-            await house.get_envelope(each.envelope)
-        await holds(house)
+            await server.get_envelope(each.envelope)
+        await assert_ledger_holds(server)
 
 
-async def test_dead_letters_go_together_with_their_retries(household: LocalInstance) -> None:
-    async with household.run() as house:
-        failed = await house.send("fail")
-        await house.wait_for_outcome(failed.envelope)
-        await a_week_passes(house)
-        retried = await try_again(house, failed.envelope)
-        await house.wait_for_outcome(retried)
-        await house.wait_until_idle()
-        await everything(house)
-        await house.get_envelope(failed.envelope)  # its retry is not old enough
-        await a_week_passes(house)
-        await house.wait_for_answer((await house.send("hello")).envelope)
-        await everything(house)
+async def test_dead_letters_are_purged_only_together_with_their_retries(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        failed = await server.send("fail")
+        await server.wait_for_outcome(failed.envelope)
+        await pass_a_week(server)
+        retried = await retry_dead_letter(server, failed.envelope)
+        await server.wait_for_outcome(retried)
+        await server.wait_until_idle()
+        await purge_everything(server)
+        await server.get_envelope(failed.envelope)  # kept, because its retry is not old enough
+        await pass_a_week(server)
+        await server.wait_for_answer((await server.send("hello")).envelope)
+        await purge_everything(server)
         with pytest.raises(NotFound):
-            await try_again(house, retried)
-        await holds(house)
+            await retry_dead_letter(server, retried)
+        await assert_ledger_holds(server)
 
 
-async def test_threads_and_why_say_that_something_was_purged(household: LocalInstance) -> None:
-    async with household.run() as house:
-        first = await house.send("hello")
-        await house.wait_for_outcome(first.envelope)
-        await a_week_passes(house)
-        second = await house.send("and?", reply_to=first.envelope)
-        await house.wait_for_outcome(second.envelope)
-        tool = await house.send("use a tool")
-        await house.wait_for_outcome(tool.envelope)
-        await house.wait_until_idle()
-        await everything(house)
-        found = await house.store.scan(partial(get_reply_thread, id_text=second.envelope))
+async def test_reply_threads_and_why_report_purged_envelopes(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        first = await server.send("hello")
+        await server.wait_for_outcome(first.envelope)
+        await pass_a_week(server)
+        second = await server.send("and?", reply_to=first.envelope)
+        await server.wait_for_outcome(second.envelope)
+        tool = await server.send("use a tool")
+        await server.wait_for_outcome(tool.envelope)
+        await server.wait_until_idle()
+        await purge_everything(server)
+        found = await server.store.scan(partial(get_reply_thread, id_text=second.envelope))
         assert (found.total, found.whole, found.purged) == (1, False, True)
-        told = "\n".join(
-            (await house.store.scan(partial(explain, id_text=second.envelope))).format_lines(household.zone)
+        explanation = "\n".join(
+            (await server.store.scan(partial(explain, id_text=second.envelope))).format_lines(instance.zone)
         )
-        assert "which was purged." in told
+        assert "which was purged." in explanation
         with pytest.raises(NotFound) as gone:
-            await house.store.scan(partial(explain, id_text=first.envelope))
+            await server.store.scan(partial(explain, id_text=first.envelope))
         assert gone.value.code == "envelope.purged"
-        # Steps go before their letters where only runs are purged: nothing untrue may be said of them.
-        horizon = PurgeHorizon(runs_ms=to_ms(household.clock.now()) + 1)
-        await run_purge(house.store, AttachmentFiles(household.root / "files"), horizon, clock=household.clock)
-        told = "\n".join((await house.store.scan(partial(explain, id_text=tool.envelope))).format_lines(household.zone))
-        assert "Its steps were purged;" in told
-        assert "was not made" not in told
-        await holds(house)
+        # If only runs are purged, their steps go before their envelopes: the explanation must stay true.
+        horizon = PurgeHorizon(runs_ms=to_ms(instance.clock.now()) + 1)
+        await run_purge(server.store, AttachmentFiles(instance.root / "files"), horizon, clock=instance.clock)
+        explanation = "\n".join(
+            (await server.store.scan(partial(explain, id_text=tool.envelope))).format_lines(instance.zone)
+        )
+        assert "Its steps were purged;" in explanation
+        assert "was not made" not in explanation
+        await assert_ledger_holds(server)
 
 
-async def test_a_dry_run_counts_what_would_go_and_changes_nothing(household: LocalInstance) -> None:
-    async with household.run() as house:
+async def test_a_purge_dry_run_counts_and_changes_nothing(instance: LocalInstance) -> None:
+    async with instance.run() as server:
         for text in ("hello", "use a tool", "fail", "hush"):
-            await house.wait_for_outcome((await house.send(text)).envelope)
-        await a_week_passes(house)
-        await house.wait_for_outcome((await house.send("hello")).envelope)
-        await house.wait_until_idle()
-        ms = days(house, 1)
+            await server.wait_for_outcome((await server.send(text)).envelope)
+        await pass_a_week(server)
+        await server.wait_for_outcome((await server.send("hello")).envelope)
+        await server.wait_until_idle()
+        ms = days(server, 1)
         horizon = PurgeHorizon(envelopes_ms=ms, runs_ms=ms, include_unread=True)
-        files = AttachmentFiles(household.root / "files")
-        before = await rows(house, "envelopes")
-        would = await count_purgeable(house.store, files, horizon, now=household.clock.now())
-        assert await rows(house, "envelopes") == before
+        files = AttachmentFiles(instance.root / "files")
+        before = await rows(server, "envelopes")
+        would = await count_purgeable(server.store, files, horizon, now=instance.clock.now())
+        assert await rows(server, "envelopes") == before
         assert would.counts["envelopes"] > 4
-        went = await run_purge(house.store, files, horizon, clock=household.clock)
+        went = await run_purge(server.store, files, horizon, clock=instance.clock)
         assert dict(went.counts) == dict(would.counts)
 
 
-async def test_files_that_no_envelope_names_go_and_those_just_handed_in_stay(household: LocalInstance) -> None:
-    files = AttachmentFiles(household.root / "files")
+async def test_a_purge_removes_unreferenced_files_except_recent_uploads(instance: LocalInstance) -> None:
+    files = AttachmentFiles(instance.root / "files")
     named, unnamed, young = (files.store([name], name="a", media_type="text/plain") for name in (b"1", b"2", b"3"))
-    elsewhere = AttachmentFiles(
-        household.root / "files"
-    )  # as after a restart: what was being handed in then never arrived
+    elsewhere = AttachmentFiles(instance.root / "files")  # as after a restart: the upload that was in progress is lost
     for each in (named, unnamed):
         os.utime(elsewhere.path(each.hash), (1, 1))
-    async with household.run() as house:
-        await house.send("see this", attachments=(named,))
-        await house.wait_until_idle()
-        went = await run_purge(house.store, elsewhere, PurgeHorizon(), clock=household.clock)
+    async with instance.run() as server:
+        await server.send("see this", attachments=(named,))
+        await server.wait_until_idle()
+        went = await run_purge(server.store, elsewhere, PurgeHorizon(), clock=instance.clock)
         assert went.counts["files"] == 1
         assert [elsewhere.verify(each.hash) for each in (named, unnamed, young)] == [True, False, True]
         os.utime(elsewhere.path(young.hash), (1, 1))
         again = elsewhere.store([b"3"], name="a", media_type="text/plain")
         assert again.hash == young.hash
-        await run_purge(house.store, elsewhere, PurgeHorizon(), clock=household.clock)
+        await run_purge(server.store, elsewhere, PurgeHorizon(), clock=instance.clock)
         assert elsewhere.verify(young.hash)
 
 
-async def test_files_go_with_the_last_envelope_that_names_them(household: LocalInstance) -> None:
-    files = AttachmentFiles(household.root / "files")
+async def test_a_file_is_purged_with_the_last_envelope_that_references_it(instance: LocalInstance) -> None:
+    files = AttachmentFiles(instance.root / "files")
     kept: Attachment = files.store([b"1"], name="a", media_type="text/plain")
     os.utime(files.path(kept.hash), (1, 1))
-    async with household.run() as house:
-        await house.wait_for_outcome((await house.send("see this", attachments=(kept,))).envelope)
-        await a_week_passes(house)
-        await house.wait_for_outcome((await house.send("hello")).envelope)
-        await house.wait_until_idle()
-        assert (await everything(house))["files"] == 1
+    async with instance.run() as server:
+        await server.wait_for_outcome((await server.send("see this", attachments=(kept,))).envelope)
+        await pass_a_week(server)
+        await server.wait_for_outcome((await server.send("hello")).envelope)
+        await server.wait_until_idle()
+        assert (await purge_everything(server))["files"] == 1
 
 
-async def test_labels_go_with_the_files_they_are_about_and_stay_with_those_that_are_here(
-    household: LocalInstance,
+async def test_a_purge_removes_trust_labels_of_missing_files_only(
+    instance: LocalInstance,
 ) -> None:
-    files = AttachmentFiles(household.root / "files")
+    files = AttachmentFiles(instance.root / "files")
     gone, here = (files.store([each], name="a", media_type="text/plain") for each in (b"1", b"2"))
-    paths = [str(household.root / name) for name in ("gone.txt", "here.txt")]
+    paths = [str(instance.root / name) for name in ("gone.txt", "here.txt")]
     Path(paths[1]).touch()
-    async with household.run() as house:
-        now_ms = to_ms(household.clock.now())
-        await house.store.write(partial(file_trust.mark_untrusted, paths=paths, at_ms=now_ms, run=None), point="test")
-        await house.wait_for_outcome((await house.send("see this", attachments=(gone,))).envelope)
-        assert await rows(house, "file_labels") == 3
-        await run_purge(house.store, files, PurgeHorizon(), clock=household.clock)
-        assert await rows(house, "file_labels") == 3, "a label is made before its file: a young one waits"
-        await a_week_passes(house)
-        await house.wait_for_outcome((await house.send("and this", attachments=(here,))).envelope)
-        await house.wait_until_idle()
+    async with instance.run() as server:
+        now_ms = to_ms(instance.clock.now())
+        await server.store.write(partial(file_trust.mark_untrusted, paths=paths, at_ms=now_ms, run=None), point="test")
+        await server.wait_for_outcome((await server.send("see this", attachments=(gone,))).envelope)
+        assert await rows(server, "file_trust") == 3
+        await run_purge(server.store, files, PurgeHorizon(), clock=instance.clock)
+        assert await rows(server, "file_trust") == 3, "a label is made before its file, so a new one stays"
+        await pass_a_week(server)
+        await server.wait_for_outcome((await server.send("and this", attachments=(here,))).envelope)
+        await server.wait_until_idle()
         os.utime(files.path(gone.hash), (1, 1))
-        assert (await everything(house))["files"] == 1
-        left = {row.path for row in await house.execute_sql("SELECT path FROM file_labels")}
+        assert (await purge_everything(server))["files"] == 1
+        left = {row.path for row in await server.execute_sql("SELECT path FROM file_trust")}
         assert left == {paths[1], f"sha256:{here.hash}"}
 
 
-async def test_old_answers_and_expired_tokens_go_and_revoked_ones_stay_known(household: LocalInstance) -> None:
-    async with household.run() as house:
-        now = household.clock.now()
+async def test_a_purge_removes_old_stored_answers_and_expired_tokens_and_keeps_revoked_ones(
+    instance: LocalInstance,
+) -> None:
+    async with instance.run() as server:
+        now = instance.clock.now()
 
         def settle_in(conn: Any) -> None:
             for key, body in (("k", "{}"), ("cut off", idempotency.CLAIMED)):
@@ -385,35 +387,35 @@ async def test_old_answers_and_expired_tokens_go_and_revoked_ones_stay_known(hou
                 tokens.add(conn, token, f"hash-{number}")
                 tokens.revoke(conn, token.id, at_ms=to_ms(now))
 
-        await house.store.write(settle_in, point="test")
-        household.clock.jump(timedelta(days=40))
-        went = await everything(house)
-        assert (went["answers"], went["tokens"]) == (2, 1)
-        assert await house.store.scan(partial(tokens.is_known, token_hash="hash-1"))
+        await server.store.write(settle_in, point="test")
+        instance.clock.jump(timedelta(days=40))
+        went = await purge_everything(server)
+        assert (went["stored_answers"], went["tokens"]) == (2, 1)
+        assert await server.store.scan(partial(tokens.is_known, token_hash="hash-1"))
 
 
-async def try_again(house: LocalServer, id_: str) -> EnvelopeId:
+async def retry_dead_letter(server: LocalServer, id_: str) -> EnvelopeId:
     body = partial(
         requeue_dead_letter,
         id_text=id_,
-        new_id=EnvelopeId(house.instance.ids.new()),
-        now_ms=to_ms(house.instance.clock.now()),
+        new_id=EnvelopeId(server.instance.ids.new()),
+        now_ms=to_ms(server.instance.clock.now()),
     )
-    entered = await house.store.write(body, point="retry")
+    entered = await server.store.write(body, point="retry")
     for wake in entered.wakes:
-        house.engine.wake(wake)
+        server.engine.wake(wake)
     return entered.receipt.envelope
 
 
-class Life:
-    """A house in which anything happens in any order, purges among it."""
+class RandomTraffic:
+    """An instance with random traffic and random purges."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.sent: dict[str, tuple[str, str, str, str]] = {}
         self.numbers = 0
 
-    async def live(self, house: LocalServer, steps: int) -> None:
+    async def perform_random_acts(self, server: LocalServer, steps: int) -> None:
         acts = (
             self.post,
             self.post,
@@ -426,11 +428,11 @@ class Life:
             self.purge,
         )
         for _ in range(steps):
-            await self.random.choice(acts)(house)
-        await self.purge(house)
-        await self.everything_can_be_asked_about(house)
+            await self.random.choice(acts)(server)
+        await self.purge(server)
+        await self.explain_everything(server)
 
-    async def post(self, house: LocalServer) -> None:
+    async def post(self, server: LocalServer) -> None:
         self.numbers += 1
         sender = self.random.choice(("person:maria", "person:noor"))
         agent, text = self.random.choice(AGENTS).name, self.random.choice(TEXTS)
@@ -438,164 +440,166 @@ class Life:
         earlier = list(self.sent)
         reply_to = EnvelopeId(self.random.choice(earlier)) if earlier and self.random.random() < 0.3 else None
         silent = self.random.random() < 0.1
-        receipt = await house.send(
+        receipt = await server.send(
             text, sender=sender, recipient=f"agent:{agent}", key=key, reply_to=reply_to, silent=silent
         )
         self.sent[receipt.envelope] = (text, sender, f"agent:{agent}", key)
         if self.random.random() < 0.7:
-            await self.rest(house)
+            await self.wait_for_all_runs(server)
 
-    async def channel(self, house: LocalServer) -> None:
-        quiet = house.instance.connectors["quiet"]
+    async def channel(self, server: LocalServer) -> None:
+        quiet = server.instance.connectors["quiet"]
         assert isinstance(quiet, FakeConnector)
         if self.random.random() < 0.5:
             quiet.will_fail(channel="42", permanent=True)
-        await house.send("to the world", sender="agent:ada", recipient="channel:quiet:42")
-        await self.rest(house)
+        await server.send("to the world", sender="agent:ada", recipient="channel:quiet:42")
+        await self.wait_for_all_runs(server)
 
-    async def retry(self, house: LocalServer) -> None:
-        letters = await house.store.scan(partial(dead_letters.load_dead_letters, limit=20))
-        if letters:
+    async def retry(self, server: LocalServer) -> None:
+        dead = await server.store.scan(partial(dead_letters.load_dead_letters, limit=20))
+        if dead:
             try:
-                await try_again(house, self.random.choice(letters).envelope.id)
+                await retry_dead_letter(server, self.random.choice(dead).envelope.id)
             except RetinueError as refused:
                 assert refused.code.startswith("dead.")
-        await self.rest(house)
+        await self.wait_for_all_runs(server)
 
-    async def decide(self, house: LocalServer) -> None:
-        waiting = await house.store.scan(partial(approvals.list_open, limit=20))
+    async def decide(self, server: LocalServer) -> None:
+        waiting = await server.store.scan(partial(approvals.list_open, limit=20))
         if waiting:
             approval, allow = self.random.choice(waiting).id, self.random.random() < 0.5
             try:
-                await house.engine.answer_approval(approval, allow=allow, by=boss_principal("maria"))
-            except RetinueError as refused:  # its time is over, and the clock has not been looked at yet
+                await server.engine.answer_approval(approval, allow=allow, by=boss_principal("maria"))
+            except RetinueError as refused:  # it has expired, but the clock has not been checked yet
                 assert refused.code == "approval.not_open"
-        await self.rest(house)
+        await self.wait_for_all_runs(server)
 
-    async def read(self, house: LocalServer) -> None:
+    async def read(self, server: LocalServer) -> None:
         person = self.random.choice(("maria", "noor"))
-        found = await house.store.scan(partial(envelope_lists.list_unread, person=person, limit=5))
+        found = await server.store.scan(partial(envelope_lists.list_unread, person=person, limit=5))
         if found:
             ids = [each.id for each in found]
-            await house.store.write(
+            await server.store.write(
                 partial(envelope_lists.mark_read, ids=list(ids), person=person, at_ms=1), point="test"
             )
 
-    async def days(self, house: LocalServer) -> None:
-        await house.instance.clock.advance(self.random.choice((60, 700, 86_400, 200_000)))
-        await self.rest(house)
+    async def days(self, server: LocalServer) -> None:
+        await server.instance.clock.advance(self.random.choice((60, 700, 86_400, 200_000)))
+        await self.wait_for_all_runs(server)
 
-    async def rest(self, house: LocalServer) -> None:
+    async def wait_for_all_runs(self, server: LocalServer) -> None:
         for _ in range(20):
-            await asyncio.sleep(0.002)  # sleep: some room for what goes on; what is checked holds at any moment
-            if not (house.engine.active_lanes or house.outbox.active_count):
+            await asyncio.sleep(0.002)  # sleep: lets other tasks run; the check holds at any moment
+            if not (server.engine.active_lanes or server.outbox.active_count):
                 return
 
-    async def purge(self, house: LocalServer) -> None:
+    async def purge(self, server: LocalServer) -> None:
         envelopes_ms, news_ms, runs_ms = (
-            days(house, self.random.choice((0, 1, 3))) if self.random.random() < 0.6 else None for _ in range(3)
+            days(server, self.random.choice((0, 1, 3))) if self.random.random() < 0.6 else None for _ in range(3)
         )
         horizon = PurgeHorizon(
             envelopes_ms=envelopes_ms, events_ms=news_ms, runs_ms=runs_ms, include_unread=self.random.random() < 0.5
         )
         await run_purge(
-            house.store, AttachmentFiles(house.instance.root / "files"), horizon, clock=house.instance.clock
+            server.store, AttachmentFiles(server.instance.root / "files"), horizon, clock=server.instance.clock
         )
-        assert isinstance(house.store, Watched)
-        assert house.store.wrong == []
+        assert isinstance(server.store, LedgerCheckingStore)
+        assert server.store.wrong == []
         if self.sent:
-            await self.comes_again(house, self.random.choice(list(self.sent)))
+            await self.send_again(server, self.random.choice(list(self.sent)))
 
-    async def comes_again(self, house: LocalServer, id_: str) -> None:
+    async def send_again(self, server: LocalServer, id_: str) -> None:
         text, sender, recipient, key = self.sent[id_]
-        again = await house.send(text, sender=sender, recipient=recipient, key=key)
+        again = await server.send(text, sender=sender, recipient=recipient, key=key)
         assert (again.envelope, again.duplicate) == (id_, True)
         with pytest.raises(Conflict):
-            await house.send(f"{text}!", sender=sender, recipient=recipient, key=key)
+            await server.send(f"{text}!", sender=sender, recipient=recipient, key=key)
 
-    async def everything_can_be_asked_about(self, house: LocalServer) -> None:
+    async def explain_everything(self, server: LocalServer) -> None:
         for id_ in [
-            row[0] for row in await house.execute_sql("SELECT id FROM envelopes UNION ALL SELECT id FROM runs")
+            row[0] for row in await server.execute_sql("SELECT id FROM envelopes UNION ALL SELECT id FROM runs")
         ]:
-            (await house.store.scan(partial(explain, id_text=id_))).format_lines(house.instance.zone)
+            (await server.store.scan(partial(explain, id_text=id_))).format_lines(server.instance.zone)
         for id_ in self.sent:
             try:
-                await house.store.scan(partial(get_reply_thread, id_text=id_))
-                await house.store.scan(partial(explain, id_text=id_))
+                await server.store.scan(partial(get_reply_thread, id_text=id_))
+                await server.store.scan(partial(explain, id_text=id_))
             except NotFound as gone:
                 assert gone.code == "envelope.purged"
-        await house.store.scan(partial(dead_letters.load_dead_letters, limit=100))
-        await house.store.scan(partial(events.list_after, cursor=0, limit=10_000))
+        await server.store.scan(partial(dead_letters.load_dead_letters, limit=100))
+        await server.store.scan(partial(events.list_after, cursor=0, limit=10_000))
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("RETINUE_PURGE_SEEDS", "4"))))
-async def test_the_ledger_holds_and_keys_are_known_whatever_happens_between_purges(seed: int, tmp_path: Path) -> None:
-    household = furnished(tmp_path)
-    household.wrap_store = Watched
-    life = Life(seed)
-    async with household.run() as house:
-        await life.live(house, 60)
-        house.crash()
-    async with household.run() as house:
-        await life.live(house, 40)
-        assert isinstance(house.store, Watched)
-        household.clock.jump(timedelta(days=3))
-        await everything(house)
-        assert house.store.wrong == []
-        assert (await house.execute_sql("SELECT sum(purged) FROM tally"))[0][0] > 10
-        await holds(house)
-        house.crash()
+async def test_the_ledger_holds_and_keys_are_known_with_random_traffic_between_purges(
+    seed: int, tmp_path: Path
+) -> None:
+    instance = make_instance(tmp_path)
+    instance.wrap_store = LedgerCheckingStore
+    traffic = RandomTraffic(seed)
+    async with instance.run() as server:
+        await traffic.perform_random_acts(server, 60)
+        server.crash()
+    async with instance.run() as server:
+        await traffic.perform_random_acts(server, 40)
+        assert isinstance(server.store, LedgerCheckingStore)
+        instance.clock.jump(timedelta(days=3))
+        await purge_everything(server)
+        assert server.store.wrong == []
+        assert (await server.execute_sql("SELECT sum(purged) FROM accepted_counts"))[0][0] > 10
+        await assert_ledger_holds(server)
+        server.crash()
 
 
-async def test_the_same_on_postgres(tmp_path: Path, postgres_url: str) -> None:
-    household = furnished(tmp_path, postgres_url)
-    household.wrap_store = Watched
-    async with household.run(drain_s=0) as house:
-        await Life(7).live(house, 40)
-        await holds(house)
+async def test_random_traffic_and_purges_keep_the_ledger_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
+    instance = make_instance(tmp_path, postgres_url)
+    instance.wrap_store = LedgerCheckingStore
+    async with instance.run(drain_s=0) as server:
+        await RandomTraffic(7).perform_random_acts(server, 40)
+        await assert_ledger_holds(server)
 
 
-async def test_a_purge_is_made_of_short_commits(household: LocalInstance) -> None:
-    household.wrap_store = Watched
-    async with household.run() as house:
+async def test_a_purge_commits_in_batches(instance: LocalInstance) -> None:
+    instance.wrap_store = LedgerCheckingStore
+    async with instance.run() as server:
         for number in range(purge.SCANNED_PER_BATCH_MAX + 20):
-            await house.send(f"note {number}", recipient="person:noor")
-        await a_week_passes(house)
-        went = await everything(house)
+            await server.send(f"note {number}", recipient="person:noor")
+        await pass_a_week(server)
+        went = await purge_everything(server)
         assert went["envelopes"] == purge.SCANNED_PER_BATCH_MAX + 19
-        assert isinstance(house.store, Watched)
-        assert house.store.purges >= 5
-        assert house.store.wrong == []
+        assert isinstance(server.store, LedgerCheckingStore)
+        assert server.store.purges >= 5
+        assert server.store.wrong == []
 
 
-async def test_the_house_tidies_itself_as_its_settings_say(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
-        await desk.converse(person("owner"), "hello")
-        await a_week_passes(desk.house)
-        await desk.converse(person("owner"), "hello again")
-        await desk.house.wait_until_idle()
-        before = await rows(desk.house, "envelopes")
+async def test_the_daily_purge_follows_the_retention_settings(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
+        await operations.converse(person("owner"), "hello")
+        await pass_a_week(operations.server)
+        await operations.converse(person("owner"), "hello again")
+        await operations.server.wait_until_idle()
+        before = await rows(operations.server, "envelopes")
         wanted = RetentionSettings()
-        tidying = asyncio.create_task(purge_daily(desk.desk, lambda: wanted))
+        tidying = asyncio.create_task(purge_daily(operations.services, lambda: wanted))
         await asyncio.sleep(0)
-        await household.clock.advance(FIRST_PURGE_S)
-        await wait_until(lambda: PURGE_INTERVAL_S in household.clock.remaining_sleeps(), "it purged and waits again")
-        assert await rows(desk.house, "envelopes") == before  # nothing is set: nothing goes
+        await instance.clock.advance(FIRST_PURGE_S)
+        await wait_until(lambda: PURGE_INTERVAL_S in instance.clock.remaining_sleeps(), "it purged and waits again")
+        assert await rows(operations.server, "envelopes") == before  # no retention is set, so nothing is purged
         wanted = RetentionSettings(done_days=3)
-        await household.clock.advance(PURGE_INTERVAL_S)
-        await desk.house.wait_for(
+        await instance.clock.advance(PURGE_INTERVAL_S)
+        await operations.server.wait_for(
             lambda conn: conn.execute(sa.text("SELECT count(*) FROM envelopes")).scalar_one() < before, what="a purge"
         )
         tidying.cancel()
         await asyncio.gather(tidying, return_exceptions=True)
-        await holds(desk.house)
+        await assert_ledger_holds(operations.server)
 
 
-async def test_only_the_owner_purges_and_days_are_bounded(household: LocalInstance) -> None:
-    async with desk_house(household) as desk:
+async def test_only_the_owner_can_purge_and_invalid_days_are_refused(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as operations:
         with pytest.raises(NotAllowed):
-            await desk.ask(person("maria"), "house.purge")
+            await operations.ask(person("maria"), "server.purge")
         for number in (0, -1, 10**9):
             with pytest.raises(Invalid):
-                await desk.ask(person("owner"), "house.purge", done_days=number)
-        assert (await desk.ask(person("owner"), "house.purge", done_days=1))["envelopes"] == 0
+                await operations.ask(person("owner"), "server.purge", done_days=number)
+        assert (await operations.ask(person("owner"), "server.purge", done_days=1))["envelopes"] == 0

@@ -1,4 +1,4 @@
-"""The house as a service: a unit that systemd can read, and what to type."""
+"""The server as a systemd service: a valid unit file, and the commands to install it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from retinue.domain.errors import Invalid
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_unit_we_ship_is_the_one_we_make() -> None:
+def test_the_shipped_systemd_unit_equals_the_rendered_one() -> None:
     made = render_unit(
         command=("%h/.local/bin/retinue", "run"), data_dir="%h/.retinue", drain_s=10.0, keep_specifiers=True
     )
     assert (ROOT / "deploy" / "retinue.service").read_text() == made
 
 
-def test_odd_paths_are_written_as_systemd_reads_them() -> None:
-    text = render_unit(command=("/opt/my house/100%/$x/python", "-m", "retinue"), data_dir='/home/a "b"\\c', drain_s=0)
-    assert 'ExecStart="/opt/my house/100%%/$$x/python" -m retinue\n' in text
+def test_special_characters_in_paths_are_escaped_for_systemd() -> None:
+    text = render_unit(command=("/opt/my server/100%/$x/python", "-m", "retinue"), data_dir='/home/a "b"\\c', drain_s=0)
+    assert 'ExecStart="/opt/my server/100%%/$$x/python" -m retinue\n' in text
     assert 'Environment="RETINUE_HOME=/home/a \\"b\\"\\\\c"\n' in text
     assert "TimeoutStopSec=20\n" in text
     with pytest.raises(Invalid):
         render_unit(command=("x",), data_dir="/home\n[Install]", drain_s=0)
 
 
-def test_one_is_told_what_to_type() -> None:
+def test_the_systemd_installation_lists_the_commands_to_run() -> None:
     found = build_installation(
         command=("python", "-m", "retinue", "run"),
         printed_by=("python", "-m", "retinue.app.systemd_unit"),
@@ -47,12 +47,12 @@ def test_one_is_told_what_to_type() -> None:
     assert found.commands[-2:] == ("systemctl --user enable --now retinue", "loginctl enable-linger")
 
 
-def test_the_folder_of_units_is_where_systemd_looks() -> None:
+def test_the_systemd_unit_folder_follows_xdg_config_home() -> None:
     assert user_unit_folder({"XDG_CONFIG_HOME": "/x"}) == Path("/x/systemd/user")
     assert user_unit_folder({}) == Path("~/.config/systemd/user").expanduser()
 
 
-def test_typed_it_prints_the_unit_alone_and_says_the_rest_beside_it(tmp_path: Path) -> None:
+def test_the_systemd_command_prints_the_unit_to_stdout_and_the_commands_to_stderr(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "retinue.app.systemd_unit"],
         env={**os.environ, "RETINUE_HOME": str(tmp_path)},
@@ -67,7 +67,7 @@ def test_typed_it_prints_the_unit_alone_and_says_the_rest_beside_it(tmp_path: Pa
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
+def test_systemd_analyze_accepts_the_rendered_unit(tmp_path: Path) -> None:
     path = tmp_path / "retinue.service"
     path.write_text(render_unit(command=(sys.executable, "-m", "retinue", "run"), data_dir=str(tmp_path), drain_s=10))
     done = subprocess.run(
@@ -77,11 +77,11 @@ def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    told = [line for line in done.stderr.splitlines() if "retinue" in line]
-    assert told == []
+    warnings = [line for line in done.stderr.splitlines() if "retinue" in line]
+    assert warnings == []
 
 
-def test_the_container_is_not_run_by_root_and_keeps_everything_in_its_volume() -> None:
+def test_the_container_does_not_run_as_root_and_declares_a_volume() -> None:
     lines = (ROOT / "Containerfile").read_text().splitlines()
     last = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
     assert "USER retinue" in last

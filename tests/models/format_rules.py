@@ -1,4 +1,5 @@
-"""What each wire format demands of a request, as its provider would check it. Raises `AssertionError` with the rule."""
+"""The rules of each wire format for a request, as its provider would check them. Raises `AssertionError` with the
+rule."""
 
 from __future__ import annotations
 
@@ -11,26 +12,26 @@ from typing import Any
 from retinue.config.models import WireFormat
 
 LEGAL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-DUMMY = "skip_thought_signature_validator"
+DUMMY_SIGNATURE = "skip_thought_signature_validator"
 CACHE_MARKS_MAX = 4
 
 
-def follows(format_: WireFormat, body: Mapping[str, Any], *, foreign: Iterable[str] = ()) -> None:
-    """`foreign`: seals of others, which must be nowhere in it."""
+def check_request_rules(format_: WireFormat, body: Mapping[str, Any], *, foreign_seals: Iterable[str] = ()) -> None:
+    """Check a request body. `foreign_seals` are seals of other providers, which must not be in it."""
     raw = json.dumps(body, ensure_ascii=False)
-    for seal in foreign:
+    for seal in foreign_seals:
         assert seal not in raw, f"a seal of another provider was sent: {seal}"
     RULES[format_](body)
 
 
 def anthropic(body: Mapping[str, Any]) -> None:
     assert body["max_tokens"] > 0
-    assert raw_count(body, "cache_control") <= CACHE_MARKS_MAX
+    assert count_key(body, "cache_control") <= CACHE_MARKS_MAX
     thinking = body.get("thinking")
     if thinking and thinking["type"] == "enabled":
         assert 1024 <= thinking["budget_tokens"] < body["max_tokens"]
     messages = body["messages"]
-    assert messages and messages[0]["role"] == "user", "the user has the first word"
+    assert messages and messages[0]["role"] == "user", "the first message must be the user's"
     _alternate([message["role"] for message in messages])
     waiting: list[str] = []
     seen: set[str] = set()
@@ -39,7 +40,7 @@ def anthropic(body: Mapping[str, Any]) -> None:
         assert blocks, "an empty message"
         kinds = [block["type"] for block in blocks]
         results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
-        assert sorted(results) == sorted(waiting), f"{waiting} want their results next, not {results}"
+        assert sorted(results) == sorted(waiting), f"the next results must be those of {waiting}, not {results}"
         assert kinds[: len(results)] == ["tool_result"] * len(results), "results come first"
         waiting = [block["id"] for block in blocks if block["type"] == "tool_use"]
         assert message["role"] == "assistant" or not waiting
@@ -53,7 +54,7 @@ def anthropic(body: Mapping[str, Any]) -> None:
 def _anthropic_block(block: Mapping[str, Any]) -> None:
     match block["type"]:
         case "text":
-            assert block["text"].strip(), "a text without words"
+            assert block["text"].strip(), "an empty text"
         case "thinking":
             assert block["signature"], "thinking without a signature"
         case "redacted_thinking":
@@ -76,11 +77,11 @@ def google(body: Mapping[str, Any]) -> None:
         parts = content["parts"]
         assert parts, "an empty content"
         results = [part["functionResponse"] for part in parts if "functionResponse" in part]
-        assert [(r["id"], r["name"]) for r in results] == waiting, "results follow their calls, in their order"
+        assert [(r["id"], r["name"]) for r in results] == waiting, "results must follow their calls, in order"
         assert all(isinstance(r["response"], dict) for r in results)
         calls = [part for part in parts if "functionCall" in part]
         assert content["role"] == "model" or not calls
-        assert not calls or calls[0].get("thoughtSignature"), "the first call of a content is signed"
+        assert not calls or calls[0].get("thoughtSignature"), "the first call of a content must be signed"
         waiting = [(part["functionCall"]["id"], part["functionCall"]["name"]) for part in calls]
         assert all(LEGAL_ID.fullmatch(id_) for id_, _ in waiting)
         assert all(isinstance(part["functionCall"]["args"], dict) for part in calls)
@@ -94,7 +95,7 @@ def openai_chat(body: Mapping[str, Any]) -> None:
         role = message["role"]
         assert role != "system" or number == 0
         if waiting:
-            assert role == "tool", f"{waiting} want their results next"
+            assert role == "tool", f"the next results must be those of {waiting}"
         if role == "tool":
             assert message["tool_call_id"] in waiting, "a result without its call"
             waiting.remove(message["tool_call_id"])
@@ -124,7 +125,7 @@ def openai_responses(body: Mapping[str, Any]) -> None:
         after_reasoning = kind == "reasoning"
         match kind:
             case "reasoning":
-                assert item["encrypted_content"], "reasoning that is stored nowhere"
+                assert item["encrypted_content"], "reasoning without its encrypted content"
                 assert isinstance(item["summary"], list)
             case "function_call":
                 assert LEGAL_ID.fullmatch(item["call_id"]) and item["call_id"] not in waiting
@@ -135,7 +136,7 @@ def openai_responses(body: Mapping[str, Any]) -> None:
                 waiting.remove(item["call_id"])
             case _:
                 assert "role" not in item or item["content"], "an empty message"
-                assert not waiting or item.get("role") == "assistant", f"{waiting} want their results next"
+                assert not waiting or item.get("role") == "assistant", f"the next results must be those of {waiting}"
     assert not after_reasoning, "reasoning without what follows it"
     assert not waiting, "the last calls have no results"
 
@@ -148,11 +149,11 @@ RULES: Mapping[WireFormat, Callable[[Mapping[str, Any]], None]] = {
 }
 
 
-def raw_count(value: Any, name: str) -> int:
-    """How often a key stands anywhere in it."""
+def count_key(value: Any, name: str) -> int:
+    """Count how often a key occurs anywhere in a value."""
     if isinstance(value, dict):
-        return sum((key == name) + raw_count(inner, name) for key, inner in value.items())
-    return sum(raw_count(inner, name) for inner in value) if isinstance(value, list) else 0
+        return sum((key == name) + count_key(inner, name) for key, inner in value.items())
+    return sum(count_key(inner, name) for inner in value) if isinstance(value, list) else 0
 
 
 def _alternate(roles: Sequence[str]) -> None:

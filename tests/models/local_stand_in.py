@@ -16,51 +16,57 @@ from threading import Lock, Thread
 from typing import Any
 
 ORDER = json.loads(sys.stdin.buffer.readline())
-AT_ONCE = Lock()
+ANSWER_LOCK = Lock()
 
 
-def tell(what: str, **more: object) -> None:
-    print(json.dumps({"tells": what, **more}), flush=True)
+def write_event(what: str, **more: object) -> None:
+    print(json.dumps({"state": what, **more}), flush=True)
 
 
-class Answers(BaseHTTPRequestHandler):
+class AnswerHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        request: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.headers["authorization"] != f"Bearer {ORDER['token']}":
             self.send_error(401)
             return
-        if not AT_ONCE.acquire(blocking=False):
+        if not ANSWER_LOCK.acquire(blocking=False):
             self.send_error(500, "two at once")
             return
         try:
-            self.answer(asked)
+            self.answer(request)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # nobody listens any more
+            pass  # the client has closed the connection
         finally:
-            AT_ONCE.release()
+            ANSWER_LOCK.release()
 
-    def answer(self, asked: dict[str, Any]) -> None:
+    def answer(self, request: dict[str, Any]) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
-        told = {"asked": asked, "pid": os.getpid(), "order": ORDER, "environment": dict(os.environ), "argv": sys.argv}
-        self.word(json.dumps(told))
-        wanted = asked["messages"][-1]["content"]
-        if wanted == "die in an event":
+        report = {
+            "asked": request,
+            "pid": os.getpid(),
+            "order": ORDER,
+            "environment": dict(os.environ),
+            "argv": sys.argv,
+        }
+        self.send_text(json.dumps(report))
+        question = request["messages"][-1]["content"]
+        if question == "die in an event":
             self.wfile.write(b'data: {"choices": [{"ind')
-        if wanted.startswith("die"):
+        if question.startswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
-        while wanted == "hang":
-            time.sleep(0.01)  # sleep: it never ends, and needs no processor for that
+        while question == "hang":
+            time.sleep(0.01)  # sleep: an endless answer without using the processor
             self.wfile.write(b": still here\n\n")
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}})
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def word(self, text: str) -> None:
+    def send_text(self, text: str) -> None:
         self.event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
 
     def event(self, event: object) -> None:
@@ -73,28 +79,28 @@ class Answers(BaseHTTPRequestHandler):
 def main(how: str) -> None:
     match how:
         case "missing":
-            tell("missing", because="No module named 'xllamacpp'")
+            write_event("missing", because="No module named 'xllamacpp'")
             return
         case "broken":
             print("\n".join("0.00.00 I some other line" for _ in range(10_000)), file=sys.stderr)
             print("0.00.04 E llama_model_load: unknown model architecture: 'dodo'", file=sys.stderr)
-            tell("failed")
+            write_event("failed")
             return
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stuck":
-            tell("loading")
+            write_event("loading")
             sys.stdin.buffer.read()
             return
         case _:
             pass
     for share in (0.5, 1.0):
-        tell("reading", share=share)
-    tell("loading")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        write_event("reading", fraction=share)
+    write_event("loading")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), AnswerHandler)
     if how != "ready-and-gone":
         Thread(target=server.serve_forever, daemon=True).start()
-    tell("ready", url=f"http://127.0.0.1:{server.server_port}")
+    write_event("ready", url=f"http://127.0.0.1:{server.server_port}")
     if how == "ready-and-gone":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.buffer.read()

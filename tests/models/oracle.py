@@ -1,5 +1,5 @@
-"""What the oracle needs: replies made up from a seed and said in each of the four formats, and bodies of requests in
-one form that all four have in common."""
+"""Inputs for the comparison with pydantic-ai: random replies encoded in all four formats, and a common form of
+requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TOOLS = ("read", "write_file", "look_up")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One stretch of a reply: words in the pieces in which they come, or a call."""
+class MadeReplyPart:
+    """A part of a reply: text in streamed pieces, or a call."""
 
     kind: str  # thinking, text, call
     pieces: tuple[str, ...] = ()
@@ -28,8 +28,8 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    parts: tuple[Said, ...]
+class MadeReply:
+    parts: tuple[MadeReplyPart, ...]
     input_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -41,21 +41,21 @@ class Made:
         return any(part.kind == "call" for part in self.parts)
 
 
-def made_up(seed: int) -> Made:
+def make_random_reply(seed: int) -> MadeReply:
     chance = random.Random(seed)
-    parts: list[Said] = []
+    parts: list[MadeReplyPart] = []
     if chance.random() < 0.5:
-        parts.append(Said("thinking", _words(chance), signature=f"signed{seed}=="))
+        parts.append(MadeReplyPart("thinking", _words(chance), signature=f"signed{seed}=="))
     if chance.random() < 0.8 or not parts:
-        parts.append(Said("text", _words(chance)))
+        parts.append(MadeReplyPart("text", _words(chance)))
     for number in range(chance.choice((0, 0, 1, 2, 4))):
         arguments = {
             name: _value(chance) for name in chance.sample(("path", "text", "n", "deep"), chance.randint(0, 3))
         }
         text = json.dumps(arguments, ensure_ascii=chance.random() < 0.5)
-        parts.append(Said("call", name=chance.choice(TOOLS), arguments=text, id=f"call_{seed}_{number}"))
+        parts.append(MadeReplyPart("call", name=chance.choice(TOOLS), arguments=text, id=f"call_{seed}_{number}"))
     thinks = any(part.kind == "thinking" for part in parts)
-    return Made(
+    return MadeReply(
         parts=tuple(parts),
         input_tokens=(read := chance.randint(1, 90_000)),
         output_tokens=(written := chance.randint(60, 9_000)),
@@ -77,18 +77,18 @@ def _value(chance: random.Random) -> Any:
     return chance.choice(("/tmp/a", "grüße 🦊", 7, 1.5, True, None, [1, "b"], {"x": {"y": []}}, 'a "quoted"\nline', ""))
 
 
-def said_in(format_: str, made: Made, seed: int) -> Answer:
+def encode_reply(format_: str, made: MadeReply, seed: int) -> Answer:
     events = {
-        "openai-chat": _chat,
-        "openai-responses": _responses,
-        "anthropic": _anthropic,
-        "google": _google,
+        "openai-chat": _encode_chat,
+        "openai-responses": _encode_responses,
+        "anthropic": _encode_anthropic,
+        "google": _encode_google,
     }[format_](made, random.Random(seed))
     headers = {"content-type": "text/event-stream"}
     return Answer(body="".join(events), headers=headers)
 
 
-def _cut(text: str, chance: random.Random) -> Iterator[str]:
+def _split_randomly(text: str, chance: random.Random) -> Iterator[str]:
     while text:
         length = chance.randint(1, 12)
         yield text[:length]
@@ -102,11 +102,11 @@ def _event(data: Mapping[str, Any], name: str = "") -> str:
 # openai-chat
 
 
-def _chat(made: Made, chance: random.Random) -> Iterator[str]:
+def _encode_chat(made: MadeReply, chance: random.Random) -> Iterator[str]:
     base = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "some-model"}
 
-    def delta(said: Mapping[str, Any], finish: str | None = None) -> str:
-        return _event({**base, "choices": [{"index": 0, "delta": said, "finish_reason": finish}]})
+    def delta(fields: Mapping[str, Any], finish: str | None = None) -> str:
+        return _event({**base, "choices": [{"index": 0, "delta": fields, "finish_reason": finish}]})
 
     yield delta({"role": "assistant", "content": ""})
     asked = 0
@@ -114,7 +114,7 @@ def _chat(made: Made, chance: random.Random) -> Iterator[str]:
         if part.kind == "call":
             head = {"index": asked, "id": part.id, "type": "function"}
             yield delta({"tool_calls": [{**head, "function": {"name": part.name, "arguments": ""}}]})
-            for piece in _cut(part.arguments, chance):
+            for piece in _split_randomly(part.arguments, chance):
                 yield delta({"tool_calls": [{"index": asked, "function": {"arguments": piece}}]})
             asked += 1
         for piece in part.pieces:
@@ -134,10 +134,10 @@ def _chat(made: Made, chance: random.Random) -> Iterator[str]:
 # openai-responses
 
 
-def _responses(made: Made, chance: random.Random) -> Iterator[str]:
+def _encode_responses(made: MadeReply, chance: random.Random) -> Iterator[str]:
     number = 0
 
-    def tell(type_: str, **data: Any) -> str:
+    def build_event(type_: str, **data: Any) -> str:
         nonlocal number
         number += 1
         return _event({"type": type_, "sequence_number": number, **data}, type_)
@@ -153,14 +153,14 @@ def _responses(made: Made, chance: random.Random) -> Iterator[str]:
         "tools": [],
         "status": "in_progress",
     }
-    yield tell("response.created", response=response)
+    yield build_event("response.created", response=response)
     output: list[dict[str, Any]] = []
     for index, part in enumerate(made.parts):
         begun, item = _item(part, index)
         place = {"output_index": index, "item_id": item["id"]}
-        yield tell("response.output_item.added", output_index=index, item=begun)
-        yield from _growing(tell, part, place, chance)
-        yield tell("response.output_item.done", output_index=index, item=item)
+        yield build_event("response.output_item.added", output_index=index, item=begun)
+        yield from _item_events(build_event, part, place, chance)
+        yield build_event("response.output_item.done", output_index=index, item=item)
         output.append(item)
     usage = {
         "input_tokens": made.input_tokens,
@@ -173,11 +173,11 @@ def _responses(made: Made, chance: random.Random) -> Iterator[str]:
         ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
     else:
         ended = {"status": "completed"}
-    yield tell(f"response.{ended['status']}", response={**response, **ended, "output": output, "usage": usage})
+    yield build_event(f"response.{ended['status']}", response={**response, **ended, "output": output, "usage": usage})
 
 
-def _item(part: Said, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As it begins, and as it is when it is done."""
+def _item(part: MadeReplyPart, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an item as it starts and as it is when it is complete."""
     text = "".join(part.pieces)
     match part.kind:
         case "thinking":
@@ -206,35 +206,39 @@ def _item(part: Said, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
             return begun, {**begun, "content": content, "status": "completed"}
 
 
-def _growing(tell: Any, part: Said, place: Mapping[str, Any], chance: random.Random) -> Iterator[str]:
+def _item_events(
+    build_event: Any, part: MadeReplyPart, place: Mapping[str, Any], chance: random.Random
+) -> Iterator[str]:
     text = "".join(part.pieces)
     match part.kind:
         case "thinking":
             at = {**place, "summary_index": 0}
-            yield tell("response.reasoning_summary_part.added", **at, part={"type": "summary_text", "text": ""})
+            yield build_event("response.reasoning_summary_part.added", **at, part={"type": "summary_text", "text": ""})
             for piece in part.pieces:
-                yield tell("response.reasoning_summary_text.delta", **at, delta=piece)
-            yield tell("response.reasoning_summary_text.done", **at, text=text)
-            yield tell("response.reasoning_summary_part.done", **at, part={"type": "summary_text", "text": text})
+                yield build_event("response.reasoning_summary_text.delta", **at, delta=piece)
+            yield build_event("response.reasoning_summary_text.done", **at, text=text)
+            yield build_event("response.reasoning_summary_part.done", **at, part={"type": "summary_text", "text": text})
         case "call":
-            for piece in _cut(part.arguments, chance):
-                yield tell("response.function_call_arguments.delta", **place, delta=piece)
-            yield tell("response.function_call_arguments.done", **place, arguments=part.arguments, name=part.name)
+            for piece in _split_randomly(part.arguments, chance):
+                yield build_event("response.function_call_arguments.delta", **place, delta=piece)
+            yield build_event(
+                "response.function_call_arguments.done", **place, arguments=part.arguments, name=part.name
+            )
         case _:
             at = {**place, "content_index": 0}
             begun = {"type": "output_text", "text": "", "annotations": []}
-            yield tell("response.content_part.added", **at, part=begun)
+            yield build_event("response.content_part.added", **at, part=begun)
             for piece in part.pieces:
-                yield tell("response.output_text.delta", **at, delta=piece, logprobs=[])
-            yield tell("response.output_text.done", **at, text=text, logprobs=[])
-            yield tell("response.content_part.done", **at, part={**begun, "text": text})
+                yield build_event("response.output_text.delta", **at, delta=piece, logprobs=[])
+            yield build_event("response.output_text.done", **at, text=text, logprobs=[])
+            yield build_event("response.content_part.done", **at, part={**begun, "text": text})
 
 
 # anthropic
 
 
-def _anthropic(made: Made, chance: random.Random) -> Iterator[str]:
-    def tell(type_: str, **data: Any) -> str:
+def _encode_anthropic(made: MadeReply, chance: random.Random) -> Iterator[str]:
+    def build_event(type_: str, **data: Any) -> str:
         return _event({"type": type_, **data}, type_)
 
     usage = {
@@ -253,8 +257,8 @@ def _anthropic(made: Made, chance: random.Random) -> Iterator[str]:
         "stop_sequence": None,
         "usage": usage,
     }
-    yield tell("message_start", message=message)
-    yield tell("ping")
+    yield build_event("message_start", message=message)
+    yield build_event("ping")
     for index, part in enumerate(made.parts):
         match part.kind:
             case "thinking":
@@ -264,29 +268,30 @@ def _anthropic(made: Made, chance: random.Random) -> Iterator[str]:
             case "call":
                 block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
                 deltas = [
-                    {"type": "input_json_delta", "partial_json": cut} for cut in ("", *_cut(part.arguments, chance))
+                    {"type": "input_json_delta", "partial_json": cut}
+                    for cut in ("", *_split_randomly(part.arguments, chance))
                 ]
             case _:
                 block = {"type": "text", "text": ""}
                 deltas = [{"type": "text_delta", "text": piece} for piece in part.pieces]
-        yield tell("content_block_start", index=index, content_block=block)
+        yield build_event("content_block_start", index=index, content_block=block)
         for delta in deltas:
-            yield tell("content_block_delta", index=index, delta=delta)
-        yield tell("content_block_stop", index=index)
+            yield build_event("content_block_delta", index=index, delta=delta)
+        yield build_event("content_block_stop", index=index)
     reason = "max_tokens" if made.cut_short else "tool_use" if made.calls else "end_turn"
-    yield tell(
+    yield build_event(
         "message_delta",
         delta={"stop_reason": reason, "stop_sequence": None},
         usage={"output_tokens": made.output_tokens},
     )
-    yield tell("message_stop")
+    yield build_event("message_stop")
 
 
 # google
 
 
-def _google(made: Made, chance: random.Random) -> Iterator[str]:
-    def tell(parts: list[Any], **more: Any) -> str:
+def _encode_google(made: MadeReply, chance: random.Random) -> Iterator[str]:
+    def build_event(parts: list[Any], **more: Any) -> str:
         candidate = {"content": {"role": "model", "parts": parts}, "index": 0, **more}
         return _event({"candidates": [candidate], "usageMetadata": counts, "modelVersion": "gemini-2.5-pro"})
 
@@ -299,28 +304,30 @@ def _google(made: Made, chance: random.Random) -> Iterator[str]:
     }
     for part in made.parts:
         if part.kind == "call":
-            yield tell([{"functionCall": {"id": part.id, "name": part.name, "args": json.loads(part.arguments)}}])
+            yield build_event(
+                [{"functionCall": {"id": part.id, "name": part.name, "args": json.loads(part.arguments)}}]
+            )
         for piece in part.pieces:
-            yield tell([{"text": piece, "thought": True} if part.kind == "thinking" else {"text": piece}])
-    yield tell([{"text": ""}], finishReason="MAX_TOKENS" if made.cut_short else "STOP")
+            yield build_event([{"text": piece, "thought": True} if part.kind == "thinking" else {"text": piece}])
+    yield build_event([{"text": ""}], finishReason="MAX_TOKENS" if made.cut_short else "STOP")
 
 
-# Requests, in what they have in common
+# Requests, in their common form
 
 
-def told_in(format_: str, body: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Who says what, in order: `("user", "text", words)`, `("model", "call", id, name, arguments)` and so on."""
+def list_request_parts(format_: str, body: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """List all parts in order: `("user", "text", words)`, `("model", "call", id, name, arguments)` and so on."""
     return list(
         {
-            "openai-chat": _chat_told,
-            "openai-responses": _responses_told,
-            "anthropic": _anthropic_told,
-            "google": _google_told,
+            "openai-chat": _parse_chat,
+            "openai-responses": _parse_responses,
+            "anthropic": _parse_anthropic,
+            "google": _parse_google,
         }[format_](body)
     )
 
 
-def _chat_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _parse_chat(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for message in body["messages"]:
         role = _role(message["role"])
         if role == "tool":
@@ -331,7 +338,7 @@ def _chat_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             yield "model", "call", call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])
 
 
-def _responses_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _parse_responses(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     if body.get("instructions"):
         yield "system", "text", body["instructions"]
     for item in body["input"]:
@@ -344,7 +351,7 @@ def _responses_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
                 yield from _texts(_role(item["role"]), item["content"])
 
 
-def _anthropic_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _parse_anthropic(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     yield from _texts("system", body.get("system"))
     for message in body["messages"]:
         role = "model" if message["role"] == "assistant" else "user"
@@ -357,13 +364,13 @@ def _anthropic_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
                     yield role, "call", block["id"], block["name"], block["input"]
                 case "tool_result":
                     content = block["content"]
-                    said = content if isinstance(content, str) else "".join(part["text"] for part in content)
-                    yield role, "result", block["tool_use_id"], said
+                    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+                    yield role, "result", block["tool_use_id"], text
                 case _:
                     yield role, "text", block["text"]
 
 
-def _google_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _parse_google(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for part in (body.get("systemInstruction") or {"parts": ()})["parts"]:
         yield "system", "text", part["text"]
     for content in body["contents"]:
@@ -376,8 +383,8 @@ def _google_told(body: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
                 yield content["role"], "text", part["text"]
 
 
-def _role(said: str) -> str:
-    return {"assistant": "model", "developer": "system"}.get(said, said)
+def _role(role: str) -> str:
+    return {"assistant": "model", "developer": "system"}.get(role, role)
 
 
 def _texts(role: str, content: Any) -> Iterator[tuple[Any, ...]]:

@@ -1,6 +1,5 @@
-"""Plays a provider: a real HTTP server on loopback that answers with what it is given, in small pieces cut anywhere,
-and keeps what it was asked. And listens as a run does: what a model says is collected into the shape of the recordings.
-"""
+"""A fake provider: an HTTP server on loopback that sends given answers in small pieces and stores its requests. It
+also collects the chunks of a model into the form of the recordings."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ SESSION = SessionId("5e55" * 8)
 
 
 class Then(StrEnum):
-    """What the server does when it has sent its body."""
+    """What the server does after it has sent its body."""
 
     END = "end"
     HANG = "hang"
@@ -52,7 +51,7 @@ class Answer:
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     then: Then = Then.END
-    before: Then = Then.END  # HANG or CUT: not even a status comes
+    before: Then = Then.END  # HANG or CUT: no status is sent either
     cuts: Sequence[int] | None = None  # where the body is cut; None: anywhere
 
     @property
@@ -61,8 +60,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request as the server got it. The names of headers are in small letters."""
+class ReceivedRequest:
+    """A request as the server received it. Header names are lowercase."""
 
     method: str
     path: str
@@ -75,17 +74,17 @@ class Asked:
 
 
 class Provider:
-    """The server. Its answers go out in their order; the last one again and again."""
+    """The server. It sends its answers in order, and then repeats the last one."""
 
     def __init__(self, answers: Sequence[Answer], seed: int) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.url = ""
         self._answers = list(answers)
         self._random = random.Random(seed)
         self._busy: set[asyncio.Task[None]] = set()
 
     @property
-    def last(self) -> Asked:
+    def last(self) -> ReceivedRequest:
         return self.asked[-1]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,11 +92,11 @@ class Provider:
         assert task is not None
         self._busy.add(task)
         try:
-            self.asked.append(await _request(reader))
+            self.asked.append(await _read_request(reader))
             answer = self._answers[min(len(self.asked), len(self._answers)) - 1]
             await self._answer(answer, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client went away, as clients do
+            pass  # the client closed the connection
         finally:
             self._busy.discard(task)
             writer.close()
@@ -109,7 +108,7 @@ class Provider:
 
     async def _answer(self, answer: Answer, writer: asyncio.StreamWriter) -> None:
         if answer.before is not Then.END:
-            return await _after(answer.before, writer)
+            return await _end_connection(answer.before, writer)
         try:
             phrase = HTTPStatus(answer.status).phrase
         except ValueError:
@@ -120,12 +119,12 @@ class Provider:
         for piece in self._pieces(answer):
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             await writer.drain()
-            for _ in range(3):  # so that the client most often reads it by itself
+            for _ in range(3):  # so that the client usually reads each piece separately
                 await asyncio.sleep(0)
         if answer.then is Then.END:
             writer.write(b"0\r\n\r\n")
             await writer.drain()
-        await _after(answer.then, writer)
+        await _end_connection(answer.then, writer)
 
     def _pieces(self, answer: Answer) -> Iterator[bytes]:
         body = answer.wire
@@ -138,16 +137,16 @@ class Provider:
                 yield body[start:end]
 
 
-async def _request(reader: asyncio.StreamReader) -> Asked:
+async def _read_request(reader: asyncio.StreamReader) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
     method, path, _ = first.split(" ", 2)
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     raw = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(method=method, path=path, headers=headers, raw=raw)
+    return ReceivedRequest(method=method, path=path, headers=headers, raw=raw)
 
 
-async def _after(then: Then, writer: asyncio.StreamWriter) -> None:
+async def _end_connection(then: Then, writer: asyncio.StreamWriter) -> None:
     match then:
         case Then.HANG:
             await asyncio.Event().wait()
@@ -159,19 +158,19 @@ async def _after(then: Then, writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def provider(*answers: Answer, seed: int = 0) -> AsyncGenerator[Provider]:
-    """A server that gives these answers, one for each request."""
-    playing = Provider(answers or (Answer(),), seed)
-    server = await asyncio.start_server(playing.serve, "127.0.0.1", 0, limit=1024 * 1024)
-    playing.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    """Start a server that sends these answers, one for each request."""
+    server_stand_in = Provider(answers or (Answer(),), seed)
+    server = await asyncio.start_server(server_stand_in.serve, "127.0.0.1", 0, limit=1024 * 1024)
+    server_stand_in.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield playing
+        yield server_stand_in
     finally:
         server.close()
-        await playing.stop()
+        await server_stand_in.stop()
 
 
 @asynccontextmanager
-async def linked() -> AsyncGenerator[ProviderConnections]:
+async def open_provider_connections() -> AsyncGenerator[ProviderConnections]:
     link = ProviderConnections()
     try:
         yield link
@@ -179,19 +178,19 @@ async def linked() -> AsyncGenerator[ProviderConnections]:
         await link.close()
 
 
-def facts_of(provider_name: str = "openai", model: str = "some-model", **known: Any) -> ModelFacts:
+def make_model_facts(provider_name: str = "openai", model: str = "some-model", **known: Any) -> ModelFacts:
     return ModelFacts(ref=ModelRef(provider_name, model), **known)
 
 
-def model_at(
+def make_http_model(
     link: ProviderConnections, url: str, format_: WireFormat | str, *, facts: ModelFacts | None = None, **how: Any
 ) -> HttpModel:
     """A model of one format behind this address. `how` is what else a `Target` knows."""
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
-    return HttpModel(link, wire, ModelTarget(facts=facts or facts_of(), url=url, **how))
+    return HttpModel(link, wire, ModelTarget(facts=facts or make_model_facts(), url=url, **how))
 
 
-def records_of(*bodies: Any, session: SessionId = SESSION) -> list[Record]:
+def make_records(*bodies: Any, session: SessionId = SESSION) -> list[Record]:
     return [
         Record(session=session, seq=seq, kind=body_kind(body), body=body, at_ms=to_ms(START))
         for seq, body in enumerate(bodies, start=1)
@@ -199,21 +198,21 @@ def records_of(*bodies: Any, session: SessionId = SESSION) -> list[Record]:
 
 
 def prompt_of(*bodies: Any, **more: Any) -> ModelPrompt:
-    """A prompt over these bodies of records; over one plain question where there are none."""
-    records = records_of(*(bodies or (UserTurn(text="Is the bakery open today?"),)))
+    """Return a prompt with these record bodies, or with one plain question if there are none."""
+    records = make_records(*(bodies or (UserTurn(text="Is the bakery open today?"),)))
     given: dict[str, Any] = {"session": SESSION, "instructions": "Be brief.", "records": records, "tools": ()}
     return ModelPrompt(**{**given, **more})
 
 
-async def hear(model: Model, prompt: ModelPrompt | None = None, key: str = KEY) -> dict[str, Any]:
-    """What a model says, in the shape of the recordings' `expected`."""
-    heard = Heard()
+async def collect_reply(model: Model, prompt: ModelPrompt | None = None, key: str = KEY) -> dict[str, Any]:
+    """Return what a model replies, in the form of the recordings' `expected`."""
+    collector = ReplyCollector()
     try:
         async for chunk in _closing(model.reply(prompt or prompt_of(), key=key)):
-            heard.add(chunk)
+            collector.add(chunk)
     except ModelFailed as failed:
         return {"error": failed.failure.value, "status": failed.status, "retry_after": failed.retry_after_s}
-    return heard.told()
+    return collector.collected_reply()
 
 
 async def _closing(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -241,8 +240,8 @@ _ON = {
 }
 
 
-class Heard:
-    """Chunks, added up. Seals are listed with the kind of block they are on; `matches` looks into them."""
+class ReplyCollector:
+    """Adds up chunks. Seals are listed with their kind of block; `differences` compares their values."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -254,14 +253,14 @@ class Heard:
         self._ended: EndChunk | None = None
 
     def add(self, chunk: Any) -> None:
-        assert self._ended is None, f"{chunk!r} came after the end"
+        assert self._ended is None, f"{chunk!r} arrived after the end"
         match chunk:
             case TextChunk(text):
-                assert text, "a chunk without words"
+                assert text, "an empty chunk"
                 self._text.append(text)
                 self._kind("text")
             case ThinkingChunk(text):
-                assert text, "a chunk without words"
+                assert text, "an empty chunk"
                 self._thinking.append(text)
                 self._kind("thinking")
             case ToolCallChunk(call):
@@ -274,7 +273,7 @@ class Heard:
             case _:
                 raise AssertionError(f"{chunk!r} is no chunk")
 
-    def told(self) -> dict[str, Any]:
+    def collected_reply(self) -> dict[str, Any]:
         assert self._ended is not None, "the reply has no end"
         return {
             "text": "".join(self._text),
@@ -304,7 +303,7 @@ class Heard:
                 pass
 
     def _server(self, block: dict[str, Any]) -> None:
-        """What a provider did by itself, as the three who do such things write it down."""
+        """Record a tool call of the provider itself, in any of the three formats that have them."""
         if "codeExecutionResult" in block or str(block.get("type", "")).endswith("_result"):
             self._order.append("server_tool_result")
             return
@@ -325,51 +324,51 @@ def _usage(usage: Usage) -> dict[str, int] | None:
     }
 
 
-def differences(heard: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """How what was heard differs from what a recording says should be; nothing where they agree."""
-    if "error" in heard or "error" in expected:
+def differences(collected: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """List the differences between a collected reply and a recording's expectation."""
+    if "error" in collected or "error" in expected:
         return [
-            _differs(name, heard.get(name), expected.get(name))
+            _differs(name, collected.get(name), expected.get(name))
             for name in ("error", "status", "retry_after")
-            if heard.get(name) != expected.get(name)
+            if collected.get(name) != expected.get(name)
         ]
     found = [
-        _differs(name, heard[name], expected[name])
+        _differs(name, collected[name], expected[name])
         for name in ("text", "thinking", "finish", "order")
-        if name in expected and heard[name] != expected[name]
+        if name in expected and collected[name] != expected[name]
     ]
     for name in ("tool_calls", "server_tool_calls"):
-        if not _same_calls(heard[name], expected.get(name) or []):
-            found.append(_differs(name, heard[name], expected.get(name)))
-    if not _same_usage(heard["usage"], expected.get("usage")):
-        found.append(_differs("usage", heard["usage"], expected.get("usage")))
-    if missing := _missing_seals(heard["signatures"], expected.get("signatures") or []):
+        if not _same_calls(collected[name], expected.get(name) or []):
+            found.append(_differs(name, collected[name], expected.get(name)))
+    if not _same_usage(collected["usage"], expected.get("usage")):
+        found.append(_differs("usage", collected["usage"], expected.get("usage")))
+    if missing := _missing_seals(collected["signatures"], expected.get("signatures") or []):
         found.append(f"seals that were not kept: {missing}")
     return found
 
 
-def _differs(name: str, heard: Any, expected: Any) -> str:
-    return f"{name}: heard {heard!r}, expected {expected!r}"
+def _differs(name: str, collected: Any, expected: Any) -> str:
+    return f"{name}: got {collected!r}, expected {expected!r}"
 
 
-def _same_calls(heard: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
-    """An id that the wire does not give is made up."""
-    return len(heard) == len(expected) and all(
+def _same_calls(collected: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
+    """Compare calls. An id that the recording does not have is generated."""
+    return len(collected) == len(expected) and all(
         ours[name] == value or (name == "id" and value is None)
-        for ours, theirs in zip(heard, expected, strict=True)
+        for ours, theirs in zip(collected, expected, strict=True)
         for name, value in theirs.items()
     )
 
 
-def _same_usage(heard: Mapping[str, int] | None, expected: Mapping[str, int] | None) -> bool:
-    if heard is None or expected is None:
-        return heard is None and expected is None
-    return all(heard[name] == count for name, count in expected.items())
+def _same_usage(collected: Mapping[str, int] | None, expected: Mapping[str, int] | None) -> bool:
+    if collected is None or expected is None:
+        return collected is None and expected is None
+    return all(collected[name] == count for name, count in expected.items())
 
 
-def _missing_seals(heard: Sequence[Mapping[str, str]], expected: Sequence[Mapping[str, str]]) -> list[str]:
-    """Seals must be there in their order, on their kind of block; what we keep may hold more than the bare string."""
-    rest = iter(heard)
+def _missing_seals(collected: Sequence[Mapping[str, str]], expected: Sequence[Mapping[str, str]]) -> list[str]:
+    """List missing seals. They must be in order and on their kind of block; our value may contain more."""
+    rest = iter(collected)
     missing: list[str] = []
     for theirs in expected:
         if not any(ours["on"] == theirs["on"] and _holds(ours["value"], theirs["value"]) for ours in rest):

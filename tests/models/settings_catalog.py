@@ -1,4 +1,4 @@
-"""A catalog as a house would make it, from the text of a settings file and an environment."""
+"""A model catalog as the server makes it, from the text of a settings file and an environment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ GUIDE = ModelFacts(ref=ModelRef("", "guide"), price=FREE_PRICE)
 LOCAL = ModelFacts(ref=ModelRef("", "local"), price=FREE_PRICE, window_tokens=8_192)
 
 
-def catalog_of(home: Path, text: str = "", **environment: str) -> ModelSelector:
+def make_catalog(home: Path, text: str = "", **environment: str) -> ModelSelector:
     settings = load_configuration({"RETINUE_HOME": str(home), **environment}, text=text).settings
     return ModelSelector(settings, environment, now=lambda: NOW, built_in=(GUIDE, LOCAL))

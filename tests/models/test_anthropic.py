@@ -1,4 +1,4 @@
-"""The Messages API of Anthropic: what is sent, and what is made of what comes back. Samples are written by hand."""
+"""The Anthropic Messages API: requests, and replies. The samples are hand-written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from models.format_rules import follows, raw_count
-from models.replay import KEY, SESSION, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider, records_of
+from models.format_rules import check_request_rules, count_key
+from models.replay import (
+    KEY,
+    SESSION,
+    Answer,
+    Then,
+    collect_reply,
+    make_http_model,
+    make_model_facts,
+    make_records,
+    open_provider_connections,
+    prompt_of,
+    provider,
+)
 
 from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
@@ -22,12 +34,12 @@ from retinue.models.formats.anthropic import AnthropicFormat
 from retinue.models.provider_http import ModelTarget
 
 FORMAT = WireFormat.ANTHROPIC
-LOOK = ToolSpec(
+LOOK_TOOL = ToolSpec(
     name="look", description="Looks.", parameters={"type": "object", "properties": {"at": {"type": "string"}}}
 )
-PICTURE = Attachment(hash="aa" * 32, name="cat.png", media_type="image/png", size_bytes=3)
-PAPER = Attachment(hash="bb" * 32, name="bill.pdf", media_type="application/pdf", size_bytes=4)
-SIGNED = Reply(
+IMAGE_ATTACHMENT = Attachment(hash="aa" * 32, name="cat.png", media_type="image/png", size_bytes=3)
+PDF_ATTACHMENT = Attachment(hash="bb" * 32, name="bill.pdf", media_type="application/pdf", size_bytes=4)
+SIGNED_REPLY = Reply(
     text="Looking.",
     thinking="North first.",
     calls=(Call(id="r-1-1", tool="look", arguments={"at": "north"}), Call(id="r-1-2", tool="look")),
@@ -40,7 +52,7 @@ SIGNED = Reply(
     provider="anthropic",
     stop=StopReason.CALLS,
 )
-RESULTS = (
+TOOL_RESULTS = (
     ToolResult(call="r-1-1", tool="look", output="snow"),
     ToolResult(call="r-1-2", tool="look", output="", failed=True),
 )
@@ -54,7 +66,7 @@ def block(index: int, start: dict[str, Any], *deltas: dict[str, Any]) -> list[di
     ]
 
 
-def said(text: str, index: int = 0) -> list[dict[str, Any]]:
+def text_block(text: str, index: int = 0) -> list[dict[str, Any]]:
     return block(index, {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
 
 
@@ -69,22 +81,22 @@ def stream(*blocks: list[dict[str, Any]], stop: str = "end_turn", usage: Any = N
     return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
 
 
-async def heard(body: str | bytes, **more: Any) -> dict[str, Any]:
-    async with linked() as link, provider(Answer(body=body, **more), seed=7) as server:
-        return await hear(model_at(link, server.url, FORMAT, facts=facts_of("anthropic")))
+async def collect_from(body: str | bytes, **more: Any) -> dict[str, Any]:
+    async with open_provider_connections() as link, provider(Answer(body=body, **more), seed=7) as server:
+        return await collect_reply(make_http_model(link, server.url, FORMAT, facts=make_model_facts("anthropic")))
 
 
-def request_of(
+def make_request(
     *bodies: Any, key: str = KEY, target: Any = None, cache: EncodedContextCache | None = None, **more: Any
 ) -> Any:
-    facts = facts_of("anthropic", "claude-nine", vision=True)
+    facts = make_model_facts("anthropic", "claude-nine", vision=True)
     at = ModelTarget(facts=facts, url="http://127.0.0.1:1/v1", **(target or {}))
     return AnthropicFormat(cache or EncodedContextCache()).build_request(prompt_of(*bodies, **more), at, key)
 
 
-def body_of(*bodies: Any, **more: Any) -> Any:
-    body = json.loads(b"".join(request_of(*bodies, **more).body))
-    follows(FORMAT, body)
+def request_body(*bodies: Any, **more: Any) -> Any:
+    body = json.loads(b"".join(make_request(*bodies, **more).body))
+    check_request_rules(FORMAT, body)
     return body
 
 
@@ -92,17 +104,17 @@ def roles_and_blocks(body: Any) -> list[tuple[str, list[str]]]:
     return [(message["role"], [part["type"] for part in message["content"]]) for message in body["messages"]]
 
 
-# What comes back
+# Replies
 
 
-async def test_words_and_counts_are_read() -> None:
-    told = await heard(stream(said("Hello"), said(" there", 1), usage={"output_tokens": 7}))
-    assert told["text"] == "Hello there"
-    assert told["finish"] == "stop"
-    assert told["usage"] == {"input": 14, "output": 7, "cache_read": 4, "cache_write": 0, "reasoning": 0}
+async def test_text_and_token_counts_of_an_anthropic_reply_are_read() -> None:
+    collected = await collect_from(stream(text_block("Hello"), text_block(" there", 1), usage={"output_tokens": 7}))
+    assert collected["text"] == "Hello there"
+    assert collected["finish"] == "stop"
+    assert collected["usage"] == {"input": 14, "output": 7, "cache_read": 4, "cache_write": 0, "reasoning": 0}
 
 
-async def test_counts_at_the_end_replace_those_of_the_beginning_and_missing_ones_stay() -> None:
+async def test_final_token_counts_replace_the_first_ones_and_missing_ones_are_kept() -> None:
     usage = {
         "input_tokens": 90,
         "output_tokens": 7,
@@ -110,13 +122,13 @@ async def test_counts_at_the_end_replace_those_of_the_beginning_and_missing_ones
         "output_tokens_details": {"thinking_tokens": 3},
         "server_tool_use": {"web_search_requests": 1},
     }
-    told = await heard(stream(said("Yes"), usage=usage))
-    assert told["usage"] == {"input": 99, "output": 7, "cache_read": 4, "cache_write": 5, "reasoning": 3}
+    collected = await collect_from(stream(text_block("Yes"), usage=usage))
+    assert collected["usage"] == {"input": 99, "output": 7, "cache_read": 4, "cache_write": 5, "reasoning": 3}
 
 
-async def test_thinking_comes_with_its_signature_also_where_its_words_are_kept_back() -> None:
+async def test_thinking_is_read_with_its_signature_even_without_text() -> None:
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
-    told = await heard(
+    collected = await collect_from(
         stream(
             block(
                 0,
@@ -127,12 +139,12 @@ async def test_thinking_comes_with_its_signature_also_where_its_words_are_kept_b
             ),
             block(1, thinking, {"type": "signature_delta", "signature": "SIG2"}),
             block(2, {"type": "redacted_thinking", "data": "SECRET"}),
-            said("Done", 3),
+            text_block("Done", 3),
         )
     )
-    assert told["thinking"] == "Hm"
-    assert told["order"] == ["thinking", "text"]
-    assert [seal["value"] for seal in told["signatures"]] == ["SIG1", "SIG2", "redacted:SECRET"]
+    assert collected["thinking"] == "Hm"
+    assert collected["order"] == ["thinking", "text"]
+    assert [seal["value"] for seal in collected["signatures"]] == ["SIG1", "SIG2", "redacted:SECRET"]
 
 
 @pytest.mark.parametrize(
@@ -145,19 +157,21 @@ async def test_thinking_comes_with_its_signature_also_where_its_words_are_kept_b
         (["[1, 2]"], {"_unparsed": "[1, 2]"}),
     ],
 )
-async def test_the_arguments_of_a_call_come_in_pieces(pieces: Sequence[str], arguments: Any) -> None:
+async def test_the_arguments_of_a_streamed_call_are_joined_and_parsed(pieces: Sequence[str], arguments: Any) -> None:
     deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
-    told = await heard(stream(block(0, {"type": "tool_use", "id": "t1", "name": "look", "input": {}}, *deltas)))
-    assert told["tool_calls"] == [{"id": "t1", "name": "look", "arguments": arguments}]
-    assert told["finish"] == "tool_call"  # by the call, not by what the provider calls the end
+    collected = await collect_from(
+        stream(block(0, {"type": "tool_use", "id": "t1", "name": "look", "input": {}}, *deltas))
+    )
+    assert collected["tool_calls"] == [{"id": "t1", "name": "look", "arguments": arguments}]
+    assert collected["finish"] == "tool_call"  # a reply with calls ends by them, whatever its stop reason is
 
 
-async def test_calls_may_come_in_parallel_or_whole_or_be_cut_off() -> None:
+async def test_parallel_complete_and_truncated_calls_are_read() -> None:
     cut = block(2, {"type": "tool_use", "id": "t3", "name": "look", "input": {}})[:-1]
     cut.append(
         {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"a'}}
     )
-    told = await heard(
+    collected = await collect_from(
         stream(
             block(0, {"type": "tool_use", "id": "t1", "name": "look", "input": {}}),
             block(1, {"type": "tool_use", "id": "t2", "name": "look", "input": {"at": "south"}}),
@@ -165,13 +179,13 @@ async def test_calls_may_come_in_parallel_or_whole_or_be_cut_off() -> None:
             stop="max_tokens",
         )
     )
-    assert [call["arguments"] for call in told["tool_calls"]] == [{}, {"at": "south"}, {"_unparsed": '{"a'}]
-    assert told["finish"] == "length"
+    assert [call["arguments"] for call in collected["tool_calls"]] == [{}, {"at": "south"}, {"_unparsed": '{"a'}]
+    assert collected["finish"] == "length"
 
 
-async def test_what_the_provider_does_itself_is_kept_to_be_sent_back() -> None:
+async def test_server_tool_blocks_are_kept_as_signatures() -> None:
     result = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"url": "https://a.example"}]}
-    told = await heard(
+    collected = await collect_from(
         stream(
             block(
                 0,
@@ -187,9 +201,9 @@ async def test_what_the_provider_does_itself_is_kept_to_be_sent_back() -> None:
             ),
         )
     )
-    assert told["order"] == ["server_tool_call", "server_tool_result", "text"]
-    assert told["tool_calls"] == []
-    use, found = (json.loads(seal["value"]) for seal in told["signatures"])
+    assert collected["order"] == ["server_tool_call", "server_tool_result", "text"]
+    assert collected["tool_calls"] == []
+    use, found = (json.loads(seal["value"]) for seal in collected["signatures"])
     assert use == {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "snow"}}
     assert found == result
 
@@ -206,36 +220,36 @@ async def test_what_the_provider_does_itself_is_kept_to_be_sent_back() -> None:
         ("something_new", "stop"),
     ],
 )
-async def test_why_it_stopped(raw: str, finish: str) -> None:
-    assert (await heard(stream(said("Well"), stop=raw)))["finish"] == finish
+async def test_anthropic_stop_reasons_are_mapped_to_finish_reasons(raw: str, finish: str) -> None:
+    assert (await collect_from(stream(text_block("Well"), stop=raw)))["finish"] == finish
 
 
-async def test_a_stream_without_its_end_broke_off() -> None:
-    assert (await heard(stream(said("Well"), end=False)))["error"] == "connection"
-    assert (await heard(stream(said("Well"), end=False), then=Then.CUT))["error"] == "connection"
+async def test_a_stream_without_its_end_is_a_connection_failure() -> None:
+    assert (await collect_from(stream(text_block("Well"), end=False)))["error"] == "connection"
+    assert (await collect_from(stream(text_block("Well"), end=False), then=Then.CUT))["error"] == "connection"
 
 
-async def test_an_error_in_the_stream_is_raised() -> None:
+async def test_an_error_in_the_stream_is_a_model_failure() -> None:
     error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-    body = stream(said("Wel"), end=False) + f"event: error\ndata: {json.dumps(error)}\n\n"
-    assert await heard(body) == {"error": "overloaded", "status": 200, "retry_after": None}
-    assert (await heard(json.dumps(error)))["error"] == "overloaded"
+    body = stream(text_block("Wel"), end=False) + f"event: error\ndata: {json.dumps(error)}\n\n"
+    assert await collect_from(body) == {"error": "overloaded", "status": 200, "retry_after": None}
+    assert (await collect_from(json.dumps(error)))["error"] == "overloaded"
 
 
-async def test_events_and_blocks_that_are_not_known_do_no_harm() -> None:
+async def test_unknown_events_and_blocks_do_not_fail_the_reply() -> None:
     strange = f"data: {json.dumps({'type': 'message_gossip', 'delta': 'words', 'usage': 3})}\n\n: comment\n\n"
-    known, new = said("Hi"), block(1, {"type": "container_upload", "id": 5})
-    told = await heard(strange + stream(known, new))
-    assert told["text"] == "Hi"
-    assert json.loads(told["signatures"][0]["value"])["type"] == "container_upload"
+    known, new = text_block("Hi"), block(1, {"type": "container_upload", "id": 5})
+    collected = await collect_from(strange + stream(known, new))
+    assert collected["text"] == "Hi"
+    assert json.loads(collected["signatures"][0]["value"])["type"] == "container_upload"
 
 
 @pytest.mark.parametrize("event", ["{broken", '{"type":"content_block_delta","delta":{"type":"text_delta","text":5}}'])
-async def test_an_event_that_cannot_be_read_is_said_to_be_that(event: str) -> None:
-    assert (await heard(f"data: {event}\n\n"))["error"] == "malformed"
+async def test_an_unreadable_event_is_a_malformed_reply(event: str) -> None:
+    assert (await collect_from(f"data: {event}\n\n"))["error"] == "malformed"
 
 
-async def test_a_message_in_one_piece_is_read_too() -> None:
+async def test_a_message_in_one_json_body_is_read() -> None:
     message = {
         "type": "message",
         "content": [
@@ -246,21 +260,21 @@ async def test_a_message_in_one_piece_is_read_too() -> None:
         "stop_reason": "tool_use",
         "usage": {"input_tokens": 3, "output_tokens": 4, "cache_creation_input_tokens": None},
     }
-    told = await heard(json.dumps(message))
-    assert (told["text"], told["thinking"], told["finish"]) == ("Looking.", "Hm", "tool_call")
-    assert told["tool_calls"] == [{"id": "t1", "name": "look", "arguments": {"at": "north"}}]
-    assert told["order"] == ["thinking", "text", "tool_call"]
-    assert (await heard('{"hello": 1}'))["error"] == "malformed"
-    assert (await heard("It works!"))["error"] == "malformed"
+    collected = await collect_from(json.dumps(message))
+    assert (collected["text"], collected["thinking"], collected["finish"]) == ("Looking.", "Hm", "tool_call")
+    assert collected["tool_calls"] == [{"id": "t1", "name": "look", "arguments": {"at": "north"}}]
+    assert collected["order"] == ["thinking", "text", "tool_call"]
+    assert (await collect_from('{"hello": 1}'))["error"] == "malformed"
+    assert (await collect_from("It works!"))["error"] == "malformed"
 
 
-# What is sent
+# Requests
 
 
-async def test_a_request_carries_its_key_in_a_header_and_always_a_bound() -> None:
-    async with linked() as link, provider(Answer(body=stream(said("Hi")))) as server:
-        model = model_at(link, server.url, FORMAT, facts=facts_of("anthropic", "claude-nine"))
-        await hear(model, prompt_of(output_tokens_max=777))
+async def test_a_request_has_its_key_in_a_header_and_an_output_limit() -> None:
+    async with open_provider_connections() as link, provider(Answer(body=stream(text_block("Hi")))) as server:
+        model = make_http_model(link, server.url, FORMAT, facts=make_model_facts("anthropic", "claude-nine"))
+        await collect_reply(model, prompt_of(output_tokens_max=777))
     got = server.last
     assert (got.method, got.path) == ("POST", "/messages")
     assert got.headers["x-api-key"] == KEY
@@ -270,26 +284,26 @@ async def test_a_request_carries_its_key_in_a_header_and_always_a_bound() -> Non
     assert KEY not in got.raw.decode()
 
 
-def test_a_token_is_sent_as_one_beside_other_betas() -> None:
-    request = request_of(key="sk-ant-oat01-abc", target={"headers": {"anthropic-beta": "context-1m"}})
+def test_an_oauth_token_is_sent_as_bearer_with_its_beta_header() -> None:
+    request = make_request(key="sk-ant-oat01-abc", target={"headers": {"anthropic-beta": "context-1m"}})
     assert request.headers["authorization"] == "Bearer sk-ant-oat01-abc"
     assert request.headers["anthropic-beta"] == "context-1m,oauth-2025-04-20"
     assert "x-api-key" not in request.headers
     assert "oat01" not in repr(request)
-    assert "x-api-key" not in request_of(key="").headers
+    assert "x-api-key" not in make_request(key="").headers
 
 
-def test_a_history_with_everything_in_it() -> None:
-    body = body_of(
+def test_a_history_with_all_record_kinds_is_sent() -> None:
+    body = request_body(
         Summary(text="They met.", kept_from=3),
         UserTurn(text="Look around."),
-        SIGNED,
-        *RESULTS,
+        SIGNED_REPLY,
+        *TOOL_RESULTS,
         Note(text="Mail was left out."),
-        tools=(LOOK,),
+        tools=(LOOK_TOOL,),
     )
     assert body["system"] == [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-    assert body["tools"] == [{"name": "look", "description": "Looks.", "input_schema": LOOK.parameters}]
+    assert body["tools"] == [{"name": "look", "description": "Looks.", "input_schema": LOOK_TOOL.parameters}]
     assert roles_and_blocks(body) == [
         ("user", ["text", "text"]),
         ("assistant", ["thinking", "text", "tool_use", "tool_use"]),
@@ -303,25 +317,29 @@ def test_a_history_with_everything_in_it() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_what_one_side_says_in_a_row_is_one_message() -> None:
-    body = body_of(UserTurn(text="One."), Note(text="Two."), Reply(text="A"), Reply(text="B"), UserTurn(text="Three."))
+def test_consecutive_records_of_one_role_are_one_message() -> None:
+    body = request_body(
+        UserTurn(text="One."), Note(text="Two."), Reply(text="A"), Reply(text="B"), UserTurn(text="Three.")
+    )
     assert roles_and_blocks(body) == [("user", ["text", "text"]), ("assistant", ["text", "text"]), ("user", ["text"])]
 
 
 @pytest.mark.spec("C46")
-def test_results_come_first_in_the_message_after_their_calls() -> None:
-    body = body_of(UserTurn(text="Look."), SIGNED, RESULTS[0], Note(text="In between."), RESULTS[1])
+def test_tool_results_come_first_in_the_message_after_their_calls() -> None:
+    body = request_body(
+        UserTurn(text="Look."), SIGNED_REPLY, TOOL_RESULTS[0], Note(text="In between."), TOOL_RESULTS[1]
+    )
     assert roles_and_blocks(body)[-1] == ("user", ["tool_result", "tool_result", "text"])
 
 
 @pytest.mark.spec("C46")
-def test_empty_words_are_not_sent() -> None:
-    body = body_of(UserTurn(text="Hi"), Reply(text=" \n"), ContextStart(text=""), UserTurn(text="Are you there?"))
+def test_empty_text_is_not_sent() -> None:
+    body = request_body(UserTurn(text="Hi"), Reply(text=" \n"), ContextStart(text=""), UserTurn(text="Are you there?"))
     assert roles_and_blocks(body) == [("user", ["text", "text"])]
 
 
 @pytest.mark.spec("C46")
-def test_thinking_without_a_signature_of_this_provider_is_left_out() -> None:
+def test_thinking_without_a_signature_of_anthropic_is_omitted() -> None:
     bare = Reply(text="Yes.", thinking="Hm.", provider="anthropic")
     foreign = Reply(
         text="Yes.",
@@ -332,11 +350,11 @@ def test_thinking_without_a_signature_of_this_provider_is_left_out() -> None:
             ReplyPiece(kind=ReplyPieceKind.TEXT, length=4),
         ),
     )
-    body = body_of(UserTurn(text="1"), bare, UserTurn(text="2"), foreign, UserTurn(text="3"))
+    body = request_body(UserTurn(text="1"), bare, UserTurn(text="2"), foreign, UserTurn(text="3"))
     assert "Hm." not in json.dumps(body) and "ENC" not in json.dumps(body)
 
 
-def test_encrypted_thoughts_and_thoughts_without_words_go_back_as_they_came() -> None:
+def test_redacted_thinking_and_thinking_without_text_are_sent_back_unchanged() -> None:
     reply = Reply(
         text="Yes.",
         provider="anthropic",
@@ -346,28 +364,28 @@ def test_encrypted_thoughts_and_thoughts_without_words_go_back_as_they_came() ->
             ReplyPiece(kind=ReplyPieceKind.TEXT, length=4),
         ),
     )
-    redacted, silent, _ = body_of(UserTurn(text="?"), reply, UserTurn(text="!"))["messages"][1]["content"]
+    redacted, silent, _ = request_body(UserTurn(text="?"), reply, UserTurn(text="!"))["messages"][1]["content"]
     assert redacted == {"type": "redacted_thinking", "data": "SECRET"}
     assert silent == {"type": "thinking", "thinking": "", "signature": "SIG"}
 
 
 @pytest.mark.spec("C46")
-def test_ids_that_are_not_taken_are_rewritten_for_call_and_result_alike() -> None:
+def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
     calls = (Call(id="call:1|x", tool="look"), Call(id="call:1/x", tool="look"))
     results = [ToolResult(call=call.id, tool="look", output="snow") for call in calls]
-    body = body_of(UserTurn(text="Look."), Reply(text="", calls=calls), *results)
+    body = request_body(UserTurn(text="Look."), Reply(text="", calls=calls), *results)
     uses = [part["id"] for part in body["messages"][1]["content"]]
     assert uses == [part["tool_use_id"] for part in body["messages"][2]["content"]]
     assert len(set(uses)) == 2
 
 
 @pytest.mark.spec("C46")
-def test_the_user_has_the_first_word_and_the_last() -> None:
-    assert [role for role, _ in roles_and_blocks(body_of(Reply(text="Hello?")))] == ["user", "assistant", "user"]
-    assert roles_and_blocks(body_of(ContextStart(text=""))) == [("user", ["text"])]
+def test_messages_start_and_end_with_the_user_role() -> None:
+    assert [role for role, _ in roles_and_blocks(request_body(Reply(text="Hello?")))] == ["user", "assistant", "user"]
+    assert roles_and_blocks(request_body(ContextStart(text=""))) == [("user", ["text"])]
 
 
-def paused(*, ended: bool) -> Reply:
+def paused_reply(*, ended: bool) -> Reply:
     use = json.dumps({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}})
     result = json.dumps({"type": "web_search_tool_result", "tool_use_id": "s1", "content": []})
     pieces = [ReplyPiece(kind=ReplyPieceKind.TEXT, length=9), ReplyPiece(kind=ReplyPieceKind.SERVER, seal=use)]
@@ -376,51 +394,51 @@ def paused(*, ended: bool) -> Reply:
     return Reply(text="Searching", provider="anthropic", stop=StopReason.PAUSED, pieces=tuple(pieces))
 
 
-def test_a_paused_reply_goes_back_as_the_last_word_and_its_rest_joins_it() -> None:
-    body = body_of(UserTurn(text="Search."), paused(ended=False))
+def test_a_paused_reply_is_sent_back_last_and_joined_with_its_continuation() -> None:
+    body = request_body(UserTurn(text="Search."), paused_reply(ended=False))
     assert roles_and_blocks(body)[-1] == ("assistant", ["text", "server_tool_use"])
     rest = Reply(
         text="Found.",
         provider="anthropic",
-        pieces=(paused(ended=True).pieces[-1], ReplyPiece(kind=ReplyPieceKind.TEXT, length=6)),
+        pieces=(paused_reply(ended=True).pieces[-1], ReplyPiece(kind=ReplyPieceKind.TEXT, length=6)),
     )
-    body = body_of(UserTurn(text="Search."), paused(ended=False), rest, UserTurn(text="Thanks."))
+    body = request_body(UserTurn(text="Search."), paused_reply(ended=False), rest, UserTurn(text="Thanks."))
     assert roles_and_blocks(body)[1] == ("assistant", ["text", "server_tool_use", "web_search_tool_result", "text"])
 
 
 @pytest.mark.spec("C46")
-def test_a_pause_of_another_is_answered_by_the_user() -> None:
-    body = body_of(UserTurn(text="Search."), replace(paused(ended=False), provider="elsewhere"))
+def test_a_paused_reply_of_another_provider_is_followed_by_a_user_message() -> None:
+    body = request_body(UserTurn(text="Search."), replace(paused_reply(ended=False), provider="elsewhere"))
     assert roles_and_blocks(body)[1:] == [("assistant", ["text"]), ("user", ["text"])]
 
 
 @pytest.mark.spec("C46")
-def test_a_pause_that_was_never_taken_up_again_leaves_nothing_open() -> None:
-    body = body_of(UserTurn(text="Search."), paused(ended=False), UserTurn(text="Never mind."))
+def test_a_pause_that_was_not_continued_leaves_no_open_server_tool_call() -> None:
+    body = request_body(UserTurn(text="Search."), paused_reply(ended=False), UserTurn(text="Never mind."))
     assert roles_and_blocks(body)[1] == ("assistant", ["text"])
-    body = body_of(UserTurn(text="Search."), paused(ended=True), UserTurn(text="Never mind."))
+    body = request_body(UserTurn(text="Search."), paused_reply(ended=True), UserTurn(text="Never mind."))
     assert roles_and_blocks(body)[1] == ("assistant", ["text", "server_tool_use", "web_search_tool_result"])
 
 
-class Shelf:
+class FakeAttachments:
     def read(self, attachment: Attachment) -> bytes | None:
-        return {PICTURE.hash: b"png", PAPER.hash: b"%PDF"}.get(attachment.hash)
+        return {IMAGE_ATTACHMENT.hash: b"png", PDF_ATTACHMENT.hash: b"%PDF"}.get(attachment.hash)
 
 
-def test_pictures_and_papers_are_shown_before_the_words() -> None:
-    turn = UserTurn(text="What is this?", attachments=(PICTURE, PAPER))
-    image, paper, text = body_of(turn, media=Shelf())["messages"][0]["content"]
+def test_images_and_pdfs_are_sent_before_the_text() -> None:
+    turn = UserTurn(text="What is this?", attachments=(IMAGE_ATTACHMENT, PDF_ATTACHMENT))
+    image, paper, text = request_body(turn, media=FakeAttachments())["messages"][0]["content"]
     data = base64.b64encode(b"png").decode()
     assert image == {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
     assert (paper["type"], paper["source"]["media_type"]) == ("document", "application/pdf")
     assert text["text"] == "What is this?"
 
 
-def test_a_file_that_cannot_be_shown_is_named() -> None:
+def test_a_file_that_cannot_be_sent_is_named_in_the_text() -> None:
     huge = Attachment(hash="cc" * 32, name="huge.png", media_type="image/png", size_bytes=6 * 1024 * 1024)
     gone = Attachment(hash="dd" * 32, name="gone.png", media_type="image/png", size_bytes=3)
     turn = UserTurn(text="Look.", attachments=(huge, gone))
-    words = [part["text"] for part in body_of(turn, media=Shelf())["messages"][0]["content"]]
+    words = [part["text"] for part in request_body(turn, media=FakeAttachments())["messages"][0]["content"]]
     assert words[0] == "Look."
     assert "huge.png" in words[1] and "too large" in words[1]
     assert "gone.png" in words[2]
@@ -437,21 +455,21 @@ def test_a_file_that_cannot_be_shown_is_named() -> None:
         ("high", 1500, None),
     ],
 )
-def test_effort_is_a_budget_within_the_bound_of_the_reply(effort: Any, output: int, thinking: Any) -> None:
-    body = body_of(effort=effort, output_tokens_max=output)
+def test_effort_becomes_a_thinking_budget_within_the_output_limit(effort: Any, output: int, thinking: Any) -> None:
+    body = request_body(effort=effort, output_tokens_max=output)
     assert body.get("thinking") == thinking
     assert body["max_tokens"] == output
 
 
-def test_a_model_that_decides_for_itself_is_told_how_hard_to_try() -> None:
-    body = body_of(effort="high", target={"quirks": frozenset({"adaptive"})})
+def test_a_model_with_adaptive_thinking_gets_the_effort() -> None:
+    body = request_body(effort="high", target={"quirks": frozenset({"adaptive"})})
     assert body["thinking"]["type"] == "adaptive"
     assert body["output_config"] == {"effort": "high"}
 
 
 @pytest.mark.spec("H80")
-def test_an_effort_that_the_model_does_not_take_is_said_and_nothing_sent() -> None:
-    facts = facts_of("anthropic", efforts=("low", "high"))
+def test_an_unsupported_effort_is_refused_without_a_request() -> None:
+    facts = make_model_facts("anthropic", efforts=("low", "high"))
     with pytest.raises(ModelFailed, match="does not support the effort 'xhigh'") as refused:
         AnthropicFormat(EncodedContextCache()).build_request(
             prompt_of(effort="xhigh"), ModelTarget(facts=facts, url="http://x"), KEY
@@ -460,40 +478,40 @@ def test_an_effort_that_the_model_does_not_take_is_said_and_nothing_sent() -> No
 
 
 @pytest.mark.spec("C105.params")
-def test_params_win_and_tools_of_the_provider_join_ours() -> None:
+def test_params_override_the_request_and_provider_tools_are_added() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     params = {"max_tokens": 5, "temperature": 0.5, "tools": [search], "messages": "no"}
-    body = body_of(tools=(LOOK,), target={"params": params})
+    body = request_body(tools=(LOOK_TOOL,), target={"params": params})
     assert (body["max_tokens"], body["temperature"]) == (5, 0.5)
     assert [tool["name"] for tool in body["tools"]] == ["web_search", "look"]
 
 
-def test_marks_roll_along_so_that_the_next_request_finds_what_this_one_left() -> None:
-    first = body_of(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"), tools=(LOOK,))
-    then = body_of(
-        UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"), Reply(text="B"), UserTurn(text="3"), tools=(LOOK,)
+def test_cache_marks_move_so_that_the_next_request_reuses_the_cached_prefix() -> None:
+    first = request_body(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"), tools=(LOOK_TOOL,))
+    then = request_body(
+        UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"), Reply(text="B"), UserTurn(text="3"), tools=(LOOK_TOOL,)
     )
 
-    def marked(body: Any) -> list[int]:
+    def cached_messages(body: Any) -> list[int]:
         return [i for i, message in enumerate(body["messages"]) if "cache_control" in message["content"][-1]]
 
-    assert marked(first) == [0, 2]
-    assert marked(then) == [2, 4]
-    assert raw_count(then, "cache_control") == 3
-    bare = body_of(instructions="", tools=(LOOK,))
+    assert cached_messages(first) == [0, 2]
+    assert cached_messages(then) == [2, 4]
+    assert count_key(then, "cache_control") == 3
+    bare = request_body(instructions="", tools=(LOOK_TOOL,))
     assert "system" not in bare and "cache_control" in bare["tools"][-1]
 
 
-def test_each_record_is_encoded_once_and_marks_do_not_stay_on_it() -> None:
+def test_each_record_is_encoded_once_and_without_cache_marks() -> None:
     cache = EncodedContextCache()
-    records = records_of(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"))
+    records = make_records(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"))
     wire = AnthropicFormat(cache)
-    target = ModelTarget(facts=facts_of("anthropic"), url="http://x")
+    target = ModelTarget(facts=make_model_facts("anthropic"), url="http://x")
     prompt = ModelPrompt(session=SESSION, instructions="", records=records[:1], tools=())
     wire.build_request(prompt, target, KEY)
     size = cache.size_bytes
     longer = ModelPrompt(session=SESSION, instructions="", records=records, tools=())
     bodies = [json.loads(b"".join(wire.build_request(longer, target, KEY).body)) for _ in range(2)]
     assert bodies[0] == bodies[1]
-    assert raw_count(bodies[0], "cache_control") == 2
+    assert count_key(bodies[0], "cache_control") == 2
     assert cache.size_bytes == size + len(b'{"type":"text","text":"A"}') + len(b'{"type":"text","text":"2"}')

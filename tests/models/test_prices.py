@@ -1,4 +1,4 @@
-"""A price is what the settings say, else what is known offline, else unknown: never guessed, and never too low."""
+"""Prices come from the settings, else from the offline table, else they are unknown; they are never guessed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from models.settings_catalog import catalog_of
+from models.settings_catalog import make_catalog
 
 from retinue.domain.model import FREE_PRICE, ModelRef, Price
 from retinue.models import prices
@@ -16,34 +16,34 @@ from retinue.models import prices
 DAY = date(2026, 3, 1)
 
 
-def test_what_is_known_of_a_price_is_taken_as_millionths_of_a_dollar_for_a_million_tokens() -> None:
+def test_a_known_price_is_in_microdollars_per_million_tokens() -> None:
     opus = prices.find_known_price(ModelRef("anthropic", "claude-opus-4-5"), DAY)
     assert opus == Price(input=5_000_000, output=25_000_000, cache_read=500_000, cache_write=6_250_000)
 
 
-def test_a_price_that_grows_with_the_prompt_or_with_the_hour_counts_as_the_dearest() -> None:
+def test_a_price_with_tiers_or_off_peak_hours_uses_the_highest_rate() -> None:
     gemini = prices.find_known_price(ModelRef("google", "gemini-3-pro-preview"), DAY)
     assert gemini is not None and (gemini.input, gemini.output) == (4_000_000, 18_000_000)
     deepseek = prices.find_known_price(ModelRef("deepseek", "deepseek-chat"), DAY)
     assert deepseek is not None and deepseek.input == 270_000
 
 
-def test_a_price_is_that_of_the_day() -> None:
+def test_a_price_is_that_of_the_given_day() -> None:
     o3 = ModelRef("openai", "o3")
     before, after = prices.find_known_price(o3, date(2025, 5, 1)), prices.find_known_price(o3, DAY)
     assert before is not None and after is not None and before.input > after.input
 
 
-def test_a_provider_that_is_called_otherwise_elsewhere_is_found() -> None:
+def test_a_provider_with_another_name_in_the_price_data_is_found() -> None:
     assert prices.find_known_price(ModelRef("xai", "grok-4"), DAY) is not None
 
 
 @pytest.mark.parametrize("ref", [ModelRef("anthropic", "claude-9-secret"), ModelRef("nobody", "gpt-5")])
-def test_what_nobody_knows_has_no_price(ref: ModelRef) -> None:
+def test_an_unknown_model_or_provider_has_no_price(ref: ModelRef) -> None:
     assert prices.find_known_price(ref, DAY) is None
 
 
-def test_the_settings_are_believed_before_what_is_known(tmp_path: Path) -> None:
+def test_prices_in_the_settings_override_known_prices(tmp_path: Path) -> None:
     text = """
     [providers.rack]
     url = "http://10.0.0.5/v1"
@@ -57,37 +57,37 @@ def test_the_settings_are_believed_before_what_is_known(tmp_path: Path) -> None:
     [models.entries."rack/half"]
     input_usd = 1
     """
-    catalog = catalog_of(tmp_path, text)
+    catalog = make_catalog(tmp_path, text)
     opus = catalog.get_facts(ModelRef("anthropic", "claude-opus-4-5")).price
     assert opus == Price(input=1_000_001, output=2_000_000, cache_read=100_000)
     assert catalog.get_facts(ModelRef("rack", "free")).price == FREE_PRICE
     assert catalog.get_facts(ModelRef("rack", "half")).price is None
 
 
-def test_models_of_ones_own_machine_and_of_the_house_cost_nothing_and_strangers_are_unknown(tmp_path: Path) -> None:
-    catalog = catalog_of(tmp_path, '[providers.my-openai]\nurl = "http://127.0.0.1:4000/v1"')
+def test_local_and_built_in_models_are_free_and_other_prices_are_unknown(tmp_path: Path) -> None:
+    catalog = make_catalog(tmp_path, '[providers.my-openai]\nurl = "http://127.0.0.1:4000/v1"')
     assert catalog.get_facts(ModelRef("ollama", "qwen3")).price == FREE_PRICE
     assert catalog.get_facts(ModelRef("", "guide")).price == FREE_PRICE
-    assert catalog.get_facts(ModelRef("my-openai", "gpt-5")).price is None  # what stands behind it may charge
-    far = catalog_of(tmp_path, '[providers.ollama]\nurl = "https://ollama.example/v1"')
+    assert catalog.get_facts(ModelRef("my-openai", "gpt-5")).price is None  # the provider behind this URL may charge
+    far = make_catalog(tmp_path, '[providers.ollama]\nurl = "https://ollama.example/v1"')
     assert far.get_facts(ModelRef("ollama", "qwen3")).price is None
-    near = catalog_of(tmp_path, '[providers.vllm]\nurl = "http://10.1.2.3:8000/v1"')
+    near = make_catalog(tmp_path, '[providers.vllm]\nurl = "http://10.1.2.3:8000/v1"')
     assert near.get_facts(ModelRef("vllm", "qwen3")).price == FREE_PRICE
 
 
-def test_an_unknown_price_is_told_with_the_settings_that_would_say_it() -> None:
+def test_an_unknown_price_error_names_the_settings_to_add() -> None:
     error = prices.build_price_unknown_error(ModelRef("rack", "qwen3"))
     assert error.code == "model.price_unknown"
     assert '[models.entries."rack/qwen3"]' in error.try_this
     assert "input_usd" in error.try_this and "output_usd" in error.try_this
 
 
-async def test_prices_are_made_ready_beside_the_work() -> None:
+async def test_prices_can_be_loaded_in_the_background() -> None:
     await prices.load_prices()
     assert "genai_prices" in sys.modules
 
 
-def test_a_catalog_is_made_without_loading_the_prices() -> None:
+def test_a_model_catalog_is_built_without_loading_the_price_data() -> None:
     code = (
         "import sys, datetime; from retinue.config import load_configuration; "
         "from retinue.models.model_selection import ModelSelector; "

@@ -1,4 +1,4 @@
-"""The rim of models over HTTP: whatever a server does, there is a reply or a reason in our words."""
+"""Models over HTTP: whatever a server sends, the result is a reply or a `ModelFailed` with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from models.replay import KEY, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider
+from models.replay import (
+    KEY,
+    Answer,
+    Then,
+    collect_reply,
+    make_http_model,
+    make_model_facts,
+    open_provider_connections,
+    prompt_of,
+    provider,
+)
 
 from retinue.domain.model import ModelFailed, ModelFailureKind
 from retinue.domain.record import UserTurn
@@ -23,33 +33,33 @@ from retinue.testing.wait_conditions import wait_until
 CHAT = "openai-chat"
 
 SILENCE_S = 60.0
-STALE_S = 40.0  # twice that is less than the first byte may take
+STALE_S = 40.0  # twice that is less than the time limit for the first byte
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, a line that is closed at once is found to be so in time."""
+def _long_stale_connection_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even on a slow machine, a connection that is closed at once is noticed within this time."""
     monkeypatch.setattr(provider_http, "STALE_CONNECTION_S", STALE_S)
 
 
-def said(*words: str, finish: str | None = "stop", done: bool = True) -> str:
-    """A stream with these words in it."""
+def stream_of_words(*words: str, finish: str | None = "stop", done: bool = True) -> str:
+    """Return a stream with these words."""
     events = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
     if finish:
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + ("data: [DONE]\n\n" if done else "")
 
 
-HELLO = said("Hel", "lo.")
+HELLO = stream_of_words("Hel", "lo.")
 
 
 @pytest.fixture
 async def link() -> AsyncIterator[ProviderConnections]:
-    async with linked() as link:
+    async with open_provider_connections() as link:
         yield link
 
 
-async def failure_of(model: HttpModel, key: str = KEY) -> ModelFailed:
+async def collect_failure(model: HttpModel, key: str = KEY) -> ModelFailed:
     with pytest.raises(ModelFailed) as failed:
         await collect(model, key=key)
     return failed.value
@@ -59,40 +69,40 @@ async def collect(model: HttpModel, *, key: str = KEY) -> list[ReplyChunk]:
     return [chunk async for chunk in model.reply(prompt_of(), key=key)]
 
 
-async def test_a_reply_comes_word_by_word_as_the_server_sends_it(link: ProviderConnections) -> None:
-    first = said("Hel", finish=None, done=False)
+async def test_reply_chunks_arrive_as_the_server_sends_them(link: ProviderConnections) -> None:
+    first = stream_of_words("Hel", finish=None, done=False)
     async with provider(Answer(body=first, then=Then.HANG)) as server:
-        chunks = model_at(link, server.url, CHAT).reply(prompt_of(), key=KEY)
-        assert await anext(chunks) == TextChunk("Hel")  # though the server never says more
+        chunks = make_http_model(link, server.url, CHAT).reply(prompt_of(), key=KEY)
+        assert await anext(chunks) == TextChunk("Hel")  # though the server sends no more
         assert isinstance(chunks, AsyncGenerator)
         await chunks.aclose()
 
 
-async def test_a_server_that_says_nothing_is_given_up(link: ProviderConnections) -> None:
+async def test_a_provider_that_does_not_answer_times_out(link: ProviderConnections) -> None:
     async with provider(Answer(before=Then.HANG)) as server:
-        failed = await failure_of(model_at(link, server.url, CHAT, first_byte_s=0.05))
+        failed = await collect_failure(make_http_model(link, server.url, CHAT, first_byte_s=0.05))
     assert failed.failure is ModelFailureKind.TIMEOUT
     assert "0.05 seconds" in failed.because
 
 
-async def test_a_server_that_answers_200_and_says_nothing_is_given_up(link: ProviderConnections) -> None:
+async def test_a_provider_that_answers_200_without_a_body_times_out(link: ProviderConnections) -> None:
     async with provider(Answer(body="", then=Then.HANG)) as server:
-        failed = await failure_of(model_at(link, server.url, CHAT, first_byte_s=0.05))
+        failed = await collect_failure(make_http_model(link, server.url, CHAT, first_byte_s=0.05))
     assert failed.failure is ModelFailureKind.TIMEOUT
 
 
-async def test_a_server_that_falls_silent_is_given_up_and_what_came_was_told(link: ProviderConnections) -> None:
-    async with provider(Answer(body=said("Hel", finish=None, done=False), then=Then.HANG)) as server:
-        model = model_at(link, server.url, CHAT, silence_s=SILENCE_S)
+async def test_a_provider_that_stops_in_the_middle_times_out_after_its_first_chunks(link: ProviderConnections) -> None:
+    async with provider(Answer(body=stream_of_words("Hel", finish=None, done=False), then=Then.HANG)) as server:
+        model = make_http_model(link, server.url, CHAT, silence_s=SILENCE_S)
         chunks = model.reply(prompt_of(), key=KEY)
         assert await anext(chunks) == TextChunk("Hel")
         waiting = asyncio.ensure_future(anext(chunks))
 
-        def later() -> bool:
+        def is_done_after_silence() -> bool:
             skip_loop_time(SILENCE_S)
             return waiting.done()
 
-        await wait_until(later, "the server is given up", limit_s=100 * SILENCE_S)
+        await wait_until(is_done_after_silence, "the server is given up", limit_s=100 * SILENCE_S)
         with pytest.raises(ModelFailed) as failed:
             await waiting
     assert failed.value.failure is ModelFailureKind.TIMEOUT
@@ -100,83 +110,85 @@ async def test_a_server_that_falls_silent_is_given_up_and_what_came_was_told(lin
     assert "stopped in the middle of its reply" in failed.value.sentence
 
 
-async def test_a_listener_who_takes_his_time_is_not_the_server_falling_silent(link: ProviderConnections) -> None:
-    body = said("Hel", "lo.")
+async def test_a_slow_reader_does_not_cause_a_timeout(link: ProviderConnections) -> None:
+    body = stream_of_words("Hel", "lo.")
     async with provider(Answer(body=body, cuts=[body.index("\n\n") + 2])) as server:
-        model = model_at(link, server.url, CHAT, silence_s=SILENCE_S)
-        heard: list[ReplyChunk] = []
+        model = make_http_model(link, server.url, CHAT, silence_s=SILENCE_S)
+        chunks_read: list[ReplyChunk] = []
         async for chunk in model.reply(prompt_of(), key=KEY):
             skip_loop_time(2 * SILENCE_S)
-            await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
-            heard.append(chunk)
-    assert heard[:2] == [TextChunk("Hel"), TextChunk("lo.")]
-    assert isinstance(heard[-1], EndChunk)
+            await asyncio.sleep(0.001)  # sleep: timers that are due run before this one
+            chunks_read.append(chunk)
+    assert chunks_read[:2] == [TextChunk("Hel"), TextChunk("lo.")]
+    assert isinstance(chunks_read[-1], EndChunk)
 
 
-async def test_a_stream_that_was_ended_is_over_though_the_line_stays_open(
+async def test_a_stream_with_its_end_marker_is_complete_if_the_connection_stays_open(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_http, "CONNECTION_END_S", 0.02)
     async with provider(Answer(body=HELLO, then=Then.HANG)) as server:
-        heard = await hear(model_at(link, server.url, CHAT, silence_s=3600))
-    assert heard["text"] == "Hello."
+        collected = await collect_reply(make_http_model(link, server.url, CHAT, silence_s=3600))
+    assert collected["text"] == "Hello."
 
 
-MESSAGE = [
+ANTHROPIC_EVENTS = [
     {"type": "message_start", "message": {"type": "message", "usage": {"input_tokens": 3, "output_tokens": 1}}},
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hello."}},
     {"type": "content_block_stop", "index": 0},
     {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
     {"type": "message_stop"},
 ]
-RESPONSE = [
+RESPONSES_EVENTS = [
     {"type": "response.output_text.delta", "output_index": 0, "delta": "Hello."},
     {"type": "response.completed", "response": {"status": "completed", "output": []}},
 ]
 
 
-@pytest.mark.parametrize(("format_", "events"), [("anthropic", MESSAGE), ("openai-responses", RESPONSE)])
-async def test_the_last_event_of_a_format_ends_a_reply_though_the_line_stays_open(
+@pytest.mark.parametrize(
+    ("format_", "events"), [("anthropic", ANTHROPIC_EVENTS), ("openai-responses", RESPONSES_EVENTS)]
+)
+async def test_the_final_event_of_a_format_ends_a_reply_if_the_connection_stays_open(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch, format_: str, events: list[dict[str, Any]]
 ) -> None:
     monkeypatch.setattr(provider_http, "CONNECTION_END_S", 0.02)
     body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
     async with provider(Answer(body=body, then=Then.HANG)) as server:
-        heard = await hear(model_at(link, server.url, format_, silence_s=3600))
-    assert (heard["text"], heard["finish"]) == ("Hello.", "stop")
+        collected = await collect_reply(make_http_model(link, server.url, format_, silence_s=3600))
+    assert (collected["text"], collected["finish"]) == ("Hello.", "stop")
 
 
-async def test_a_stream_that_was_ended_is_over_though_the_line_is_cut(link: ProviderConnections) -> None:
-    for body in (HELLO, said("Hello.", done=False)):
+async def test_a_stream_with_its_end_marker_is_complete_if_the_connection_is_cut(link: ProviderConnections) -> None:
+    for body in (HELLO, stream_of_words("Hello.", done=False)):
         async with provider(Answer(body=body, then=Then.CUT)) as server:
-            assert (await hear(model_at(link, server.url, CHAT)))["text"] == "Hello."
+            assert (await collect_reply(make_http_model(link, server.url, CHAT)))["text"] == "Hello."
 
 
-async def test_a_line_cut_in_the_middle_is_a_broken_connection(link: ProviderConnections) -> None:
-    async with provider(Answer(body=said("Hel", finish=None, done=False), then=Then.CUT)) as server:
-        failed = await failure_of(model_at(link, server.url, CHAT))
+async def test_a_connection_cut_in_the_middle_of_a_reply_is_a_connection_failure(link: ProviderConnections) -> None:
+    async with provider(Answer(body=stream_of_words("Hel", finish=None, done=False), then=Then.CUT)) as server:
+        failed = await collect_failure(make_http_model(link, server.url, CHAT))
     assert failed.failure is ModelFailureKind.CONNECTION
     assert failed.may_be_charged
 
 
-async def test_a_line_cut_before_any_answer_is_a_broken_connection(link: ProviderConnections) -> None:
+async def test_a_connection_cut_before_any_answer_is_a_connection_failure(link: ProviderConnections) -> None:
     async with provider(Answer(before=Then.CUT)) as server:
-        failed = await failure_of(model_at(link, server.url, CHAT))
+        failed = await collect_failure(make_http_model(link, server.url, CHAT))
     assert failed.failure is ModelFailureKind.CONNECTION
 
 
-class KeepsLines:
-    """A server that answers so many requests on a line, and closes it when the next one has come."""
+class KeepAliveServer:
+    """A server that answers so many requests on a connection and closes it when it receives the next one."""
 
     def __init__(self, requests_each: int, *, begins: bytes = b"", skips_s: float = 0) -> None:
-        self.lines = 0
+        self.connections = 0
         self.requests = 0
         self._requests_each = requests_each
         self._begins = begins
         self._skips_s = skips_s
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.lines += 1
+        self.connections += 1
         try:
             for _ in range(self._requests_each):
                 await self._read(reader)
@@ -198,7 +210,7 @@ class KeepsLines:
 
 
 @asynccontextmanager
-async def keeping(server: KeepsLines) -> AsyncGenerator[str]:
+async def running_keep_alive_server(server: KeepAliveServer) -> AsyncGenerator[str]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
@@ -206,124 +218,132 @@ async def keeping(server: KeepsLines) -> AsyncGenerator[str]:
         listening.close()
 
 
-async def test_a_kept_line_that_the_server_closes_is_no_failure_of_the_next_request(link: ProviderConnections) -> None:
-    server = KeepsLines(requests_each=2)
-    async with keeping(server) as url:
-        model = model_at(link, url, CHAT)
+async def test_a_request_is_repeated_if_its_reused_connection_was_closed_at_once(link: ProviderConnections) -> None:
+    server = KeepAliveServer(requests_each=2)
+    async with running_keep_alive_server(server) as url:
+        model = make_http_model(link, url, CHAT)
         for _ in range(6):
-            assert (await hear(model))["text"] == "Hello."
-    assert server.lines == 3  # two replies on each, and each third request went out again on the next
+            assert (await collect_reply(model))["text"] == "Hello."
+    assert server.connections == 3  # two replies on each; each third request was repeated on the next
 
 
-async def test_a_new_line_that_the_server_closes_is_a_broken_connection_and_is_not_asked_again(
+async def test_a_request_is_not_repeated_if_its_new_connection_was_closed(
     link: ProviderConnections,
 ) -> None:
-    server = KeepsLines(requests_each=0)
-    async with keeping(server) as url:
-        failed = await failure_of(model_at(link, url, CHAT))
+    server = KeepAliveServer(requests_each=0)
+    async with running_keep_alive_server(server) as url:
+        failed = await collect_failure(make_http_model(link, url, CHAT))
     assert failed.failure is ModelFailureKind.CONNECTION
     assert server.requests == 1
 
 
-async def test_a_kept_line_that_is_closed_later_may_have_cost_something_and_is_not_asked_again(
+async def test_a_request_is_not_repeated_if_its_reused_connection_closes_late(
     link: ProviderConnections,
 ) -> None:
-    skip_loop_time(0)  # so that it can be skipped for whoever looks at it from here on
-    server = KeepsLines(requests_each=1, skips_s=2 * STALE_S)
-    async with keeping(server) as url:
-        model = model_at(link, url, CHAT)
-        await hear(model)
-        failed = await failure_of(model)
+    skip_loop_time(0)  # so that the loop's time can be skipped from here on
+    server = KeepAliveServer(requests_each=1, skips_s=2 * STALE_S)
+    async with running_keep_alive_server(server) as url:
+        model = make_http_model(link, url, CHAT)
+        await collect_reply(model)
+        failed = await collect_failure(model)
     assert failed.failure is ModelFailureKind.CONNECTION
     assert failed.may_be_charged
     assert server.requests == 2
 
 
-async def test_a_kept_line_that_is_closed_after_a_part_of_an_answer_is_not_asked_again(
+async def test_a_request_is_not_repeated_if_its_connection_closes_after_a_partial_answer(
     link: ProviderConnections,
 ) -> None:
-    server = KeepsLines(requests_each=1, begins=b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata:")
-    async with keeping(server) as url:
-        model = model_at(link, url, CHAT)
-        await hear(model)
-        failed = await failure_of(model)
+    server = KeepAliveServer(requests_each=1, begins=b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata:")
+    async with running_keep_alive_server(server) as url:
+        model = make_http_model(link, url, CHAT)
+        await collect_reply(model)
+        failed = await collect_failure(model)
     assert failed.failure is ModelFailureKind.CONNECTION
     assert failed.may_be_charged
     assert server.requests == 2
 
 
-async def test_nobody_there_is_no_reply_begun(link: ProviderConnections) -> None:
+async def test_a_refused_connection_is_a_failure_that_is_not_charged(link: ProviderConnections) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        failed = await failure_of(model_at(link, f"http://127.0.0.1:{taken.getsockname()[1]}", CHAT))
+        failed = await collect_failure(make_http_model(link, f"http://127.0.0.1:{taken.getsockname()[1]}", CHAT))
     assert failed.failure is ModelFailureKind.CONNECTION
     assert not failed.may_be_charged
     assert "the connection was refused" in failed.because
 
 
 @pytest.mark.parametrize("type_", ["application/json", "text/plain", "text/html; charset=utf-8", ""])
-async def test_a_stream_is_known_by_its_beginning_whatever_its_type_says(link: ProviderConnections, type_: str) -> None:
+async def test_a_stream_is_detected_by_its_first_bytes_whatever_its_content_type(
+    link: ProviderConnections, type_: str
+) -> None:
     headers = {"content-type": type_} if type_ else {}
     async with provider(Answer(body=HELLO, headers=headers)) as server:
-        assert (await hear(model_at(link, server.url, CHAT)))["text"] == "Hello."
+        assert (await collect_reply(make_http_model(link, server.url, CHAT)))["text"] == "Hello."
 
 
-async def test_a_whole_body_is_read_though_it_is_called_a_stream(link: ProviderConnections) -> None:
+async def test_a_json_body_is_read_even_with_the_content_type_of_a_stream(link: ProviderConnections) -> None:
     reply = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
     answer = Answer(body="\n " + json.dumps(reply), headers={"content-type": "text/event-stream"})
     async with provider(answer) as server:
-        assert (await hear(model_at(link, server.url, CHAT)))["text"] == "Hello."
+        assert (await collect_reply(make_http_model(link, server.url, CHAT)))["text"] == "Hello."
 
 
 @pytest.mark.parametrize("body", ["<html><body>welcome</body></html>", "data: <html>\n\n", "\x00\x01", "[]", "{}", "7"])
-async def test_garbage_with_a_200_is_no_reply(link: ProviderConnections, body: str) -> None:
+async def test_garbage_with_status_200_is_a_malformed_reply(link: ProviderConnections, body: str) -> None:
     for format_ in ("openai-chat", "openai-responses"):
         async with provider(Answer(body=body)) as server:
-            failed = await failure_of(model_at(link, server.url, format_))
+            failed = await collect_failure(make_http_model(link, server.url, format_))
         assert failed.failure is ModelFailureKind.MALFORMED, format_
         assert body not in str(failed.sentence + failed.because)
 
 
-async def test_nothing_at_all_with_a_200_is_no_reply(link: ProviderConnections) -> None:
+async def test_an_empty_body_with_status_200_is_a_malformed_reply(link: ProviderConnections) -> None:
     for format_ in ("openai-chat", "openai-responses"):
         async with provider(Answer(body="")) as server:
-            assert (await failure_of(model_at(link, server.url, format_))).failure is ModelFailureKind.MALFORMED
+            assert (
+                await collect_failure(make_http_model(link, server.url, format_))
+            ).failure is ModelFailureKind.MALFORMED
 
 
-async def test_a_redirect_is_refused_and_the_key_stays_where_it_belongs(link: ProviderConnections) -> None:
+async def test_a_provider_redirect_is_refused_and_the_key_is_not_sent_elsewhere(link: ProviderConnections) -> None:
     async with provider(Answer(body=HELLO)) as elsewhere:
         moved = Answer(status=307, headers={"location": f"{elsewhere.url}/v1/chat/completions"})
         async with provider(moved) as server:
-            failed = await failure_of(model_at(link, server.url, CHAT))
+            failed = await collect_failure(make_http_model(link, server.url, CHAT))
         assert elsewhere.asked == []
         assert len(server.asked) == 1
     assert failed.status == 307
     assert "redirects" in failed.sentence
 
 
-async def test_a_reply_without_end_is_stopped(link: ProviderConnections, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_without_end_is_stopped_at_the_byte_limit(
+    link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(provider_http, "REPLY_BYTES_MAX", 2_000)
-    for body in (said(*["word "] * 200), "{" + " " * 5_000 + "}", "\n" * 5_000):
+    for body in (stream_of_words(*["word "] * 200), "{" + " " * 5_000 + "}", "\n" * 5_000):
         async with provider(Answer(body=body, then=Then.HANG)) as server:
-            failed = await failure_of(model_at(link, server.url, CHAT))
+            failed = await collect_failure(make_http_model(link, server.url, CHAT))
         assert failed.failure is ModelFailureKind.MALFORMED
         assert "2,000 bytes" in failed.because
 
 
-async def test_of_a_refusal_only_so_much_is_read(link: ProviderConnections, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_body_is_read_only_up_to_its_limit(
+    link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(provider_http, "ERROR_BYTES_MAX", 1_000)
     async with provider(Answer(status=500, body="x" * 100_000, then=Then.HANG)) as server:
-        failed = await failure_of(model_at(link, server.url, CHAT))
+        failed = await collect_failure(make_http_model(link, server.url, CHAT))
     assert (failed.failure, failed.status) == (ModelFailureKind.SERVER, 500)
 
 
-async def test_a_refusal_that_breaks_off_is_still_that_refusal(
+async def test_a_truncated_error_body_is_classified_by_status_and_headers(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_http, "ERROR_BODY_TIMEOUT_S", 0.05)
     for then in (Then.CUT, Then.HANG):
         async with provider(Answer(status=429, headers={"retry-after": "7"}, body='{"err', then=then)) as server:
-            failed = await failure_of(model_at(link, server.url, CHAT))
+            failed = await collect_failure(make_http_model(link, server.url, CHAT))
         assert (failed.failure, failed.retry_after_s) == (ModelFailureKind.RATE_LIMIT, 7.0)
 
 
@@ -338,74 +358,76 @@ async def test_a_refusal_that_breaks_off_is_still_that_refusal(
         Answer(before=Then.CUT),
     ],
 )
-async def test_the_key_is_in_no_error(link: ProviderConnections, answer: Answer) -> None:
+async def test_the_api_key_is_in_no_error(link: ProviderConnections, answer: Answer) -> None:
     for format_ in ("openai-chat", "openai-responses"):
         async with provider(answer) as server:
-            failed = await failure_of(model_at(link, server.url, format_))
+            failed = await collect_failure(make_http_model(link, server.url, format_))
         assert server.last.headers["authorization"] == f"Bearer {KEY}"
         words = [failed.sentence, failed.because, failed.try_this, str(failed), repr(failed)]
         assert not any(KEY in word for word in words)
 
 
-async def test_the_key_is_in_no_repr_of_a_request_and_in_no_url(link: ProviderConnections) -> None:
-    model = model_at(link, "http://127.0.0.1:1", CHAT)
+async def test_the_api_key_is_not_in_the_repr_or_url_of_a_request(link: ProviderConnections) -> None:
+    model = make_http_model(link, "http://127.0.0.1:1", CHAT)
     request: ProviderRequest = model._provider_format.build_request(prompt_of(), model._target, KEY)  # pyright: ignore[reportPrivateUsage]
     assert KEY in str(dict(request.headers))
     assert KEY not in repr(request)
     assert KEY not in request.url
 
 
-async def test_headers_that_may_hold_a_secret_are_in_no_repr_of_a_target(link: ProviderConnections) -> None:
-    model = model_at(link, "http://127.0.0.1:1", CHAT, headers={"x-api-key": KEY})
+async def test_secret_headers_are_not_in_the_repr_of_a_target(link: ProviderConnections) -> None:
+    model = make_http_model(link, "http://127.0.0.1:1", CHAT, headers={"x-api-key": KEY})
     assert KEY not in repr(model._target)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_without_a_key_no_key_is_sent(link: ProviderConnections) -> None:
+async def test_without_a_key_no_authorization_header_is_sent(link: ProviderConnections) -> None:
     async with provider(Answer(body=HELLO)) as server:
-        await hear(model_at(link, server.url, CHAT), key="")
+        await collect_reply(make_http_model(link, server.url, CHAT), key="")
     assert "authorization" not in server.last.headers
 
 
-async def test_headers_of_the_settings_go_with_every_request_and_win(link: ProviderConnections) -> None:
+async def test_headers_from_the_settings_override_request_headers(link: ProviderConnections) -> None:
     async with provider(Answer(body=HELLO)) as server:
-        await hear(model_at(link, server.url, CHAT, headers={"x-team": "kitchen", "accept": "*/*"}))
+        await collect_reply(make_http_model(link, server.url, CHAT, headers={"x-team": "kitchen", "accept": "*/*"}))
     assert server.last.headers["x-team"] == "kitchen"
     assert server.last.headers["accept"] == "*/*"
     assert "cookie" not in server.last.headers
 
 
 @pytest.mark.parametrize(("turns", "repeated"), [(1, 200_000), (300, 100), (40, 20_000)])
-async def test_a_long_body_goes_out_whole(link: ProviderConnections, turns: int, repeated: int) -> None:
+async def test_a_long_request_body_is_sent_completely(link: ProviderConnections, turns: int, repeated: int) -> None:
     texts = [f"{number} " + "0123456789" * repeated for number in range(turns)]
     async with provider(Answer(body=HELLO)) as server:
-        await hear(model_at(link, server.url, CHAT), prompt_of(*(UserTurn(text=text) for text in texts)))
+        await collect_reply(
+            make_http_model(link, server.url, CHAT), prompt_of(*(UserTurn(text=text) for text in texts))
+        )
     assert [message["content"] for message in server.last.body["messages"][1:]] == texts
     assert server.last.headers["content-type"] == "application/json"
 
 
-async def test_a_listener_who_leaves_closes_the_line(link: ProviderConnections) -> None:
+async def test_closing_a_reply_early_closes_its_connection(link: ProviderConnections) -> None:
     async with provider(
-        Answer(body=said("Hel", finish=None, done=False), then=Then.HANG), Answer(body=HELLO)
+        Answer(body=stream_of_words("Hel", finish=None, done=False), then=Then.HANG), Answer(body=HELLO)
     ) as server:
-        model = model_at(link, server.url, CHAT)
+        model = make_http_model(link, server.url, CHAT)
         chunks = model.reply(prompt_of(), key=KEY)
         await anext(chunks)
         assert isinstance(chunks, AsyncGenerator)
         await chunks.aclose()
-        assert (await hear(model))["text"] == "Hello."
+        assert (await collect_reply(model))["text"] == "Hello."
         assert link.pool.idle_count == 0
 
 
-async def test_a_cancelled_listener_is_cancelled_and_nothing_else(link: ProviderConnections) -> None:
+async def test_cancelling_a_reply_raises_cancelled_error(link: ProviderConnections) -> None:
     async with provider(Answer(before=Then.HANG)) as server:
-        task = asyncio.create_task(collect(model_at(link, server.url, CHAT)))
+        task = asyncio.create_task(collect(make_http_model(link, server.url, CHAT)))
         await wait_until(lambda: server.asked, "the server is asked", poll_s=0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
-def test_what_a_body_is_is_said_as_soon_as_it_can_be() -> None:
+def test_an_event_stream_is_detected_from_as_few_bytes_as_possible() -> None:
     undecided: list[Any] = [b"", b" \n", b"d", b"dat", b"\n\neve", b"\xef", b"\xef\xbb\xbf"]
     assert [is_event_stream(begin) for begin in undecided] == [None] * len(undecided)
     streams = [b"data:", b": OK", b"\r\n\r\nevent: x", b"\xef\xbb\xbfid: 1", b"retry: 3"]
@@ -413,7 +435,7 @@ def test_what_a_body_is_is_said_as_soon_as_it_can_be() -> None:
     assert not any(is_event_stream(begin) for begin in (b"{", b"<html>", b"dates", b"[", b"\xef{"))
 
 
-async def test_a_model_is_known_by_its_name_and_facts(link: ProviderConnections) -> None:
-    facts = facts_of("acme", "small-1")
-    model = model_at(link, "http://127.0.0.1:1", CHAT, facts=facts)
+async def test_an_http_model_has_its_name_and_facts(link: ProviderConnections) -> None:
+    facts = make_model_facts("acme", "small-1")
+    model = make_http_model(link, "http://127.0.0.1:1", CHAT, facts=facts)
     assert (model.name, model.facts) == ("acme/small-1", facts)

@@ -1,4 +1,4 @@
-"""So much in a minute, by provider: who comes too soon waits in line, and not for ever."""
+"""Limits per minute by provider: a call over the limit waits in order, and is refused if it would wait too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retinue.testing.fake_clock import FakeClock
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def limits(*, requests: int | None = None, tokens: int | None = None) -> ProviderRateLimits:
+def make_limits(*, requests: int | None = None, tokens: int | None = None) -> ProviderRateLimits:
     providers = {"acme": ProviderSettings(requests_per_minute=requests, tokens_per_minute=tokens)}
     return ProviderRateLimits(lambda: providers)
 
@@ -28,50 +28,50 @@ def at(seconds: float) -> datetime:
 
 
 @pytest.mark.spec("C100")
-def test_so_many_requests_in_any_sixty_seconds_and_the_next_waits() -> None:
-    limit = limits(requests=2)
+def test_requests_over_the_limit_wait_until_the_60_second_window_allows_them() -> None:
+    limit = make_limits(requests=2)
     assert limit.reserve("acme", 10, at(0)).wait_s == 0
     assert limit.reserve("acme", 10, at(50)).wait_s == 0
     assert limit.wait_s("acme", 10, at(55)) == 5
-    assert limit.reserve("acme", 10, at(55)).wait_s == 5  # the first is a minute ago then
-    assert limit.reserve("acme", 10, at(55)).wait_s == 55  # and now the second must be
+    assert limit.reserve("acme", 10, at(55)).wait_s == 5  # the first call is then 60 seconds old
+    assert limit.reserve("acme", 10, at(55)).wait_s == 55  # and now the second call must be
     assert limit.reserve("acme", 10, at(500)).wait_s == 0
 
 
 @pytest.mark.spec("C100")
-def test_so_many_tokens_in_any_sixty_seconds_by_what_calls_came_to() -> None:
-    limit = limits(tokens=1000)
+def test_tokens_over_the_limit_wait_and_recorded_tokens_replace_the_estimate() -> None:
+    limit = make_limits(tokens=1000)
     first = limit.reserve("acme", 900, at(0))
     assert limit.wait_s("acme", 200, at(1)) == 59
-    limit.record_tokens(first, 300)  # less than was thought
+    limit.record_tokens(first, 300)  # fewer than estimated
     assert limit.wait_s("acme", 200, at(1)) == 0
-    limit.record_tokens(first, 5000)  # more
+    limit.record_tokens(first, 5000)  # more than estimated
     assert limit.wait_s("acme", 200, at(1)) == 59
 
 
-def test_a_call_that_is_larger_than_the_limit_goes_alone_instead_of_never() -> None:
-    limit = limits(tokens=1000)
+def test_a_call_larger_than_the_token_limit_runs_alone() -> None:
+    limit = make_limits(tokens=1000)
     assert limit.reserve("acme", 4000, at(0)).wait_s == 0
     assert limit.wait_s("acme", 4000, at(20)) == 40
 
 
 @pytest.mark.spec("C100")
-def test_nobody_waits_longer_than_the_bound_and_the_error_says_which_setting_it_is() -> None:
-    limit = limits(requests=1)
+def test_a_call_that_would_wait_too_long_is_refused_with_the_setting_name() -> None:
+    limit = make_limits(requests=1)
     assert [limit.reserve("acme", 1, at(0)).wait_s for _ in range(2)] == [0, 60]
     with pytest.raises(ConfiguredLimitReached) as refused:
         limit.reserve("acme", 1, at(0))
     assert (refused.value.failure, refused.value.retry_after_s) == (ModelFailureKind.RATE_LIMIT, 120)
     assert "requests_per_minute" in refused.value.try_this and refused.value.code == "model.configured_limit"
-    assert limit.reserve("acme", 1, at(60)).wait_s == 60  # who was refused holds no place
+    assert limit.reserve("acme", 1, at(60)).wait_s == 60  # a refused call reserves nothing
 
 
-def test_providers_without_limits_are_not_held_back_nor_remembered() -> None:
-    limit = limits()
+def test_providers_without_limits_never_wait() -> None:
+    limit = make_limits()
     assert [limit.reserve(provider, 10**9, at(0)).wait_s for provider in ("acme", "rival") * 100] == [0] * 200
 
 
-def test_limits_that_settings_change_hold_from_the_next_call_on() -> None:
+def test_changed_limits_apply_to_the_next_call() -> None:
     providers = {"acme": ProviderSettings(requests_per_minute=1)}
     limit = ProviderRateLimits(lambda: providers)
     limit.reserve("acme", 1, at(0))
@@ -80,26 +80,26 @@ def test_limits_that_settings_change_hold_from_the_next_call_on() -> None:
     assert limit.wait_s("acme", 1, at(0)) == 0
 
 
-def test_a_clock_that_is_set_back_holds_nobody_for_hours() -> None:
-    limit = limits(requests=1)
+def test_a_clock_set_back_does_not_delay_calls() -> None:
+    limit = make_limits(requests=1)
     limit.reserve("acme", 1, at(0))
     assert limit.wait_s("acme", 1, at(-7200)) == 0
 
 
-async def test_who_is_cancelled_while_waiting_gives_up_the_place() -> None:
-    clock, limit, entered = FakeClock(), limits(requests=1), list[str]()
+async def test_a_call_cancelled_while_waiting_releases_its_slot() -> None:
+    clock, limit, admitted = FakeClock(), make_limits(requests=1), list[str]()
 
-    async def ask(name: str) -> None:
+    async def wait_for_a_slot(name: str) -> None:
         async with limit.wait_for_slot("acme", 1, clock):
-            entered.append(name)
+            admitted.append(name)
 
-    await ask("first")
-    waiting = asyncio.create_task(ask("second"))
+    await wait_for_a_slot("first")
+    waiting = asyncio.create_task(wait_for_a_slot("second"))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert entered == ["first"]
+    assert admitted == ["first"]
     assert limit.wait_s("acme", 1, clock.now()) == 60
 
 
@@ -108,19 +108,19 @@ async def test_who_is_cancelled_while_waiting_gives_up_the_place() -> None:
     tokens=st.none() | st.integers(1, 1000),
     calls=st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 1200)), max_size=40),
 )
-def test_no_sixty_seconds_hold_more_than_the_limits(
+def test_no_60_second_window_exceeds_the_limits(
     requests: int | None, tokens: int | None, calls: list[tuple[int, int]]
 ) -> None:
-    limit, now_ms, made = limits(requests=requests, tokens=tokens), 0, list[tuple[int, int]]()
+    limit, now_ms, made = make_limits(requests=requests, tokens=tokens), 0, list[tuple[int, int]]()
     for later_ms, size in calls:
         now_ms += later_ms
         try:
-            booked = limit.reserve("acme", size, NOW + timedelta(milliseconds=now_ms))
+            reservation = limit.reserve("acme", size, NOW + timedelta(milliseconds=now_ms))
         except ConfiguredLimitReached:
             continue
-        assert 0 <= booked.wait_s <= WAIT_MAX_S
-        made.append((booked.at_ms, size))
-    assert made == sorted(made, key=lambda call: call[0])  # a line: nobody overtakes
+        assert 0 <= reservation.wait_s <= WAIT_MAX_S
+        made.append((reservation.at_ms, size))
+    assert made == sorted(made, key=lambda call: call[0])  # calls stay in order
     for start_ms, _ in made:
         inside = [size for at_ms, size in made if start_ms <= at_ms < start_ms + 60_000]
         assert requests is None or len(inside) <= requests

@@ -1,7 +1,5 @@
-"""What other projects recorded of real providers, read by our clients: the same words, calls, seals and failures.
-
-The recordings are not part of this repository. They are looked for beside it, or where RETINUE_FIXTURES points.
-"""
+"""Replies of real providers, recorded by other projects and read by our clients with the same text, calls, seals and
+failures. The recordings are not part of this repository: they are searched next to it, or in RETINUE_FIXTURES."""
 
 from __future__ import annotations
 
@@ -12,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models.replay import Answer, differences, facts_of, hear, linked, model_at, provider
+from models.replay import (
+    Answer,
+    collect_reply,
+    differences,
+    make_http_model,
+    make_model_facts,
+    open_provider_connections,
+    provider,
+)
 
 HERE = Path(os.environ.get("RETINUE_FIXTURES") or Path(__file__).parents[3] / "shared" / "fixtures" / "providers")
 RECORDINGS = sorted(HERE.glob("*/*.json"))
@@ -22,7 +28,7 @@ Reading = Mapping[str, Any]
 
 
 def _refusal(expected: Reading) -> Reading | None:
-    """A refusal is said to the person who waits, so its words are text; the recordings keep them apart."""
+    """A refusal is shown to the user, so it is text; the recordings store it separately."""
     words = expected.get("refusal")
     if not words:
         return None
@@ -30,8 +36,8 @@ def _refusal(expected: Reading) -> Reading | None:
 
 
 def _thinking_counted_apart(expected: Reading) -> Reading | None:
-    """xAI counts the tokens of thinking beside those of the answer; they are written and paid for all the same, as the
-    price that the reply itself names shows. `output` holds all that was written."""
+    """xAI does not count thinking as output, but charges for it, as the price in the reply shows. Our `output`
+    includes it."""
     usage = expected.get("usage") or {}
     if usage.get("reasoning", 0) <= usage.get("output", 0):
         return None
@@ -39,33 +45,33 @@ def _thinking_counted_apart(expected: Reading) -> Reading | None:
 
 
 def _space_around_tags(expected: Reading) -> Reading | None:
-    """White space next to <think> tags belongs to neither the thought nor the answer."""
+    """White space next to <think> tags belongs neither to the thinking nor to the answer."""
     thinking, text = expected.get("thinking") or "", expected.get("text") or ""
     bare = {**expected, "thinking": thinking.strip(), "text": text.lstrip()}
     return bare if bare != expected else None
 
 
 def _pause(expected: Reading) -> Reading | None:
-    """A model that pauses wants its own words back and goes on: to us neither an end nor a failure."""
+    """A paused reply is sent back to be continued: it is neither an end nor a failure."""
     return {**expected, "finish": "pause"} if expected.get("finish_raw") == "pause_turn" else None
 
 
 def _no_reason(expected: Reading) -> Reading | None:
-    """Where no reason for stopping is given, whole calls are a reason, and a whole body is one for anything else."""
+    """Without a finish reason, complete calls mean `tool_call` and a complete body means `stop`."""
     if "error" in expected or expected.get("finish") is not None:
         return None
     return {**expected, "finish": "tool_call" if expected.get("tool_calls") else "stop"}
 
 
 def _without_end(expected: Reading) -> Reading | None:
-    """A stream that stops without a reason and without a marker broke off: who knows what it was about to say."""
+    """A stream without a finish reason and without an end marker was interrupted."""
     if "error" in expected or expected.get("finish") is not None:
         return None
     return {"error": "connection", "status": None, "retry_after": None}
 
 
-# Where we read otherwise, on purpose: what each gives for an `expected` is as good, or None where it does not apply.
-OTHERWISE: tuple[Callable[[Reading], Reading | None], ...] = (
+# Intended differences: each returns another accepted reading of an `expected`, or None if it does not apply.
+INTENDED_DIFFERENCES: tuple[Callable[[Reading], Reading | None], ...] = (
     _refusal,
     _thinking_counted_apart,
     _space_around_tags,
@@ -75,24 +81,24 @@ OTHERWISE: tuple[Callable[[Reading], Reading | None], ...] = (
 )
 
 
-def accepted(recording: Reading) -> list[Reading]:
-    said: list[Reading] = [recording["expected"], *(recording.get("expected_alt") or [])]
-    for otherwise in OTHERWISE:
-        said += [ours for expected in said if (ours := otherwise(expected)) is not None]
-    return said
+def accepted_expectations(recording: Reading) -> list[Reading]:
+    expectations: list[Reading] = [recording["expected"], *(recording.get("expected_alt") or [])]
+    for otherwise in INTENDED_DIFFERENCES:
+        expectations += [ours for expected in expectations if (ours := otherwise(expected)) is not None]
+    return expectations
 
 
 @pytest.mark.skipif(not RECORDINGS, reason=f"the recordings are not here: {HERE}")
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-async def test_a_recorded_reply_is_read_as_it_was_meant(path: Path) -> None:
+async def test_a_recorded_reply_is_read_as_expected(path: Path) -> None:
     recording = json.loads(path.read_text(encoding="utf-8"))
     response = recording["response"]
     answer = Answer(status=response["status"], headers=response.get("headers") or {}, body=response["body"])
     model_name = (recording["request"].get("body") or {}).get("model") or "some-model"
-    async with linked() as link:
+    async with open_provider_connections() as link:
         for seed in SEEDS:
             async with provider(answer, seed=seed) as server:
-                facts = facts_of(recording["provider"], model_name)
-                heard = await hear(model_at(link, server.url, recording["format"], facts=facts))
-            readings = [differences(heard, expected) for expected in accepted(recording)]
+                facts = make_model_facts(recording["provider"], model_name)
+                collected = await collect_reply(make_http_model(link, server.url, recording["format"], facts=facts))
+            readings = [differences(collected, expected) for expected in accepted_expectations(recording)]
             assert [] in readings, "\n".join(min(readings, key=len))

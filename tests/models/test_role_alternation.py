@@ -1,4 +1,4 @@
-"""Contexts that are kept as bytes and grow: always the same bytes as if they were made anew."""
+"""Cached encodings of growing contexts: always the same bytes as a new encoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.replay import SESSION, facts_of, records_of
+from models.replay import SESSION, make_model_facts, make_records
 
 from retinue.config.models import WireFormat
 from retinue.domain.record import Note, Reply, StopReason, UserTurn
@@ -19,17 +19,17 @@ from retinue.models.formats.wire_formats import make_provider_format
 from retinue.models.provider_http import ModelTarget, ProviderFormat
 
 FORMATS = [format_.value for format_ in WireFormat]
-HISTORY = 3 * MERGED_PIECES_MIN  # long enough that some of it is settled, and then some more
+HISTORY_RECORDS = 3 * MERGED_PIECES_MIN  # so many that some are merged, and then some more
 
 
-def body_of(wire: ProviderFormat, bodies: list[Any]) -> bytes:
-    target = ModelTarget(facts=facts_of("anthropic"), url="http://127.0.0.1:1")
-    prompt = ModelPrompt(session=SESSION, instructions="Be brief.", records=records_of(*bodies), tools=())
+def request_body(wire: ProviderFormat, bodies: list[Any]) -> bytes:
+    target = ModelTarget(facts=make_model_facts("anthropic"), url="http://127.0.0.1:1")
+    prompt = ModelPrompt(session=SESSION, instructions="Be brief.", records=make_records(*bodies), tools=())
     return b"".join(wire.build_request(prompt, target, "").body)
 
 
-def asked(number: int) -> list[Any]:
-    """A turn with a call, mail that came in between, and the result after it."""
+def make_turn(number: int) -> list[Any]:
+    """A turn with a call, a message that arrived in between, and the result after it."""
     call = Call(id=f"call_{number}", tool="read", arguments={"path": f"/{number}"})
     return [
         UserTurn(text=f"What is in {number}?"),
@@ -40,7 +40,7 @@ def asked(number: int) -> list[Any]:
     ]
 
 
-TURNS = st.sampled_from(
+RECORD_BODIES = st.sampled_from(
     [
         UserTurn(text="Hello?"),
         UserTurn(text=""),
@@ -54,47 +54,51 @@ TURNS = st.sampled_from(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_context_that_grew_is_the_same_as_one_made_anew(format_: str) -> None:
+def test_a_grown_cached_request_equals_one_built_from_scratch(format_: str) -> None:
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
     bodies: list[Any] = []
-    for number in range(HISTORY // 5):
-        for body in asked(number):
+    for number in range(HISTORY_RECORDS // 5):
+        for body in make_turn(number):
             bodies.append(body)
-            if number % 7 == 0 or number > HISTORY // 5 - 4:
-                assert body_of(wire, bodies) == body_of(
+            if number % 7 == 0 or number > HISTORY_RECORDS // 5 - 4:
+                assert request_body(wire, bodies) == request_body(
                     make_provider_format(WireFormat(format_), EncodedContextCache()), bodies
                 )
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-@given(start=st.integers(0, HISTORY), more=st.lists(TURNS, max_size=12))
-def test_whatever_comes_next_a_context_is_the_same_as_one_made_anew(format_: str, start: int, more: list[Any]) -> None:
+@given(start=st.integers(0, HISTORY_RECORDS), more=st.lists(RECORD_BODIES, max_size=12))
+def test_a_cached_request_equals_one_built_from_scratch_after_any_records(
+    format_: str, start: int, more: list[Any]
+) -> None:
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
-    bodies = [body for number in range(HISTORY // 5) for body in asked(number)][:start]
-    body_of(wire, bodies)
+    bodies = [body for number in range(HISTORY_RECORDS // 5) for body in make_turn(number)][:start]
+    request_body(wire, bodies)
     for body in more:
         bodies.append(body)
-        grown = body_of(wire, bodies)
-        assert grown == body_of(make_provider_format(WireFormat(format_), EncodedContextCache()), bodies)
+        grown = request_body(wire, bodies)
+        assert grown == request_body(make_provider_format(WireFormat(format_), EncodedContextCache()), bodies)
         json.loads(grown)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_context_that_was_changed_is_put_together_anew(format_: str) -> None:
+def test_a_changed_history_is_encoded_again(format_: str) -> None:
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
-    bodies = [body for number in range(HISTORY // 5) for body in asked(number)]
-    body_of(wire, bodies)
-    changed = [*bodies[:10], Note(text="This was said otherwise."), *bodies[11:]]
-    assert body_of(wire, changed) == body_of(make_provider_format(WireFormat(format_), EncodedContextCache()), changed)
+    bodies = [body for number in range(HISTORY_RECORDS // 5) for body in make_turn(number)]
+    request_body(wire, bodies)
+    changed = [*bodies[:10], Note(text="This note was changed."), *bodies[11:]]
+    assert request_body(wire, changed) == request_body(
+        make_provider_format(WireFormat(format_), EncodedContextCache()), changed
+    )
 
 
-def test_what_is_joined_is_counted_and_goes_when_the_rest_goes() -> None:
+def test_joined_records_count_toward_the_cache_size_and_are_evicted_with_it() -> None:
     cache = EncodedContextCache(bytes_max=10_000)
-    records = records_of(*(UserTurn(text=f"number {number}") for number in range(MERGED_PIECES_MIN + 1)))
+    records = make_records(*(UserTurn(text=f"number {number}") for number in range(MERGED_PIECES_MIN + 1)))
     pieces = cache.join_records(SESSION, records, lambda _: b"x" * 50, JoinedPieces).pieces
     assert b"".join(pieces) == b"x" * 50 * len(records)
-    assert len(pieces) == 2  # the first stays as it is
+    assert len(pieces) == 2  # the first stays unchanged
     assert cache.size_bytes == 50 * len(records)
-    many = records_of(*(UserTurn(text=f"number {number}") for number in range(4 * MERGED_PIECES_MIN)))
+    many = make_records(*(UserTurn(text=f"number {number}") for number in range(4 * MERGED_PIECES_MIN)))
     cache.join_records(SESSION, many, lambda _: b"x" * 50, JoinedPieces)
-    assert cache.size_bytes == 0  # more than may be kept
+    assert cache.size_bytes == 0  # more than the cache may hold

@@ -1,4 +1,4 @@
-"""Whatever a server sends, a reader gives chunks or says that it cannot: never anything else."""
+"""Whatever a server sends, a reader returns chunks or fails with `ModelFailed`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models.replay import Answer, hear, linked, model_at, provider
+from models.replay import Answer, collect_reply, make_http_model, open_provider_connections, provider
 
 from retinue.config.models import WireFormat
 from retinue.domain.model import ModelFailed, ModelFailureKind
@@ -20,7 +20,7 @@ from retinue.models.formats.openai_chat_reader import OpenAIChatReader
 from retinue.models.formats.openai_responses_reader import ITEMS_MAX, OpenAIResponsesReader
 from retinue.models.provider_http import ReplyReader
 
-# The words that the two formats have for things, so that what is made up looks like them.
+# Terms of the two formats, so that generated data looks like them
 _KEYS = [
     "choices",
     "index",
@@ -107,7 +107,7 @@ _TYPED = st.fixed_dictionaries(
 )
 
 
-# The same for the other two.
+# The same for the other two formats
 _BLOCK_TYPES = ["text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result", "x"]
 _EVENT_TYPES = [
     *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
@@ -159,16 +159,16 @@ _GOOGLE = st.fixed_dictionaries(
 )
 
 
-def check(reader: ReplyReader, events: list[Any], *, whole: bool) -> None:
+def check_reader(reader: ReplyReader, events: list[Any], *, whole: bool) -> None:
     try:
         for event in events:
             data = json.dumps(event).encode()
             for chunk in reader.read_body(data) if whole else reader.read_event(b"", data):
                 assert isinstance(chunk, TextChunk | ThinkingChunk | ToolCallChunk | SignatureChunk)
                 match chunk:
-                    case TextChunk(said) | ThinkingChunk(said) | SignatureChunk(_, said):
-                        assert said
-                        assert isinstance(said, str)
+                    case TextChunk(text) | ThinkingChunk(text) | SignatureChunk(_, text):
+                        assert text
+                        assert isinstance(text, str)
                     case ToolCallChunk(call):
                         assert isinstance(call.tool, str)
                         assert isinstance(call.arguments, dict)
@@ -182,24 +182,24 @@ def check(reader: ReplyReader, events: list[Any], *, whole: bool) -> None:
 
 @pytest.mark.parametrize("reader", [OpenAIChatReader, OpenAIResponsesReader])
 @given(events=st.lists(_EVENTS | _CHOICES | _TYPED, max_size=4), whole=st.booleans())
-def test_made_up_replies_are_read_or_refused(
+def test_random_openai_replies_are_read_or_refused(
     reader: type[OpenAIChatReader | OpenAIResponsesReader], events: Any, whole: bool
 ) -> None:
-    check(reader("acme"), events, whole=whole)
+    check_reader(reader("acme"), events, whole=whole)
 
 
 @pytest.mark.parametrize("reader", [AnthropicReader, GoogleReader])
 @settings(max_examples=40)
 @given(events=st.lists(_ANTHROPIC | _GOOGLE | _EVENTS, max_size=4), whole=st.booleans())
-def test_made_up_replies_of_anthropic_and_google_are_read_or_refused(
+def test_random_anthropic_and_google_replies_are_read_or_refused(
     reader: type[AnthropicReader | GoogleReader], events: Any, whole: bool
 ) -> None:
-    check(reader("acme"), events, whole=whole)
+    check_reader(reader("acme"), events, whole=whole)
 
 
 @pytest.mark.parametrize("format_", list(WireFormat))
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b'{"a":' * 100_000,
         b'{"type":"content_block_start","content_block":{"type":"tool_use","name":"t","input":' + b'{"a":' * 100_000,
@@ -213,34 +213,34 @@ def test_made_up_replies_of_anthropic_and_google_are_read_or_refused(
     ids=range(8),
 )
 @pytest.mark.parametrize("whole", [True, False])
-async def test_what_no_decoder_can_read_is_a_failure_that_the_next_model_can_mend(
-    format_: WireFormat, said: bytes, whole: bool
+async def test_an_undecodable_reply_is_a_model_failure_that_allows_fallback(
+    format_: WireFormat, sent: bytes, whole: bool
 ) -> None:
-    """A stack that runs out, or bytes that are no text, once came out as they were and ended the run."""
-    closed = said + b"}" * 100_000 if said.endswith(b'{"a":') else said
+    """A recursion error, or bytes that are not text, once escaped as they were and ended the run."""
+    closed = sent + b"}" * 100_000 if sent.endswith(b'{"a":') else sent
     stop = b'{"type":"content_block_stop"}'
     body = closed if whole else b"data: " + closed + b"\n\ndata: " + stop + b"\n\n"
-    async with linked() as link, provider(Answer(body=body)) as server:
-        heard = await hear(model_at(link, server.url, format_))
-    assert heard["error"] in (ModelFailureKind.MALFORMED, ModelFailureKind.CONNECTION)
+    async with open_provider_connections() as link, provider(Answer(body=body)) as server:
+        collected = await collect_reply(make_http_model(link, server.url, format_))
+    assert collected["error"] in (ModelFailureKind.MALFORMED, ModelFailureKind.CONNECTION)
 
 
-def test_a_reply_with_parts_without_end_is_none() -> None:
-    """Each part was looked at again with every other: a server that made up a million of them held the house up."""
+def test_a_reply_with_too_many_items_is_refused() -> None:
+    """Each item was once compared with every other, so a server that sent a million of them blocked the process."""
     reader = OpenAIResponsesReader("acme")
 
-    def begins(index: int) -> bytes:
+    def item_added_event(index: int) -> bytes:
         event = {"type": "response.output_item.added", "output_index": index, "item": {"type": "message"}}
         return json.dumps(event).encode()
 
     for index in range(ITEMS_MAX):
-        assert list(reader.read_event(b"", begins(index))) == []
+        assert list(reader.read_event(b"", item_added_event(index))) == []
     with pytest.raises(ModelFailed, match="sent an invalid reply"):
-        list(reader.read_event(b"", begins(ITEMS_MAX)))
+        list(reader.read_event(b"", item_added_event(ITEMS_MAX)))
 
 
-def test_a_thought_in_very_many_pieces_is_put_together_once() -> None:
-    """Each piece used to be a copy of all before it: a long thought took seconds in which nobody else was served."""
+def test_reasoning_details_in_many_pieces_are_joined() -> None:
+    """Each piece was once a copy of all before it, so a long thought blocked the process for seconds."""
     reader, pieces = OpenAIChatReader("acme"), 100_000
     detail = {"type": "reasoning.text", "index": 0, "text": "word "}
     event = json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]}).encode()

@@ -1,4 +1,4 @@
-"""Lines to providers: what a server may do with HTTP/1.1, and when its line is used again."""
+"""HTTP/1.1 connections to providers: what a server may send, and when a connection is reused."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S, assert_stays_true, wai
 OK = b"HTTP/1.1 200 OK\r\n"
 HELLO = OK + b"content-length: 5\r\n\r\nhello"
 
-Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+AnswerHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Server:
-    """Answers every request on a line with the same bytes, and keeps the line."""
+    """Sends the same bytes for every request on a connection, and keeps the connection open."""
 
-    def __init__(self, answer: bytes | Says, *, closes: bool = False) -> None:
+    def __init__(self, answer: bytes | AnswerHandler, *, closes: bool = False) -> None:
         self.url = ""
         self.asked: list[tuple[str, bytes]] = []
-        self.lines: list[asyncio.StreamWriter] = []
+        self.connections: list[asyncio.StreamWriter] = []
         self._answer = answer
         self._closes = closes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.lines.append(writer)
+        self.connections.append(writer)
         try:
             while True:
                 if not isinstance(self._answer, bytes):
@@ -52,8 +52,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(
-    answer: bytes | Says, *, closes: bool = False, tls: ssl.SSLContext | None = None
+async def running_server(
+    answer: bytes | AnswerHandler, *, closes: bool = False, tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[Server]:
     server = Server(answer, closes=closes)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
@@ -63,33 +63,33 @@ async def serving(
         yield server
     finally:
         listening.close()
-        for writer in server.lines:
+        for writer in server.connections:
             writer.close()
 
 
 @pytest.fixture
-async def lines() -> AsyncIterator[ConnectionPool]:
-    lines = ConnectionPool()
-    yield lines
-    await lines.close()
+async def connections() -> AsyncIterator[ConnectionPool]:
+    connections = ConnectionPool()
+    yield connections
+    await connections.close()
 
 
-async def asked(lines: ConnectionPool, url: str, *body: bytes, **headers: str) -> tuple[Http1Connection, bytes]:
-    """The line on which it was answered, and the whole answer."""
+async def asked(connections: ConnectionPool, url: str, *body: bytes, **headers: str) -> tuple[Http1Connection, bytes]:
+    """Send a request, and return its connection and the full answer."""
     place, begin = parse_endpoint(url)
-    line = await lines.acquire(place)
+    connection = await connections.acquire(place)
     try:
-        await line.send_request(begin, headers, body)
+        await connection.send_request(begin, headers, body)
         pieces: list[bytes] = []
-        while piece := await line.read_chunk():
+        while piece := await connection.read_chunk():
             pieces.append(piece)
-        return line, b"".join(pieces)
+        return connection, b"".join(pieces)
     finally:
-        lines.release(line)
+        connections.release(connection)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "body"),
     [
         (HELLO, b"hello"),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + HELLO, b"hello"),
@@ -100,20 +100,20 @@ async def asked(lines: ConnectionPool, url: str, *body: bytes, **headers: str) -
         (OK + b"x-odd: \x01\r\ncontent-length: 0\r\n\r\n", b""),
     ],
 )
-async def test_an_answer_is_heard_whole_and_its_line_used_again(
-    lines: ConnectionPool, answer: bytes, said: bytes
+async def test_a_complete_response_is_read_and_its_connection_is_reused(
+    connections: ConnectionPool, answer: bytes, body: bytes
 ) -> None:
-    async with serving(answer) as server:
+    async with running_server(answer) as server:
         for _ in range(3):
-            assert (await asked(lines, server.url, b"{", b"}"))[1] == said
+            assert (await asked(connections, server.url, b"{", b"}"))[1] == body
     assert [body for _, body in server.asked] == [b"{}"] * 3
-    assert len(server.lines) == 1
+    assert len(server.connections) == 1
 
 
-async def test_an_answer_without_a_length_ends_with_its_line(lines: ConnectionPool) -> None:
-    async with serving(OK + b"\r\nhello", closes=True) as server:
-        assert (await asked(lines, server.url))[1] == b"hello"
-    assert lines.idle_count == 0
+async def test_a_response_without_a_length_ends_when_the_connection_closes(connections: ConnectionPool) -> None:
+    async with running_server(OK + b"\r\nhello", closes=True) as server:
+        assert (await asked(connections, server.url))[1] == b"hello"
+    assert connections.idle_count == 0
 
 
 @pytest.mark.parametrize(
@@ -126,23 +126,23 @@ async def test_an_answer_without_a_length_ends_with_its_line(lines: ConnectionPo
         b"",
     ],
 )
-async def test_an_answer_that_breaks_off_is_no_whole_one(lines: ConnectionPool, answer: bytes) -> None:
-    async with serving(answer, closes=True) as server:
+async def test_a_truncated_response_raises_connection_failed(connections: ConnectionPool, answer: bytes) -> None:
+    async with running_server(answer, closes=True) as server:
         with pytest.raises(ConnectionFailed):
-            await asked(lines, server.url)
-    assert lines.idle_count == 0
+            await asked(connections, server.url)
+    assert connections.idle_count == 0
 
 
-async def test_what_came_before_a_line_broke_can_still_be_taken(lines: ConnectionPool) -> None:
-    async with serving(OK + b"content-length: 9\r\n\r\nhello", closes=True) as server:
+async def test_data_received_before_the_connection_broke_can_still_be_read(connections: ConnectionPool) -> None:
+    async with running_server(OK + b"content-length: 9\r\n\r\nhello", closes=True) as server:
         place, begin = parse_endpoint(server.url)
-        line = await lines.acquire(place)
-        await line.send_request(begin, {}, ())
-        await wait_until(lambda: line._transport is None, "the line is broken")
-        assert await line.read_chunk() == b"hello"
+        connection = await connections.acquire(place)
+        await connection.send_request(begin, {}, ())
+        await wait_until(lambda: connection._transport is None, "the line is broken")
+        assert await connection.read_chunk() == b"hello"
         with pytest.raises(ConnectionFailed):
-            await line.read_chunk()
-        lines.release(line)
+            await connection.read_chunk()
+        connections.release(connection)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ async def test_what_came_before_a_line_broke_can_still_be_taken(lines: Connectio
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhello",
     ],
 )
-async def test_what_is_no_http_is_refused(lines: ConnectionPool, answer: bytes) -> None:
-    async with serving(answer) as server:
+async def test_a_response_that_is_not_valid_http_is_refused(connections: ConnectionPool, answer: bytes) -> None:
+    async with running_server(answer) as server:
         with pytest.raises(ConnectionFailed, match="not valid HTTP"):
-            await asked(lines, server.url)
-    assert lines.idle_count == 0
+            await asked(connections, server.url)
+    assert connections.idle_count == 0
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,21 @@ async def test_what_is_no_http_is_refused(lines: ConnectionPool, answer: bytes) 
         (OK + b"transfer-encoding: chunked\r\n\r\n0\r\nx: ", b"y" * 999),
     ],
 )
-async def test_a_head_or_a_trailer_without_end_is_refused(lines: ConnectionPool, begin: bytes, again: bytes) -> None:
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_response_head_or_trailer_without_end_is_refused(
+    connections: ConnectionPool, begin: bytes, again: bytes
+) -> None:
+    async def write_without_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(begin)
         while True:
             writer.write(again)
             await writer.drain()
 
-    async with serving(endless) as server:
+    async with running_server(write_without_end) as server:
         with pytest.raises(ConnectionFailed, match="too long"):
             async with asyncio.timeout(WAIT_LIMIT_S):
-                await asked(lines, server.url)
-    assert lines.idle_count == 0
+                await asked(connections, server.url)
+    assert connections.idle_count == 0
 
 
 @pytest.mark.parametrize(
@@ -196,94 +198,96 @@ async def test_a_head_or_a_trailer_without_end_is_refused(lines: ConnectionPool,
         (OK + b"connection: close\r\ncontent-length: 5\r\n\r\nhello", {}),
         (b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello", {}),
         (HELLO, {"Connection": "close"}),
-        (HELLO + HELLO, {}),  # twice: who would be answered by the second?
+        (HELLO + HELLO, {}),  # two answers: the second belongs to no request
     ],
 )
-async def test_a_line_that_ends_or_says_too_much_is_not_used_again(
-    lines: ConnectionPool, answer: bytes, headers: dict[str, str]
+async def test_a_connection_that_closes_or_sends_extra_data_is_not_reused(
+    connections: ConnectionPool, answer: bytes, headers: dict[str, str]
 ) -> None:
-    async with serving(answer) as server:
+    async with running_server(answer) as server:
         for _ in range(2):
-            assert (await asked(lines, server.url, **headers))[1] == b"hello"
-    assert len(server.lines) == 2
-    assert lines.idle_count == 0
+            assert (await asked(connections, server.url, **headers))[1] == b"hello"
+    assert len(server.connections) == 2
+    assert connections.idle_count == 0
 
 
-async def until_none_is_free(lines: ConnectionPool) -> None:
-    await wait_until(lambda: not lines.idle_count, "no line is free")
+async def wait_until_no_connection_is_idle(connections: ConnectionPool) -> None:
+    await wait_until(lambda: not connections.idle_count, "no connection is idle")
 
 
-async def test_a_line_that_speaks_unasked_is_closed(lines: ConnectionPool) -> None:
-    async with serving(HELLO) as server:
-        await asked(lines, server.url)
-        server.lines[0].write(HELLO)
-        await until_none_is_free(lines)
-        assert (await asked(lines, server.url))[1] == b"hello"
-    assert len(server.lines) == 2
+async def test_an_idle_connection_that_receives_data_is_closed(connections: ConnectionPool) -> None:
+    async with running_server(HELLO) as server:
+        await asked(connections, server.url)
+        server.connections[0].write(HELLO)
+        await wait_until_no_connection_is_idle(connections)
+        assert (await asked(connections, server.url))[1] == b"hello"
+    assert len(server.connections) == 2
 
 
-async def test_a_line_that_the_other_side_ends_is_forgotten(lines: ConnectionPool) -> None:
-    async with serving(HELLO) as server:
-        await asked(lines, server.url)
-        assert lines.idle_count == 1
-        server.lines[0].close()
-        await until_none_is_free(lines)
+async def test_an_idle_connection_closed_by_the_server_is_removed_from_the_pool(connections: ConnectionPool) -> None:
+    async with running_server(HELLO) as server:
+        await asked(connections, server.url)
+        assert connections.idle_count == 1
+        server.connections[0].close()
+        await wait_until_no_connection_is_idle(connections)
 
 
-async def test_a_line_that_nobody_uses_is_closed_in_time(lines: ConnectionPool) -> None:
-    async with serving(HELLO) as server:
-        await asked(lines, server.url)
-        assert lines.idle_count == 1
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(connections: ConnectionPool) -> None:
+    async with running_server(HELLO) as server:
+        await asked(connections, server.url)
+        assert connections.idle_count == 1
         skip_loop_time(lines_module.KEEP_ALIVE_S)
-        await until_none_is_free(lines)
+        await wait_until_no_connection_is_idle(connections)
 
 
-async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(lines: ConnectionPool) -> None:
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_connection_in_use_is_not_closed_after_the_keep_alive_time(connections: ConnectionPool) -> None:
+    async def answer_after_keep_alive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for skipped_s in (0, 2 * lines_module.KEEP_ALIVE_S):
             await reader.readuntil(b"\r\n\r\n")
             skip_loop_time(skipped_s)
-            await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
+            await asyncio.sleep(0.001)  # sleep: timers that are due run before this one
             writer.write(HELLO)
         await reader.read()
 
-    async with serving(slow) as server:
+    async with running_server(answer_after_keep_alive) as server:
         for _ in range(2):
-            assert (await asked(lines, server.url))[1] == b"hello"
-    assert len(server.lines) == 1
+            assert (await asked(connections, server.url))[1] == b"hello"
+    assert len(server.connections) == 1
 
 
-async def test_an_answer_before_all_was_sent_is_heard(lines: ConnectionPool) -> None:
+async def test_a_response_sent_before_the_whole_request_was_read_is_received(connections: ConnectionPool) -> None:
     over = asyncio.Event()
 
-    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def refuse_before_reading_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 5\r\n\r\nlarge")
-        await over.wait()  # and does not read the rest
+        await over.wait()  # the rest is not read
 
-    async with serving(refuses) as server:
+    async with running_server(refuse_before_reading_body) as server:
         async with asyncio.timeout(WAIT_LIMIT_S):
-            line, said = await asked(lines, server.url, *[bytes(60_000)] * 1_000)
+            connection, body = await asked(connections, server.url, *[bytes(60_000)] * 1_000)
         over.set()
-    assert (line.status, said) == (413, b"large")
-    assert lines.idle_count == 0
+    assert (connection.status, body) == (413, b"large")
+    assert connections.idle_count == 0
 
 
-async def test_a_line_that_goes_while_a_long_body_is_sent_is_told(lines: ConnectionPool) -> None:
-    async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_connection_aborted_while_a_long_body_is_sent_raises_connection_failed(
+    connections: ConnectionPool,
+) -> None:
+    async def abort_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.transport.abort()  # of many times more than a line holds, most is still to be sent
+        writer.transport.abort()  # most of the body is not sent yet
 
-    async with serving(leaves) as server:
+    async with running_server(abort_connection) as server:
         with pytest.raises(ConnectionFailed):
             async with asyncio.timeout(WAIT_LIMIT_S):
-                await asked(lines, server.url, *[bytes(60_000)] * 1_000)
+                await asked(connections, server.url, *[bytes(60_000)] * 1_000)
 
 
-async def test_a_server_waits_while_nobody_takes_what_it_says(lines: ConnectionPool) -> None:
+async def test_a_server_is_paused_while_the_response_is_not_read(connections: ConnectionPool) -> None:
     sent = 0
 
-    async def pours(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_large_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         await reader.readuntil(b"\r\n\r\n")
         writer.write(OK + b"content-length: 50000000\r\n\r\n")
@@ -293,61 +297,63 @@ async def test_a_server_waits_while_nobody_takes_what_it_says(lines: ConnectionP
             sent += 100_000
         await reader.read()
 
-    async with serving(pours) as server:
+    async with running_server(send_large_body) as server:
         place, begin = parse_endpoint(server.url)
-        line = await lines.acquire(place)
-        await line.send_request(begin, {}, ())
-        await assert_stays_true(lambda: sent < 20_000_000, "that a server goes on has no end to wait for", for_s=0.3)
+        connection = await connections.acquire(place)
+        await connection.send_request(begin, {}, ())
+        await assert_stays_true(lambda: sent < 20_000_000, "a paused server causes no event", for_s=0.3)
         size_bytes = 0
-        while piece := await line.read_chunk():
+        while piece := await connection.read_chunk():
             size_bytes += len(piece)
         assert size_bytes == 50_000_000
-        lines.release(line)
-    assert lines.idle_count == 1
+        connections.release(connection)
+    assert connections.idle_count == 1
 
 
-async def test_only_so_many_lines_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_than_the_maximum_of_connections_is_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "CONNECTIONS_MAX", 2)
-    lines = ConnectionPool()
-    async with serving(HELLO) as server:
+    connections = ConnectionPool()
+    async with running_server(HELLO) as server:
         place, _ = parse_endpoint(server.url)
-        first, _ = await lines.acquire(place), await lines.acquire(place)
-        third = asyncio.create_task(lines.acquire(place))
+        first, _ = await connections.acquire(place), await connections.acquire(place)
+        third = asyncio.create_task(connections.acquire(place))
         await assert_stays_true(lambda: not third.done(), "a third line would be open by then", for_s=0.05)
-        lines.release(first)
+        connections.release(first)
         await third
-        await lines.close()
+        await connections.close()
 
 
-async def test_a_place_that_does_not_answer_is_given_up(lines: ConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def resolves(*_: object, **__: object) -> list[object]:
+async def test_connecting_to_a_host_that_does_not_resolve_times_out(
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never_resolve(*_: object, **__: object) -> list[object]:
         skip_loop_time(lines_module.CONNECT_TIMEOUT_S)
         await asyncio.Event().wait()
         return []
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolves)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never_resolve)
     with pytest.raises(ConnectionFailed) as failed:
-        await lines.acquire(parse_endpoint("http://provider.example")[0])
+        await connections.acquire(parse_endpoint("http://provider.example")[0])
     assert "20 seconds" in str(failed.value.__cause__)
 
 
-async def test_a_host_with_an_address_where_nobody_is_is_reached_at_another(
-    lines: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+async def test_a_host_with_one_unreachable_address_is_reached_at_another(
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
     resolve = loop.getaddrinfo
 
-    async def both(host: str, port: int, **how: int) -> list[object]:
+    async def resolve_to_two_addresses(host: str, port: int, **how: int) -> list[object]:
         return [*await resolve("127.0.0.2", port, **how), *await resolve("127.0.0.1", port, **how)]
 
-    async with serving(HELLO) as server:
-        monkeypatch.setattr(loop, "getaddrinfo", both)
-        assert (await asked(lines, server.url))[1] == b"hello"
+    async with running_server(HELLO) as server:
+        monkeypatch.setattr(loop, "getaddrinfo", resolve_to_two_addresses)
+        assert (await asked(connections, server.url))[1] == b"hello"
 
 
-async def test_what_is_asked_for_is_said_plainly(lines: ConnectionPool) -> None:
-    async with serving(HELLO) as server:
-        await asked(lines, server.url, b"{}", **{"X-Team": "Küche", "Accept": "text/event-stream"})
+async def test_a_request_is_sent_with_the_expected_request_line_and_headers(connections: ConnectionPool) -> None:
+    async with running_server(HELLO) as server:
+        await asked(connections, server.url, b"{}", **{"X-Team": "Küche", "Accept": "text/event-stream"})
     port = server.url.split(":")[2].partition("/")[0]
     [(head, _)] = server.asked
     assert head.split("\r\n") == [
@@ -364,15 +370,15 @@ async def test_what_is_asked_for_is_said_plainly(lines: ConnectionPool) -> None:
 
 
 @pytest.mark.parametrize("value", ["a\r\nx: b", "a\nb", "a\rb", "a\0b"])
-async def test_a_header_is_one_line(lines: ConnectionPool, value: str) -> None:
-    async with serving(HELLO) as server:
+async def test_a_request_header_with_a_line_break_is_refused(connections: ConnectionPool, value: str) -> None:
+    async with running_server(HELLO) as server:
         with pytest.raises(ValueError, match="line break"):
-            await asked(lines, server.url, **{"x-key": value})
+            await asked(connections, server.url, **{"x-key": value})
     assert server.asked == []
-    assert lines.idle_count == 0
+    assert connections.idle_count == 0
 
 
-def test_whom_to_ask_is_read_out_of_an_address() -> None:
+def test_a_url_is_parsed_into_endpoint_and_request_head() -> None:
     assert parse_endpoint("https://api.example/v1/a:b?alt=sse") == (
         ("api.example", 443, True),
         "POST /v1/a:b?alt=sse HTTP/1.1\r\nhost: api.example",
@@ -381,7 +387,7 @@ def test_whom_to_ask_is_read_out_of_an_address() -> None:
     assert parse_endpoint("http://h/mü ller%2F")[1].startswith("POST /m%C3%BC%20ller%2F HTTP")
 
 
-def test_slabs_are_the_same_bytes() -> None:
+def test_batched_body_pieces_contain_the_same_bytes() -> None:
     pieces = [bytes([n % 256]) * size for n, size in enumerate([0, 1, 70_000, 3, 65_536, 9, *[1_000] * 200])]
     cut = list(batch_pieces(pieces))
     assert b"".join(cut) == b"".join(pieces)
@@ -391,7 +397,7 @@ def test_slabs_are_the_same_bytes() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For this machine's number, and with its key in the same file."""
+    """Return a certificate for 127.0.0.1, with its key in the same file."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -401,22 +407,22 @@ def certificate(tmp_path: Path) -> Path:
     return certificate
 
 
-async def test_over_tls_a_host_is_known_by_its_certificate(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tls_host_is_verified_by_its_certificate(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    async with serving(HELLO, tls=context) as server:
+    async with running_server(HELLO, tls=context) as server:
         stranger = ConnectionPool()
         with pytest.raises(ConnectionFailed) as failed:
             await asked(stranger, server.url)
         assert isinstance(failed.value.__cause__, ssl.SSLCertVerificationError)
         await stranger.close()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        lines = ConnectionPool()
+        connections = ConnectionPool()
         for _ in range(2):
-            assert (await asked(lines, server.url, b"{}"))[1] == b"hello"
-        assert lines.idle_count == 1
+            assert (await asked(connections, server.url, b"{}"))[1] == b"hello"
+        assert connections.idle_count == 1
         elsewhere = server.url.replace("127.0.0.1", "localhost")
         with pytest.raises(ConnectionFailed) as failed:
-            await asked(lines, elsewhere)
+            await asked(connections, elsewhere)
         assert isinstance(failed.value.__cause__, ssl.SSLCertVerificationError)
-        await lines.close()
+        await connections.close()

@@ -1,4 +1,4 @@
-"""Who signed what, when, and for which place."""
+"""Signatures of messages, with their time and purpose."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from retinue.net.signatures import SIGNATURE_AGE_MAX_S, SignaturePurpose, is_recent, sign_message, signatures_match
 
-SAID = {"timestamp": "1000", "session": "s", "message_id": "l", "request_id": "a", "body": b"words"}
+SIGNED_FIELDS = {"timestamp": "1000", "session": "s", "message_id": "l", "request_id": "a", "body": b"words"}
 
 
 def sign(key: str = "key", purpose: SignaturePurpose = SignaturePurpose.CALLBACK, **changed: str | bytes) -> str:
-    return sign_message(key, purpose, **{**SAID, **changed})  # type: ignore[arg-type]
+    return sign_message(key, purpose, **{**SIGNED_FIELDS, **changed})  # type: ignore[arg-type]
 
 
-def test_a_signature_is_as_the_guide_says_it_is_made() -> None:
+def test_a_signature_matches_the_openssl_command_of_the_guide() -> None:
     # Made by `printf 'callback\n1000\ns\nl\na\nwords' | openssl dgst -sha256 -hmac key`.
     assert sign() == "v1=3ff7de3492243d7fbce76f907e96b42ddf720d661d34d9f09077febd1d441692"
 
@@ -29,27 +29,27 @@ def test_a_signature_is_as_the_guide_says_it_is_made() -> None:
         {"key": "other"},
     ],
 )
-def test_whatever_is_changed_is_another_signature(changed: dict[str, str]) -> None:
+def test_changing_any_signed_field_or_the_key_changes_the_signature(changed: dict[str, str]) -> None:
     assert sign(**changed) != sign()  # type: ignore[arg-type]
 
 
-def test_what_was_signed_for_one_purpose_is_good_for_no_other() -> None:
+def test_each_signature_purpose_gives_a_different_signature() -> None:
     assert len({sign(purpose=purpose) for purpose in SignaturePurpose}) == len(SignaturePurpose)
 
 
-def test_what_is_moved_from_one_line_to_the_next_is_another_signature() -> None:
+def test_moving_text_from_one_signed_field_to_the_next_changes_the_signature() -> None:
     assert sign(session="s", message_id="l") != sign(session="s\nl", message_id="")
     assert sign(request_id="", body=b"a\nwords") != sign(request_id="a", body=b"words")
 
 
-def test_an_empty_key_signs_nothing() -> None:
+def test_signatures_never_match_with_an_empty_key_or_an_invalid_signature() -> None:
     assert signatures_match("key", sign(), sign())
     assert not signatures_match("", sign(key=""), sign(key=""))
     assert not signatures_match("key", "", sign())
     assert not signatures_match("key", "v1=ä", sign())
 
 
-def test_a_moment_is_recent_within_the_window_and_only_if_it_is_a_number() -> None:
+def test_a_timestamp_is_recent_only_if_it_is_a_number_within_the_age_limit() -> None:
     assert is_recent("1000", now_s=1000 + SIGNATURE_AGE_MAX_S)
     assert is_recent("1000", now_s=1000 - SIGNATURE_AGE_MAX_S)
     assert not is_recent("1000", now_s=1001 + SIGNATURE_AGE_MAX_S)

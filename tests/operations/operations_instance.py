@@ -1,4 +1,4 @@
-"""A house with a desk, and people and agents who ask things of it, each with rights of their own."""
+"""A local server with people and agents who perform operations with their own permissions."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def agent(name: str, level: PermissionLevel = PermissionLevel.STANDARD) -> Princ
 
 
 @dataclass(slots=True)
-class DeskHouse:
-    house: LocalServer
-    desk: Services
+class OperationsServer:
+    server: LocalServer
+    services: Services
 
     async def ask(self, who: Principal, operation: str, *, once: str = "", **parameters: Any) -> Any:
         body = json.dumps(parameters).encode()
-        return json.loads(await perform_operation(self.desk, who, OPERATIONS[operation], body, key=once))
+        return json.loads(await perform_operation(self.services, who, OPERATIONS[operation], body, key=once))
 
     async def converse(self, who: Principal, text: str, *, to: str = "agent:ada", **kw: Any) -> tuple[str, str]:
-        """Send, wait for the answer; give the envelope and the session."""
+        """Send an envelope and wait for the answer. Returns the ids of the envelope and the session."""
         sent = await self.ask(who, "envelope.send", to=to, text=text, **kw)
-        await self.house.wait_for_outcome(sent["envelope"])
+        await self.server.wait_for_outcome(sent["envelope"])
         return sent["envelope"], sent["session"]
 
 
 @asynccontextmanager
-async def desk_house(household: LocalInstance) -> AsyncGenerator[DeskHouse]:
-    household.model.rule = lambda prompt: text_reply("ok")
-    async with household.run() as house:
+async def open_operations_server(instance: LocalInstance) -> AsyncGenerator[OperationsServer]:
+    instance.model.rule = lambda prompt: text_reply("ok")
+    async with instance.run() as server:
 
         def settle_in(conn: Any) -> None:
             for name, role in ROLES.items():
@@ -63,29 +63,29 @@ async def desk_house(household: LocalInstance) -> AsyncGenerator[DeskHouse]:
             if agents.find(conn, "bo") is None:
                 agents.upsert(conn, Agent(name="bo", model="scripted"), source="test", at_ms=1)
 
-        await house.store.write(settle_in, point="setup")
-        house.engine.agent_changed("bo", 4)
+        await server.store.write(settle_in, point="setup")
+        server.engine.agent_changed("bo", 4)
         numbers = iter(range(1_000_000))
-        files = AttachmentFiles(household.root / "files")
-        desk = Services(
-            store=house.store,
-            intake=house.intake,
-            engine=house.engine,
-            event_broadcast=house.events,
-            clock=household.clock,
-            ids=household.ids,
+        files = AttachmentFiles(instance.root / "files")
+        services = Services(
+            store=server.store,
+            intake=server.intake,
+            engine=server.engine,
+            event_broadcast=server.events,
+            clock=instance.clock,
+            ids=instance.ids,
             new_secret=lambda: f"secret-{next(numbers):037d}",
-            data_dir=household.root,
+            data_dir=instance.root,
             attachment_files=files,
-            zone=household.zone,
+            zone=instance.zone,
             version="test",
             permission_policy=DEFAULT_PERMISSIONS,
-            toolbox=household.toolbox,
+            toolbox=instance.toolbox,
             file_access=FileServices(
-                store=house.store,
-                clock=household.clock,
+                store=server.store,
+                clock=instance.clock,
                 files=files,
-                withheld=ProtectedPaths(data_directory=household.root),
+                withheld=ProtectedPaths(data_directory=instance.root),
             ),
         )
-        yield DeskHouse(house, desk)
+        yield OperationsServer(server, services)

@@ -1,4 +1,4 @@
-"""Who answers where, and who is who there: over operations."""
+"""Operations on bindings, identities and pairings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations.operations_instance import DeskHouse, desk_house, person
+from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.domain.access import Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
@@ -21,53 +21,53 @@ OWNER = person("owner")
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(LocalInstance(tmp_path)) as made:
+async def server(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
+    async with open_operations_server(LocalInstance(tmp_path)) as made:
         yield made
 
 
-async def refused(house: DeskHouse, error: type[RetinueError], operation: str, **asked: Any) -> str:
+async def error_code_of(server: OperationsServer, error: type[RetinueError], operation: str, **asked: Any) -> str:
     with pytest.raises(error) as raised:
-        await house.ask(OWNER, operation, **asked)
+        await server.ask(OWNER, operation, **asked)
     assert raised.value.try_this
     assert raised.value.because or isinstance(raised.value, AgentNotFound | PersonNotFound)
     return raised.value.code
 
 
-async def bound(house: DeskHouse) -> list[tuple[str, str, str]]:
-    found = (await house.ask(OWNER, "binding.list"))["bindings"]
+async def list_bindings(server: OperationsServer) -> list[tuple[str, str, str]]:
+    found = (await server.ask(OWNER, "binding.list"))["bindings"]
     return [(each["agent"], each["connector"], each["peer"]) for each in found]
 
 
 @pytest.mark.spec("H65")
-async def test_binding_anew_takes_the_place_of_the_old_one_in_one_commit(house: DeskHouse) -> None:
-    first = await house.ask(OWNER, "binding.set", agent="ada", connector="family")
-    assert first["replaced"] == [] and first["binding"]["made-by"] == "person:owner"
-    second = await house.ask(OWNER, "binding.set", agent="bo", connector="family")
+async def test_setting_a_binding_replaces_the_old_one_and_a_failure_keeps_it(server: OperationsServer) -> None:
+    first = await server.ask(OWNER, "binding.set", agent="ada", connector="family")
+    assert first["replaced"] == [] and first["binding"]["created_by"] == "person:owner"
+    second = await server.ask(OWNER, "binding.set", agent="bo", connector="family")
     assert [each["agent"] for each in second["replaced"]] == ["ada"]
-    assert await bound(house) == [("bo", "family", "")]
-    assert await refused(house, NotFound, "binding.set", agent="nobody", connector="family") == "agent.not_found"
-    assert await bound(house) == [("bo", "family", "")]  # who answered there still does
+    assert await list_bindings(server) == [("bo", "family", "")]
+    assert await error_code_of(server, NotFound, "binding.set", agent="nobody", connector="family") == "agent.not_found"
+    assert await list_bindings(server) == [("bo", "family", "")]  # the previous binding is unchanged
 
 
-async def test_finer_bindings_stand_beside_each_other_and_are_removed_by_their_short_ids(house: DeskHouse) -> None:
-    await house.ask(OWNER, "binding.set", agent="ada", connector="telegram")
-    made = await house.ask(OWNER, "binding.set", agent="bo", connector="telegram", peer="4711", peer_kind="dm")
-    group = await house.ask(
-        OWNER, "binding.set", agent="ada", connector="telegram", peer="-100", peer_kind="group", also=["bo"]
+async def test_bindings_of_single_channels_coexist_and_are_removed_by_short_id(server: OperationsServer) -> None:
+    await server.ask(OWNER, "binding.set", agent="ada", connector="telegram")
+    made = await server.ask(OWNER, "binding.set", agent="bo", connector="telegram", peer="4711", peer_kind="dm")
+    group = await server.ask(
+        OWNER, "binding.set", agent="ada", connector="telegram", peer="-100", peer_kind="group", extra_agents=["bo"]
     )
-    assert group["binding"]["also"] == ["bo"]
-    assert len(await bound(house)) == 3
-    assert (await house.ask(OWNER, "binding.remove", id=made["binding"]["id"][:12]))["removed"]
-    assert sorted(await bound(house)) == [("ada", "telegram", ""), ("ada", "telegram", "-100")]
-    assert await refused(house, NotFound, "binding.remove", id=made["binding"]["id"]) == "binding.not_found"
-    assert await refused(house, Invalid, "binding.set", agent="ada", connector="") == "binding.match_invalid"
+    assert group["binding"]["extra_agents"] == ["bo"]
+    assert len(await list_bindings(server)) == 3
+    assert (await server.ask(OWNER, "binding.remove", id=made["binding"]["id"][:12]))["removed"]
+    assert sorted(await list_bindings(server)) == [("ada", "telegram", ""), ("ada", "telegram", "-100")]
+    assert await error_code_of(server, NotFound, "binding.remove", id=made["binding"]["id"]) == "binding.not_found"
+    assert await error_code_of(server, Invalid, "binding.set", agent="ada", connector="") == "binding.match_invalid"
 
 
-async def ask_in(house: DeskHouse, code: str, speaker: str) -> str:
-    now = house.desk.clock.now()
+async def request_pairing(server: OperationsServer, code: str, speaker: str) -> str:
+    now = server.services.clock.now()
     pairing = Pairing(
-        id=house.desk.ids.new(),
+        id=server.services.ids.new(),
         connector="family",
         platform="telegram",
         sender_id=speaker,
@@ -77,62 +77,62 @@ async def ask_in(house: DeskHouse, code: str, speaker: str) -> str:
         requested_at=now,
         expires_at=now + timedelta(hours=1),
     )
-    await house.desk.store.write(
+    await server.services.store.write(
         lambda conn: pairings.request_access(conn, pairing, cap=5, at_ms=to_ms(now)), point="test"
     )
     return pairing.id
 
 
 @pytest.mark.spec("C16")
-async def test_whoever_was_shown_a_code_is_let_in_by_it_once(house: DeskHouse) -> None:
-    await ask_in(house, "ABCD2345", "4711")
-    listed = await house.ask(OWNER, "pairing.list")
-    assert [(each["code"], each["speaker"], each["state"]) for each in listed["pairings"]] == [
+async def test_a_pairing_code_admits_its_sender_once_and_can_be_revoked(server: OperationsServer) -> None:
+    await request_pairing(server, "ABCD2345", "4711")
+    listed = await server.ask(OWNER, "pairing.list")
+    assert [(each["code"], each["sender_id"], each["state"]) for each in listed["pairings"]] == [
         ("ABCD2345", "4711", "waiting")
     ]
     assert listed["admitted"] == []
-    decided = await house.ask(OWNER, "pairing.accept", which="abcd-2345")
+    decided = await server.ask(OWNER, "pairing.accept", request="abcd-2345")
     assert (decided["pairing"]["state"], decided["pairing"]["code"], decided["person"]) == ("accepted", "", "")
-    listed = await house.ask(OWNER, "pairing.list")
-    assert [(each["connector"], each["speaker"]) for each in listed["admitted"]] == [("family", "4711")]
-    assert await refused(house, NotFound, "pairing.accept", which="ABCD2345") == "pairing.not_found"
-    await house.ask(OWNER, "pairing.dismiss", connector="family", speaker="4711")
-    assert (await house.ask(OWNER, "pairing.list"))["admitted"] == []
-    code = await refused(house, NotFound, "pairing.dismiss", connector="family", speaker="4711")
+    listed = await server.ask(OWNER, "pairing.list")
+    assert [(each["connector"], each["sender_id"]) for each in listed["admitted"]] == [("family", "4711")]
+    assert await error_code_of(server, NotFound, "pairing.accept", request="ABCD2345") == "pairing.not_found"
+    await server.ask(OWNER, "pairing.revoke", connector="family", sender_id="4711")
+    assert (await server.ask(OWNER, "pairing.list"))["admitted"] == []
+    code = await error_code_of(server, NotFound, "pairing.revoke", connector="family", sender_id="4711")
     assert code == "pairing.not_admitted"
 
 
-async def test_whoever_is_refused_or_comes_too_late_is_not_let_in(house: DeskHouse) -> None:
-    id_ = await ask_in(house, "ABCD2345", "4711")
-    assert (await house.ask(OWNER, "pairing.refuse", which=id_[:12]))["pairing"]["state"] == "refused"
-    assert await refused(house, Conflict, "pairing.accept", which=id_) == "pairing.closed"
-    late = await ask_in(house, "WXYZ2345", "4712")
-    await house.house.instance.clock.advance(3601)
-    assert await refused(house, NotFound, "pairing.accept", which="WXYZ2345") == "pairing.not_found"
-    assert await refused(house, Conflict, "pairing.accept", which=late) == "pairing.closed"
-    listed = await house.ask(OWNER, "pairing.list")
+async def test_a_refused_or_expired_pairing_cannot_be_accepted(server: OperationsServer) -> None:
+    id_ = await request_pairing(server, "ABCD2345", "4711")
+    assert (await server.ask(OWNER, "pairing.refuse", request=id_[:12]))["pairing"]["state"] == "refused"
+    assert await error_code_of(server, Conflict, "pairing.accept", request=id_) == "pairing.closed"
+    late = await request_pairing(server, "WXYZ2345", "4712")
+    await server.server.instance.clock.advance(3601)
+    assert await error_code_of(server, NotFound, "pairing.accept", request="WXYZ2345") == "pairing.not_found"
+    assert await error_code_of(server, Conflict, "pairing.accept", request=late) == "pairing.closed"
+    listed = await server.ask(OWNER, "pairing.list")
     assert {each["state"] for each in listed["pairings"]} == {"refused", "expired"} and listed["admitted"] == []
 
 
-async def test_whoever_is_let_in_as_a_person_is_that_person_there_from_now_on(house: DeskHouse) -> None:
-    await ask_in(house, "ABCD2345", "4711")
-    await ask_in(house, "WXYZ2345", "4712")
-    await house.ask(OWNER, "pairing.accept", which="ABCD2345", person="maria")
-    known = await house.desk.store.read(lambda conn: identities.find_person(conn, "telegram", "4711"))
+async def test_accepting_a_pairing_as_a_person_links_the_identity(server: OperationsServer) -> None:
+    await request_pairing(server, "ABCD2345", "4711")
+    await request_pairing(server, "WXYZ2345", "4712")
+    await server.ask(OWNER, "pairing.accept", request="ABCD2345", person="maria")
+    known = await server.services.store.read(lambda conn: identities.find_person(conn, "telegram", "4711"))
     assert known is not None and known.name == "maria"
-    await refused(house, NotFound, "pairing.accept", which="WXYZ2345", person="nobody")
-    listed = await house.ask(OWNER, "pairing.list")
-    waiting = [each["speaker"] for each in listed["pairings"] if each["state"] == "waiting"]
-    assert waiting == ["4712"]  # all of it or nothing
+    await error_code_of(server, NotFound, "pairing.accept", request="WXYZ2345", person="nobody")
+    listed = await server.ask(OWNER, "pairing.list")
+    waiting = [each["sender_id"] for each in listed["pairings"] if each["state"] == "waiting"]
+    assert waiting == ["4712"]  # the pairing is accepted completely or not at all
 
 
-async def test_an_id_is_one_persons_and_a_username_is_nobodys(house: DeskHouse) -> None:
-    made = await house.ask(OWNER, "identity.link", person="maria", service="Telegram", id=" 4711 ")
-    assert made == {"person": "maria", "service": "telegram", "id": "4711"}
-    assert (await house.ask(OWNER, "identity.list"))["identities"] == [made]
-    assert await refused(house, Conflict, "identity.link", person="noor", service="telegram", id="4711")
-    code = await refused(house, Invalid, "identity.link", person="noor", service="telegram", id="@noor")
+async def test_an_identity_belongs_to_one_person_and_a_username_is_refused(server: OperationsServer) -> None:
+    made = await server.ask(OWNER, "identity.link", person="maria", platform="Telegram", id=" 4711 ")
+    assert made == {"person": "maria", "platform": "telegram", "id": "4711"}
+    assert (await server.ask(OWNER, "identity.list"))["identities"] == [made]
+    assert await error_code_of(server, Conflict, "identity.link", person="noor", platform="telegram", id="4711")
+    code = await error_code_of(server, Invalid, "identity.link", person="noor", platform="telegram", id="@noor")
     assert code == "identity.is_username"
-    assert (await house.ask(OWNER, "identity.unlink", service="telegram", id="4711"))["unlinked"]
-    code = await refused(house, NotFound, "identity.unlink", service="telegram", id="4711")
+    assert (await server.ask(OWNER, "identity.unlink", platform="telegram", id="4711"))["unlinked"]
+    code = await error_code_of(server, NotFound, "identity.unlink", platform="telegram", id="4711")
     assert code == "identity.not_found"

@@ -1,4 +1,4 @@
-"""What the doctor says of doors: a line that is down, a door that is open, a place where nobody answers."""
+"""What the doctor reports about connectors: broken connections, open access rules and missing bindings."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from retinue.operations.doctor_registry import DoctorFinding, DoctorHealth
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 
 
-def found(
+def doctor_findings(
     *,
-    door: AccessSettings | None = None,
+    access: AccessSettings | None = None,
     enabled: bool = True,
     state: ConnectionStatus = ConnectionStatus.LISTENING,
     breaks: int = 0,
     bindings: tuple[Binding, ...] = (),
-    aside: int = 0,
+    poison_messages: int = 0,
 ) -> list[DoctorFinding]:
-    settings = ConnectorSettings(kind="telegram", enabled=enabled, door=door or AccessSettings())
-    line = ConnectorHealth(
+    settings = ConnectorSettings(platform="telegram", enabled=enabled, access=access or AccessSettings())
+    health = ConnectorHealth(
         name="family", platform="telegram", status=state, since=NOW, failures=breaks, because="it rains"
     )
     facts = ConnectorFacts(
         connectors=(("family", settings),),
-        health=(line,),
+        health=(health,),
         bindings=bindings,
         agent_names=frozenset({"ada"}),
-        poison_message_count=aside,
+        poison_message_count=poison_messages,
     )
     return list(evaluate_connectors(facts))
 
@@ -44,9 +44,11 @@ def binding(agent: str = "ada", connector: str = "family", also: tuple[str, ...]
     return Binding(id="0" * 32, agent=agent, match=BindingMatch(connector=connector), extra_agents=also)
 
 
-def test_a_house_whose_doors_are_well_has_nothing_to_hear() -> None:
-    assert found(bindings=(binding(), binding(connector="telegram"))) == []
-    assert found(state=ConnectionStatus.OFF, enabled=False, door=AccessSettings(dm=DmPolicy.OPEN)) == []
+def test_healthy_or_disabled_connectors_have_no_findings() -> None:
+    assert doctor_findings(bindings=(binding(), binding(connector="telegram"))) == []
+    assert (
+        doctor_findings(state=ConnectionStatus.OFF, enabled=False, access=AccessSettings(dm_policy=DmPolicy.OPEN)) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,30 +57,32 @@ def test_a_house_whose_doors_are_well_has_nothing_to_hear() -> None:
         (ConnectionStatus.FAILED, DoctorHealth.PROBLEM),
         (ConnectionStatus.NEEDS_OWNER, DoctorHealth.PROBLEM),
         (ConnectionStatus.WAITING, DoctorHealth.WARNING),
-        (ConnectionStatus.TRYING, DoctorHealth.WARNING),
+        (ConnectionStatus.CONNECTING, DoctorHealth.WARNING),
     ],
 )
-def test_a_line_that_is_down_is_told_with_its_reason(state: ConnectionStatus, health: DoctorHealth) -> None:
-    [told] = found(state=state, breaks=1)
-    assert (told.health, told.because) == (health, "it rains") and "connector test family" in told.try_this
+def test_a_connector_without_a_connection_is_reported_with_the_reason(
+    state: ConnectionStatus, health: DoctorHealth
+) -> None:
+    [finding] = doctor_findings(state=state, breaks=1)
+    assert (finding.health, finding.because) == (health, "it rains") and "connector test family" in finding.try_this
 
 
-def test_a_door_that_is_open_to_everyone_is_warned_of() -> None:
-    [told] = found(door=AccessSettings(dm=DmPolicy.OPEN))
-    assert told.health is DoctorHealth.WARNING and "connectors.family.dm" in told.because
-    [told] = found(door=AccessSettings(group_policy=GroupPolicy.OPEN))
-    assert told.health is DoctorHealth.WARNING and "group" in told.sentence
-    [told] = found(door=AccessSettings(group_policy=GroupPolicy.ALLOWLIST, group_allow_from=("*",)))
-    assert told.health is DoctorHealth.WARNING
+def test_access_rules_open_to_everyone_are_a_warning() -> None:
+    [finding] = doctor_findings(access=AccessSettings(dm_policy=DmPolicy.OPEN))
+    assert finding.health is DoctorHealth.WARNING and "connectors.family.dm_policy" in finding.because
+    [finding] = doctor_findings(access=AccessSettings(group_policy=GroupPolicy.OPEN))
+    assert finding.health is DoctorHealth.WARNING and "group" in finding.sentence
+    [finding] = doctor_findings(access=AccessSettings(group_policy=GroupPolicy.ALLOWLIST, group_allow_from=("*",)))
+    assert finding.health is DoctorHealth.WARNING
 
 
-def test_a_place_where_nobody_answers_is_a_problem_and_an_answer_with_no_place_a_warning() -> None:
-    [told] = found(bindings=(binding(also=("zoe",)),))
-    assert told.health is DoctorHealth.PROBLEM and "'zoe'" in told.sentence
-    [told] = found(bindings=(binding(connector="irc"),))
-    assert told.health is DoctorHealth.WARNING and "'irc'" in told.sentence
+def test_a_binding_to_a_missing_agent_is_a_problem_and_to_a_missing_connector_a_warning() -> None:
+    [finding] = doctor_findings(bindings=(binding(also=("zoe",)),))
+    assert finding.health is DoctorHealth.PROBLEM and "'zoe'" in finding.sentence
+    [finding] = doctor_findings(bindings=(binding(connector="irc"),))
+    assert finding.health is DoctorHealth.WARNING and "'irc'" in finding.sentence
 
 
-def test_what_was_set_aside_waits_for_somebody() -> None:
-    [told] = found(aside=3)
-    assert told.health is DoctorHealth.WARNING and told.sentence.startswith("3 messages")
+def test_waiting_poison_messages_are_a_warning() -> None:
+    [finding] = doctor_findings(poison_messages=3)
+    assert finding.health is DoctorHealth.WARNING and finding.sentence.startswith("3 messages")

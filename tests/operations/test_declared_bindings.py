@@ -1,4 +1,4 @@
-"""`[bindings.*]` of the settings file, applied."""
+"""Applying the `[bindings.*]` tables of the settings file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations.operations_instance import DeskHouse, desk_house, person
+from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.config import load_configuration
 from retinue.domain.agent import Agent
@@ -27,7 +27,7 @@ connector = "telegram"
 
 [bindings.kitchen]
 agent = "ada"
-also = ["bo"]
+extra_agents = ["bo"]
 connector = "telegram"
 peer_kind = "group"
 peer = "-100"
@@ -35,77 +35,84 @@ peer = "-100"
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
+async def services(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
     staff = (Agent(name="ada", model="scripted"), Agent(name="bo", model="scripted"))
-    async with desk_house(LocalInstance(tmp_path, agents=staff)) as made:
+    async with open_operations_server(LocalInstance(tmp_path, agents=staff)) as made:
         yield made
 
 
 @pytest.fixture
-def file(desk: DeskHouse, tmp_path: Path) -> Path:
+def file(services: OperationsServer, tmp_path: Path) -> Path:
     home = tmp_path / "home"
     home.mkdir()
     environment = {"RETINUE_HOME": str(home)}
-    desk.desk = replace(desk.desk, config_holder=ConfigHolder(load_configuration(environment), environment))
+    services.services = replace(
+        services.services, config_holder=ConfigHolder(load_configuration(environment), environment)
+    )
     written = home / "retinue.toml"
     written.write_text(DECLARED)
     return written
 
 
-async def applied(desk: DeskHouse, **asked: Any) -> dict[str, str]:
-    done = await desk.ask(OWNER, "config.apply", **asked)
-    assert done["not-yet"] == []
+async def apply_settings(services: OperationsServer, **asked: Any) -> dict[str, str]:
+    done = await services.ask(OWNER, "config.apply", **asked)
     return {each["name"]: each["step"] for each in done["bindings"]}
 
 
-async def bound(desk: DeskHouse) -> dict[str, tuple[str, ...]]:
-    return {each.match.peer: each.agents for each in await desk.desk.store.scan(bindings.list_all)}
+async def bound_agents(services: OperationsServer) -> dict[str, tuple[str, ...]]:
+    return {each.match.peer: each.agents for each in await services.services.store.scan(bindings.list_all)}
 
 
 @pytest.mark.spec("C123")
-async def test_bindings_of_the_file_are_applied_changed_and_left_alone(desk: DeskHouse, file: Path) -> None:
-    assert await applied(desk, dry_run=True) == {"everywhere": "add", "kitchen": "add"}
-    assert await bound(desk) == {}
-    assert await applied(desk) == {"everywhere": "add", "kitchen": "add"}
-    assert await bound(desk) == {"": ("ada",), "-100": ("ada", "bo")}
-    assert await applied(desk) == {"everywhere": "keep", "kitchen": "keep"}
-
-    file.write_text(DECLARED.replace('also = ["bo"]\n', ""))
-    assert await applied(desk) == {"everywhere": "keep", "kitchen": "change"}
-    assert await bound(desk) == {"": ("ada",), "-100": ("ada",)}
-    file.write_text("")
-    assert sorted((await applied(desk)).values()) == ["undeclared", "undeclared"]
-    assert await bound(desk) == {"": ("ada",), "-100": ("ada",)}, "what the file does not speak of stays"
-
-
-async def test_what_somebody_has_bound_since_is_overwritten_only_when_the_file_is_taken(
-    desk: DeskHouse, file: Path
+async def test_declared_bindings_are_added_changed_kept_or_reported_as_undeclared(
+    services: OperationsServer, file: Path
 ) -> None:
-    await applied(desk)
+    assert await apply_settings(services, dry_run=True) == {"everywhere": "add", "kitchen": "add"}
+    assert await bound_agents(services) == {}
+    assert await apply_settings(services) == {"everywhere": "add", "kitchen": "add"}
+    assert await bound_agents(services) == {"": ("ada",), "-100": ("ada", "bo")}
+    assert await apply_settings(services) == {"everywhere": "keep", "kitchen": "keep"}
+
+    file.write_text(DECLARED.replace('extra_agents = ["bo"]\n', ""))
+    assert await apply_settings(services) == {"everywhere": "keep", "kitchen": "change"}
+    assert await bound_agents(services) == {"": ("ada",), "-100": ("ada",)}
+    file.write_text("")
+    assert sorted((await apply_settings(services)).values()) == ["undeclared", "undeclared"]
+    assert await bound_agents(services) == {"": ("ada",), "-100": ("ada",)}, "bindings that are not in the file stay"
+
+
+async def test_a_binding_changed_since_is_drift_and_overwritten_only_when_the_file_is_taken(
+    services: OperationsServer, file: Path
+) -> None:
+    await apply_settings(services)
     mine = Binding(id="m" * 32, agent="bo", match=BindingMatch(connector="telegram"), created_by="person:owner")
-    await desk.desk.store.write(partial(bindings.replace, binding=mine, at_ms=1), point="test")
-    assert (await applied(desk))["everywhere"] == "drift"
-    assert (await bound(desk))[""] == ("bo",)
-    assert (await applied(desk, take="file"))["everywhere"] == "change"
-    assert (await bound(desk))[""] == ("ada",)
+    await services.services.store.write(partial(bindings.replace, binding=mine, at_ms=1), point="test")
+    assert (await apply_settings(services))["everywhere"] == "drift"
+    assert (await bound_agents(services))[""] == ("bo",)
+    assert (await apply_settings(services, overwrite=True))["everywhere"] == "change"
+    assert (await bound_agents(services))[""] == ("ada",)
 
 
 @pytest.mark.spec("H91.bindings")
-async def test_a_reset_clears_every_binding_and_sets_those_of_the_file(desk: DeskHouse, file: Path) -> None:
+async def test_config_reset_clears_all_bindings_and_adds_the_declared_ones(
+    services: OperationsServer, file: Path
+) -> None:
     mine = Binding(id="m" * 32, agent="bo", match=BindingMatch(connector="irc", peer="#x"), created_by="person:owner")
-    await desk.desk.store.write(partial(bindings.replace, binding=mine, at_ms=1), point="test")
-    assert await applied(desk, reset=True) == {"everywhere": "add", "kitchen": "add"}
-    assert set(await bound(desk)) == {"", "-100"}
+    await services.services.store.write(partial(bindings.replace, binding=mine, at_ms=1), point="test")
+    assert await apply_settings(services, reset=True) == {"everywhere": "add", "kitchen": "add"}
+    assert set(await bound_agents(services)) == {"", "-100"}
 
 
-async def test_a_binding_to_nobody_on_the_staff_leaves_everything_as_it_was(desk: DeskHouse, file: Path) -> None:
+async def test_a_declared_binding_to_an_unknown_agent_is_refused_and_changes_nothing(
+    services: OperationsServer, file: Path
+) -> None:
     file.write_text(DECLARED.replace('"ada"\nconnector', '"nobody"\nconnector'))
     with pytest.raises(NotFound):
-        await desk.ask(OWNER, "config.apply")
-    assert await bound(desk) == {}
+        await services.ask(OWNER, "config.apply")
+    assert await bound_agents(services) == {}
 
 
-async def test_somebody_who_is_let_go_answers_nowhere(desk: DeskHouse, file: Path) -> None:
-    await applied(desk)
-    await desk.ask(OWNER, "agent.delete", name="ada")
-    assert await bound(desk) == {"-100": ("bo",)}
+async def test_deleting_an_agent_removes_it_from_its_bindings(services: OperationsServer, file: Path) -> None:
+    await apply_settings(services)
+    await services.ask(OWNER, "agent.delete", name="ada")
+    assert await bound_agents(services) == {"-100": ("bo",)}

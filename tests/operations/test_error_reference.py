@@ -1,4 +1,4 @@
-"""The reference page of errors is made from the error classes, with facts as words in capitals."""
+"""The errors reference is generated from the error classes. Facts appear in it as names in capitals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotFound(RetinueError):
 
 
 def errors_in(folder: Path, **modules: str) -> list[ErrorText]:
-    """Errors of a package `retinue` with these modules."""
+    """Write a package `retinue` with these modules, and return its errors."""
     package = folder / "retinue"
     (package / "domain").mkdir(parents=True)
     (package / "domain" / "errors.py").write_text(ERRORS)
@@ -34,7 +34,7 @@ def errors_in(folder: Path, **modules: str) -> list[ErrorText]:
     return [error for error in find_errors(package) if error.code not in ("server.error", "thing.not_found")]
 
 
-def test_facts_are_shown_by_their_names(tmp_path: Path) -> None:
+def test_error_texts_show_arguments_as_names_in_capitals(tmp_path: Path) -> None:
     [error] = errors_in(
         tmp_path,
         agents="""
@@ -66,7 +66,7 @@ class AgentNotFound(NotFound):
     )
 
 
-def test_each_alternative_of_a_text_is_shown(tmp_path: Path) -> None:
+def test_error_texts_show_each_alternative(tmp_path: Path) -> None:
     [error] = errors_in(
         tmp_path,
         sessions="""
@@ -87,7 +87,7 @@ class SessionTaken(NotFound):
     assert error.try_this == "(depends on the case); or: choose another"
 
 
-def test_classes_of_one_name_keep_their_own_codes(tmp_path: Path) -> None:
+def test_error_classes_with_one_name_keep_their_own_codes(tmp_path: Path) -> None:
     source = """
 class Missing(NotFound):
     '''{0} is missing.'''
@@ -106,7 +106,7 @@ def fail():
     }
 
 
-def test_a_call_that_passes_facts_is_not_an_error_of_its_own_and_one_with_a_code_is(tmp_path: Path) -> None:
+def test_raising_an_error_adds_an_entry_only_if_it_passes_its_own_code(tmp_path: Path) -> None:
     found = errors_in(
         tmp_path,
         tools="""
@@ -130,7 +130,7 @@ def fail(name):
     ]
 
 
-def test_a_base_class_is_found_through_a_module_that_exports_it(tmp_path: Path) -> None:
+def test_an_error_base_class_is_found_through_a_module_that_reexports_it(tmp_path: Path) -> None:
     found = errors_in(
         tmp_path,
         exports="",
@@ -152,6 +152,6 @@ class Kind(str):
     assert [(error.code, error.description) for error in found] == [("skill.broken", "A skill cannot be read.")]
 
 
-def test_every_code_of_a_class_is_its_own() -> None:
+def test_every_error_class_has_a_unique_code() -> None:
     codes = Counter(code for code, _ in {(each.code, each.source) for each in find_errors(SOURCE) if each.description})
     assert {code: count for code, count in codes.items() if count > 1} == {}

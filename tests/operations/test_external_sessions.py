@@ -1,4 +1,4 @@
-"""Sessions of agents that run elsewhere, by ids of one's own choosing."""
+"""Sessions of external agents, which choose their own session ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from operations.operations_instance import DeskHouse, desk_house, person
+from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.domain.agent import Agent, ExternalAgentEndpoint
 from retinue.domain.errors import Conflict, Invalid
@@ -15,88 +15,90 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.testing.local_instance import LocalInstance
 
 MARIA, NOOR, OWNER = person("maria"), person("noor"), person("owner")
-ELSEWHERE = ExternalAgentEndpoint(url="https://agent.example/in", secret="env:NO_SUCH_KEY")
+ENDPOINT = ExternalAgentEndpoint(url="https://agent.example/in", secret="env:NO_SUCH_KEY")
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
+async def server(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
     staff = (
         Agent(name="ada", model="scripted"),
-        Agent(name="rex", runner="external", external=ELSEWHERE),
-        Agent(name="tex", runner="external", external=ELSEWHERE),
+        Agent(name="rex", runner="external", external=ENDPOINT),
+        Agent(name="tex", runner="external", external=ENDPOINT),
     )
-    async with desk_house(LocalInstance(tmp_path, agents=staff)) as made:
+    async with open_operations_server(LocalInstance(tmp_path, agents=staff)) as made:
         yield made
 
 
 @pytest.mark.spec("A35")
-async def test_the_same_id_opens_the_same_session_again(house: DeskHouse) -> None:
-    first = await house.ask(MARIA, "session.attach", agent="rex", id="  garden_2027-a ")
+async def test_attaching_with_the_same_external_id_returns_the_same_session(server: OperationsServer) -> None:
+    first = await server.ask(MARIA, "session.attach", agent="rex", id="  garden_2027-a ")
     assert first["externalId"] == "garden_2027-a"
     assert (first["agentId"], first["attached"]) == ("rex", "created")
-    again = await house.ask(MARIA, "session.attach", agent="rex", id="garden_2027-a")
+    again = await server.ask(MARIA, "session.attach", agent="rex", id="garden_2027-a")
     assert (again["sessionId"], again["attached"]) == (first["sessionId"], "attached")
-    by_its_own = await house.ask(MARIA, "session.attach", agent="rex", id=first["sessionId"])
+    by_its_own = await server.ask(MARIA, "session.attach", agent="rex", id=first["sessionId"])
     assert (by_its_own["sessionId"], by_its_own["attached"]) == (first["sessionId"], "attached")
-    other = await house.ask(MARIA, "session.attach", agent="rex", id="Garden_2027-a")  # capitals tell ids apart
+    other = await server.ask(MARIA, "session.attach", agent="rex", id="Garden_2027-a")  # ids are case-sensitive
     assert other["sessionId"] != first["sessionId"]
 
 
 @pytest.mark.spec("A35")
 @pytest.mark.parametrize("id_", ["", "   ", "a b", "a/b", "a.b", "gärten", "x" * 129, "a\nb"])
-async def test_an_id_that_is_none_is_refused(house: DeskHouse, id_: str) -> None:
+async def test_an_invalid_external_session_id_is_refused(server: OperationsServer, id_: str) -> None:
     with pytest.raises(Invalid) as refused:
-        await house.ask(MARIA, "session.attach", agent="rex", id=id_)
+        await server.ask(MARIA, "session.attach", agent="rex", id=id_)
     assert refused.value.code == "session.id_invalid"
-    longest = await house.ask(MARIA, "session.attach", agent="rex", id="x" * 128)
+    longest = await server.ask(MARIA, "session.attach", agent="rex", id="x" * 128)
     assert longest["externalId"] == "x" * 128
 
 
 @pytest.mark.spec("A35")
-async def test_an_id_of_another_agent_or_of_somebody_else_is_refused(house: DeskHouse) -> None:
-    made = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
+async def test_an_external_id_of_another_agent_or_person_is_refused_unless_shared(server: OperationsServer) -> None:
+    made = await server.ask(MARIA, "session.attach", agent="rex", id="garden")
     for who, agent in ((MARIA, "tex"), (NOOR, "rex"), (OWNER, "tex")):
         with pytest.raises(Conflict) as refused:
-            await house.ask(who, "session.attach", agent=agent, id="garden")
+            await server.ask(who, "session.attach", agent=agent, id="garden")
         assert refused.value.code == "session.id_taken"
-    await house.ask(MARIA, "session.share", session=made["sessionId"], person="noor")
-    shared = await house.ask(NOOR, "session.attach", agent="rex", id="garden")
+    await server.ask(MARIA, "session.share", session=made["sessionId"], person="noor")
+    shared = await server.ask(NOOR, "session.attach", agent="rex", id="garden")
     assert (shared["sessionId"], shared["attached"]) == (made["sessionId"], "attached")
 
 
 @pytest.mark.spec("A35")
-async def test_a_deleted_session_is_revived_with_all_that_was_said(house: DeskHouse) -> None:
-    made = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
-    await house.ask(MARIA, "session.rename", session=made["sessionId"], name="The garden")
-    await house.ask(MARIA, "session.delete", session=made["sessionId"])
+async def test_attaching_revives_a_recently_deleted_external_session_with_its_name(server: OperationsServer) -> None:
+    made = await server.ask(MARIA, "session.attach", agent="rex", id="garden")
+    await server.ask(MARIA, "session.rename", session=made["sessionId"], name="The garden")
+    await server.ask(MARIA, "session.delete", session=made["sessionId"])
     with pytest.raises(Conflict):
-        await house.ask(NOOR, "session.attach", agent="rex", id="garden")
-    back = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
-    assert (back["sessionId"], back["attached"], back["name"]) == (made["sessionId"], "revived", "The garden")
+        await server.ask(NOOR, "session.attach", agent="rex", id="garden")
+    back = await server.ask(MARIA, "session.attach", agent="rex", id="garden")
+    assert (back["sessionId"], back["attached"], back["name"]) == (made["sessionId"], "restored", "The garden")
 
 
-async def test_what_was_deleted_too_long_ago_begins_anew(house: DeskHouse) -> None:
-    made = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
-    await house.ask(MARIA, "session.delete", session=made["sessionId"])
-    clock = house.house.instance.clock
+async def test_attaching_creates_a_new_session_if_the_old_one_was_deleted_too_long_ago(
+    server: OperationsServer,
+) -> None:
+    made = await server.ask(MARIA, "session.attach", agent="rex", id="garden")
+    await server.ask(MARIA, "session.delete", session=made["sessionId"])
+    clock = server.server.instance.clock
     assert isinstance(clock, FakeClock)
     clock.jump(timedelta(days=31))
-    anew = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
+    anew = await server.ask(MARIA, "session.attach", agent="rex", id="garden")
     assert anew["attached"] == "created"
     assert anew["sessionId"] != made["sessionId"]
     with pytest.raises(Conflict):
-        await house.ask(MARIA, "session.attach", agent="rex", id=made["sessionId"])
+        await server.ask(MARIA, "session.attach", agent="rex", id=made["sessionId"])
 
 
-async def test_agents_that_run_here_give_their_sessions_ids_of_their_own(house: DeskHouse) -> None:
+async def test_attaching_to_an_agent_that_is_not_external_is_refused(server: OperationsServer) -> None:
     with pytest.raises(Invalid) as refused:
-        await house.ask(MARIA, "session.attach", agent="ada", id="garden")
+        await server.ask(MARIA, "session.attach", agent="ada", id="garden")
     assert refused.value.code == "session.not_external"
 
 
-async def test_an_id_is_forgotten_with_whoever_chose_it(house: DeskHouse) -> None:
-    made = await house.ask(MARIA, "session.attach", agent="rex", id="marias-garden")
-    await house.ask(OWNER, "person.forget", name="maria", confirm="maria")
-    anew = await house.ask(NOOR, "session.attach", agent="rex", id="marias-garden")
+async def test_an_external_id_is_free_after_its_person_is_forgotten(server: OperationsServer) -> None:
+    made = await server.ask(MARIA, "session.attach", agent="rex", id="marias-garden")
+    await server.ask(OWNER, "person.forget", name="maria", confirm="maria")
+    anew = await server.ask(NOOR, "session.attach", agent="rex", id="marias-garden")
     assert anew["attached"] == "created"
     assert anew["sessionId"] != made["sessionId"]

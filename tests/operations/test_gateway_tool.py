@@ -1,4 +1,4 @@
-"""`gateway`: the house in an agent's hand, while it works for the owner."""
+"""The `gateway` tool: managing the server in runs on behalf of the owner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from operations.operations_instance import DeskHouse, desk_house
+from operations.operations_instance import OperationsServer, open_operations_server
 
 from retinue.domain import address
 from retinue.domain.agent import Agent
@@ -22,12 +22,12 @@ from retinue.tools.toolbox import Toolbox
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(LocalInstance(tmp_path)) as house:
-        yield house
+async def server(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
+    async with open_operations_server(LocalInstance(tmp_path)) as server:
+        yield server
 
 
-async def use(house: DeskHouse, sender: str, **arguments: object) -> tuple[bool, str]:
+async def call_gateway(server: OperationsServer, sender: str, **arguments: object) -> tuple[bool, str]:
     scene = ToolContext(
         agent=Agent(name="ada"),
         session=SessionId("5" * 32),
@@ -37,32 +37,32 @@ async def use(house: DeskHouse, sender: str, **arguments: object) -> tuple[bool,
         rights=AgentRights(workspace=Path("/")),
         sender=address.parse_address(sender),
     )
-    box = Toolbox([GatewayTool(lambda: house.desk, OPERATIONS)])
+    box = Toolbox([GatewayTool(lambda: server.services, OPERATIONS)])
     result = await box.perform(Call(id="c1", tool="gateway", arguments=dict(arguments)), scene)
     return not result.failed, result.output
 
 
 @pytest.mark.spec("C122.gateway")
-async def test_who_works_for_the_owner_sees_the_house(house: DeskHouse) -> None:
-    done, told = await use(house, "person:owner", action="status")
-    assert done and {agent["name"] for agent in json.loads(told)["agents"]} >= {"ada", "bo"}
+async def test_the_gateway_tool_works_in_runs_on_behalf_of_the_owner(server: OperationsServer) -> None:
+    done, output = await call_gateway(server, "person:owner", action="status")
+    assert done and {agent["name"] for agent in json.loads(output)["agents"]} >= {"ada", "bo"}
 
 
 @pytest.mark.spec("C122.gateway")
 @pytest.mark.parametrize("sender", ["person:maria", "agent:bo", "channel:irc:home"])
-async def test_who_works_for_anyone_else_does_not(house: DeskHouse, sender: str) -> None:
-    done, told = await use(house, sender, action="status")
-    assert not done and "only in runs on behalf of the owner" in told
+async def test_the_gateway_tool_is_refused_in_runs_on_behalf_of_others(server: OperationsServer, sender: str) -> None:
+    done, output = await call_gateway(server, sender, action="status")
+    assert not done and "only in runs on behalf of the owner" in output
 
 
-async def test_what_the_house_refuses_is_told_with_its_reason(house: DeskHouse) -> None:
-    done, told = await use(house, "person:owner", action="config_patch", parameters={"changes": {}})
-    assert not done and "invalid parameters" in told
-    done, told = await use(house, "person:owner", action="config_show")
-    assert not done and "this server has no settings file" in told  # it was furnished by hand
-    done, told = await use(house, "person:owner", action="burn_down")
-    assert not done and "Invalid arguments for" in told
+async def test_the_gateway_tool_returns_refusals_with_their_reason(server: OperationsServer) -> None:
+    done, output = await call_gateway(server, "person:owner", action="config_patch", parameters={"changes": {}})
+    assert not done and "invalid parameters" in output
+    done, output = await call_gateway(server, "person:owner", action="config_show")
+    assert not done and "this server has no settings file" in output  # the test builds it without a file
+    done, output = await call_gateway(server, "person:owner", action="burn_down")
+    assert not done and "Invalid arguments for" in output
 
 
-def test_every_action_is_an_operation_and_none_replaces_all_settings() -> None:
+def test_every_gateway_action_is_an_operation_and_none_replaces_all_settings() -> None:
     assert set(ACTION_OPERATIONS.values()) <= set(OPERATIONS)

@@ -1,4 +1,4 @@
-"""Operations in an agent's hand: the same as over HTTP."""
+"""Operations as tools of agents have the same effects as over HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from operations.operations_instance import DeskHouse, agent, desk_house, person
+from operations.operations_instance import OperationsServer, agent, open_operations_server, person
 
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.ids import RunId, SessionId
@@ -26,20 +26,22 @@ MARIA = person("maria")
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(LocalInstance(tmp_path)) as made:
+async def server(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
+    async with open_operations_server(LocalInstance(tmp_path)) as made:
         yield made
 
 
-def box(house: DeskHouse) -> Toolbox:
-    return Toolbox(build_operation_tools(OPERATIONS.values(), lambda: house.desk))
+def make_toolbox(server: OperationsServer) -> Toolbox:
+    return Toolbox(build_operation_tools(OPERATIONS.values(), lambda: server.services))
 
 
 def ada(level: PermissionLevel = PermissionLevel.STANDARD, allow: tuple[str, ...] = ("*",)) -> Agent:
     return Agent(name="ada", model="scripted", permission_level=level, tools=ToolRules(allow=allow))
 
 
-async def use(house: DeskHouse, tool: str, *, who: Agent | None = None, call: str = "c1", **arguments: object) -> str:
+async def call_tool(
+    server: OperationsServer, tool: str, *, who: Agent | None = None, call: str = "c1", **arguments: object
+) -> str:
     scene = ToolContext(
         agent=who or ada(),
         session=SessionId("5" * 32),
@@ -48,14 +50,14 @@ async def use(house: DeskHouse, tool: str, *, who: Agent | None = None, call: st
         agent_directory=Path("/"),
         rights=AgentRights(workspace=Path("/")),
     )
-    result = await box(house).perform(Call(id=call, tool=tool, arguments=dict(arguments)), scene)
+    result = await make_toolbox(server).perform(Call(id=call, tool=tool, arguments=dict(arguments)), scene)
     return ("failed: " if result.failed else "") + result.output
 
 
 @pytest.mark.spec("A45")
-async def test_every_operation_is_a_tool_with_the_same_parameters(house: DeskHouse) -> None:
+async def test_every_operation_is_a_tool_with_the_same_parameters(server: OperationsServer) -> None:
     for operation in OPERATIONS.values():
-        spec = box(house).spec(tool_name(operation))
+        spec = make_toolbox(server).spec(tool_name(operation))
         assert spec is not None and spec.description == operation.summary
         assert set(spec.parameters["properties"]) == set(operation.parameters.__struct_encode_fields__)
         assert spec.is_repeatable is not operation.has_effect
@@ -63,33 +65,33 @@ async def test_every_operation_is_a_tool_with_the_same_parameters(house: DeskHou
 
 
 @pytest.mark.spec("A45")
-async def test_a_tool_and_a_request_give_the_same_answer_and_the_same_refusals(house: DeskHouse) -> None:
-    _, session = await house.converse(MARIA, "hello")
-    by_tool = json.loads(await use(house, "session_state", session=session))
-    assert by_tool == await house.ask(agent("ada"), "session.state", session=session)
-    assert "no session 'ffffffff'" in await use(house, "session_state", session="ffffffff")
-    refused = await use(house, "session_state", session=1)
+async def test_an_operation_tool_returns_the_same_answers_and_errors_as_the_operation(server: OperationsServer) -> None:
+    _, session = await server.converse(MARIA, "hello")
+    by_tool = json.loads(await call_tool(server, "session_state", session=session))
+    assert by_tool == await server.ask(agent("ada"), "session.state", session=session)
+    assert "no session 'ffffffff'" in await call_tool(server, "session_state", session="ffffffff")
+    refused = await call_tool(server, "session_state", session=1)
     assert refused.startswith("failed: Invalid arguments for")
-    assert "needs boss" in await use(house, "person_invite", name="zoe")
+    assert "needs boss" in await call_tool(server, "person_invite", name="zoe")
 
 
-async def test_an_agent_does_no_more_by_a_tool_than_its_level_lets_it(house: DeskHouse) -> None:
+async def test_an_operation_tool_is_refused_below_the_required_permission_level(server: OperationsServer) -> None:
     for operation in OPERATIONS.values():
         if not is_at_least(PermissionLevel.STANDARD, operation.permission):
-            told = await use(house, tool_name(operation))
-            assert told.startswith("failed:"), operation.name
+            output = await call_tool(server, tool_name(operation))
+            assert output.startswith("failed:"), operation.name
 
 
-async def test_a_call_that_is_made_again_has_its_effect_once(house: DeskHouse) -> None:
-    first = json.loads(await use(house, "token_create", call="c7", label="mine"))
-    again = json.loads(await use(house, "token_create", call="c7", label="mine"))
+async def test_a_repeated_call_of_an_operation_tool_has_its_effect_once(server: OperationsServer) -> None:
+    first = json.loads(await call_tool(server, "token_create", call="c7", label="mine"))
+    again = json.loads(await call_tool(server, "token_create", call="c7", label="mine"))
     assert (again["id"], "token" in again) == (first["id"], False)
-    assert len(json.loads(await use(house, "token_list"))["tokens"]) == 1
-    assert json.loads(await use(house, "token_create", call="c8", label="mine"))["id"] != first["id"]
+    assert len(json.loads(await call_tool(server, "token_list"))["tokens"]) == 1
+    assert json.loads(await call_tool(server, "token_create", call="c8", label="mine"))["id"] != first["id"]
 
 
-async def test_a_secret_that_is_shown_once_is_not_shown_to_a_model(house: DeskHouse) -> None:
-    """It would stay in the record, and be sent with every prompt after it."""
+async def test_an_operation_tool_does_not_show_one_time_secrets_to_a_model(server: OperationsServer) -> None:
+    """The secret would stay in the record and be sent with every later prompt."""
     boss = ada(PermissionLevel.BOSS)
     asked: dict[str, dict[str, object]] = {
         "token.create": {"label": "mine"},
@@ -97,15 +99,15 @@ async def test_a_secret_that_is_shown_once_is_not_shown_to_a_model(house: DeskHo
         "agent.register": {"name": "dora", "token": True},
     }
     for name, arguments in asked.items():
-        told = json.loads(await use(house, tool_name(OPERATIONS[name]), who=boss, call=name, **arguments))
+        response = json.loads(await call_tool(server, tool_name(OPERATIONS[name]), who=boss, call=name, **arguments))
         [secret] = OPERATIONS[name].secret_fields
-        assert secret not in told and told["shown-once"] == [secret]
-    shown = await house.ask(MARIA, "token.create", label="hers")
-    assert shown["token"] and "shown-once" not in shown, "whoever asks for themselves is told, once"
+        assert secret not in response and response["shown_once"] == [secret]
+    shown = await server.ask(MARIA, "token.create", label="hers")
+    assert shown["token"] and "shown_once" not in shown, "a person who asks for themselves sees it once"
 
 
-def test_a_bare_star_does_not_hand_out_the_keys_of_the_house(tmp_path: Path) -> None:
-    tools = Toolbox(build_operation_tools(OPERATIONS.values(), lambda: pytest.fail("nobody asks")))  # type: ignore[arg-type]
+def test_an_allow_rule_of_a_single_star_does_not_offer_operation_tools(tmp_path: Path) -> None:
+    tools = Toolbox(build_operation_tools(OPERATIONS.values(), lambda: pytest.fail("no operation is performed")))  # type: ignore[arg-type]
     assert tools.offered_specs(ada(), ToolPolicyContext()) == []
     assert [spec.name for spec in tools.offered_specs(ada(allow=("*", "session_list")), ToolPolicyContext())] == [
         "session_list"

@@ -1,4 +1,4 @@
-"""A session is kept the same way from every door: as a tool, over HTTP and in the terminal."""
+"""Session operations have the same results as tools, over HTTP and in the terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.server_process import HouseProcess
-from operations.operations_instance import DeskHouse, agent, desk_house, person
+from cli.server_process import ServerProcess
+from operations.operations_instance import OperationsServer, agent, open_operations_server, person
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.principal import Principal
@@ -31,70 +31,72 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 SESSION_OPERATIONS = ("create", "rename", "pin", "unpin", "clear", "delete")
 
 
-def plain(answer: dict[str, Any], session: str) -> dict[str, Any]:
-    """An answer without what is never the same twice: the id, and the hour."""
+def without_id_and_times(answer: dict[str, Any], session: str) -> dict[str, Any]:
+    """Return the response without the values that differ each time: the id and the times."""
     text = json.dumps(answer).replace(session, "ID")
-    return {key: bool(value) if key.endswith(("At", "-until")) else value for key, value in json.loads(text).items()}
+    return {key: bool(value) if key.endswith(("At", "_until")) else value for key, value in json.loads(text).items()}
 
 
-def walked(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def comparable_answers(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     session = answers[0]["sessionId"]
-    return [plain(answer, session) for answer in answers]
+    return [without_id_and_times(answer, session) for answer in answers]
 
 
-async def by_operation(house: DeskHouse, who: Principal) -> list[dict[str, Any]]:
+async def answers_of_operations(server: OperationsServer, who: Principal) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = []
     for name, parameters in STEPS:
         more = {"session": answers[0]["sessionId"]} if answers else {}
-        answers.append(await house.ask(who, name, **more, **parameters))
+        answers.append(await server.ask(who, name, **more, **parameters))
     return answers
 
 
-async def by_tool(house: DeskHouse) -> list[dict[str, Any]]:
+async def answers_of_tools(server: OperationsServer) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = []
     for name, parameters in STEPS:
         more = {"session": answers[0]["sessionId"]} if answers else {}
-        house.house.instance.model.will_reply(tool_call_reply(name.replace(".", "_"), **more, **parameters), "done")
-        receipt = await house.house.send("do it", sender="person:owner")
-        await house.house.wait_for_outcome(receipt.envelope)
-        found = await house.house.list_records(receipt.session)
+        server.server.instance.model.will_reply(tool_call_reply(name.replace(".", "_"), **more, **parameters), "done")
+        receipt = await server.server.send("do it", sender="person:owner")
+        await server.server.wait_for_outcome(receipt.envelope)
+        found = await server.server.list_records(receipt.session)
         answers.append(json.loads(next(r.body.output for r in reversed(found) if r.kind == "tool")))  # type: ignore[union-attr]
     return answers
 
 
-async def as_expected(folder: Path, who: Principal) -> list[dict[str, Any]]:
+async def expected_answers(folder: Path, who: Principal) -> list[dict[str, Any]]:
     folder.mkdir()
-    async with desk_house(LocalInstance(folder)) as house:
-        return walked(await by_operation(house, who))
+    async with open_operations_server(LocalInstance(folder)) as server:
+        return comparable_answers(await answers_of_operations(server, who))
 
 
 @pytest.mark.spec("A5")
-async def test_a_tool_gives_what_the_operation_gives(tmp_path: Path) -> None:
+async def test_session_tools_return_the_same_answers_as_the_operations(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    desks: list[Services] = []
+    all_services: list[Services] = []
     wanted = [OPERATIONS[f"session.{verb}"] for verb in SESSION_OPERATIONS]
-    household = LocalInstance(
+    instance = LocalInstance(
         tmp_path / "one",
         agents=[Agent(name="ada", model="scripted", tools=ToolRules(allow=("*", "session_*")))],
-        tools=build_operation_tools(wanted, lambda: desks[0]),
+        tools=build_operation_tools(wanted, lambda: all_services[0]),
     )
-    async with desk_house(household) as house:
-        desks.append(house.desk)
-        told = walked(await by_tool(house))
+    async with open_operations_server(instance) as server:
+        all_services.append(server.services)
+        tool_answers = comparable_answers(await answers_of_tools(server))
 
-    assert told == await as_expected(tmp_path / "two", agent("ada"))
+    assert tool_answers == await expected_answers(tmp_path / "two", agent("ada"))
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[HouseProcess]:
-    made = HouseProcess(tmp_path / "home")
+def process(tmp_path: Path) -> Iterator[ServerProcess]:
+    made = ServerProcess(tmp_path / "home")
     made.open()
     yield made
     made.close()
 
 
 @pytest.mark.spec("A5")
-async def test_http_and_the_terminal_give_what_the_operation_gives(process: HouseProcess, tmp_path: Path) -> None:
+async def test_http_and_the_cli_return_the_same_answers_as_the_operations(
+    process: ServerProcess, tmp_path: Path
+) -> None:
     process.call("agent.register", name="ada")
     over_http: list[dict[str, Any]] = []
     in_terminal: list[dict[str, Any]] = []
@@ -109,4 +111,8 @@ async def test_http_and_the_terminal_give_what_the_operation_gives(process: Hous
             words += ["--attributes", json.dumps(parameters["attributes"])]
         in_terminal.append(process.json(*name.split("."), *words))
 
-    assert walked(over_http) == walked(in_terminal) == await as_expected(tmp_path / "two", person("owner"))
+    assert (
+        comparable_answers(over_http)
+        == comparable_answers(in_terminal)
+        == await expected_answers(tmp_path / "two", person("owner"))
+    )

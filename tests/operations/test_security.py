@@ -1,4 +1,4 @@
-"""How well a house is closed: each check fires on what it is for and on nothing else; fixing takes rights, once."""
+"""Security checks: each reports its own finding only, and its fix needs permission and is applied once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations.operations_instance import DeskHouse, desk_house, person
+from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.config import SecretReference, Settings, load_configuration
 from retinue.config.connectors import ConnectorSettings
@@ -79,10 +79,10 @@ from retinue.tools.toolbox import Toolbox
 
 HOME = Path("/home/maria/.retinue")
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
-SETTINGS = Settings(home=HOME, store=HOME / "house.db", zone=load_zone("UTC"))
+SETTINGS = Settings(home=HOME, store=HOME / "retinue.db", zone=load_zone("UTC"))
 RUNS, READS = frozenset({ToolEffect.RUNS_CODE}), frozenset({ToolEffect.READS_UNTRUSTED})
 ADA = Agent(name="ada", model="anthropic/claude-opus-4-5")
-WELL = SecurityFacts(
+SECURE_FACTS = SecurityFacts(
     data_dir=HOME,
     real_data_dir=HOME,
     uid=1000,
@@ -109,20 +109,21 @@ WELL = SecurityFacts(
     audit_flaws=(),
     specs={"exec": ToolSpec(name="exec", description="", parameters={}, effects=RUNS)},
 )
-WELL = replace(WELL, settings=replace(SETTINGS, plugins={"diary": PluginSettings()}))
+SECURE_FACTS = replace(SECURE_FACTS, settings=replace(SETTINGS, plugins={"diary": PluginSettings()}))
 
 
 def settings(**changes: Any) -> SecurityFacts:
-    return replace(WELL, settings=replace(WELL.settings, **changes))
+    return replace(SECURE_FACTS, settings=replace(SECURE_FACTS.settings, **changes))
 
 
 def webhook(*, trusted: bool) -> ConnectorSettings:
-    return ConnectorSettings(kind="webhook", own=WebhookSettings(trusted=trusted))
+    return ConnectorSettings(platform="webhook", platform_settings=WebhookSettings(trusted=trusted))
 
 
-def held(kind: str, path: Path, mode: int, uid: int = 1000, **kw: Any) -> SecurityFacts:
+def facts_with_path(kind: str, path: Path, mode: int, uid: int = 1000, **kw: Any) -> SecurityFacts:
     return replace(
-        WELL, protected_paths=(*WELL.protected_paths, ProtectedPath(kind=kind, path=path, mode=mode, uid=uid, **kw))
+        SECURE_FACTS,
+        protected_paths=(*SECURE_FACTS.protected_paths, ProtectedPath(kind=kind, path=path, mode=mode, uid=uid, **kw)),
     )
 
 
@@ -138,44 +139,52 @@ def token(label: str, *, days: int = 0, who: str = "owner", **kw: Any) -> Token:
     )
 
 
-BARE = SandboxSettings(kind=SandboxKind.OFF)
+SANDBOX_OFF = SandboxSettings(kind=SandboxKind.OFF)
 OUTSIDE = Path("/srv/elsewhere")
-IN_ROOM = replace(WELL, agents=(replace(WELL.agents[0], public_channel="telegram:42"),))
-SMALL = replace(WELL, agents=(replace(WELL.agents[0], agent=replace(ADA, model="ollama/qwen3:8b")),))
+PUBLIC_CHANNEL_FACTS = replace(SECURE_FACTS, agents=(replace(SECURE_FACTS.agents[0], public_channel="telegram:42"),))
+SMALL_MODEL_FACTS = replace(
+    SECURE_FACTS, agents=(replace(SECURE_FACTS.agents[0], agent=replace(ADA, model="ollama/qwen3:8b")),)
+)
 C, W, I = SecuritySeverity.CRITICAL, SecuritySeverity.WARNING, SecuritySeverity.INFO  # noqa: E741
 
-# A check, facts on which it speaks, how loudly, and a word of what it says.
-FIRES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
-    ("listen.beyond-loopback", replace(WELL, listens_on="0.0.0.0"), C, "0.0.0.0"),
+# Check, facts for which it reports a finding, severity, and part of the text.
+FINDING_CASES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
+    ("listen.beyond_loopback", replace(SECURE_FACTS, listens_on="0.0.0.0"), C, "0.0.0.0"),
     (
-        "listen.beyond-loopback",
-        replace(settings(public_url="https://house.example", trusted_proxies=("10.0.0.1",)), listens_on="10.0.0.2"),
+        "listen.beyond_loopback",
+        replace(settings(public_url="https://server.example", trusted_proxies=("10.0.0.1",)), listens_on="10.0.0.2"),
         W,
         "10.0.0.2",
     ),
-    ("listen.plain-http", settings(public_url="http://house.example"), C, "not encrypted"),
-    ("listen.any-proxy", settings(trusted_proxies=("0.0.0.0/0",)), C, "any caller"),
-    ("listen.any-proxy", settings(trusted_proxies=("10.0.0.1", "::/0")), C, "::/0"),
-    ("sandbox.off", settings(sandbox=BARE), C, "without a sandbox"),
+    ("listen.plain_http", settings(public_url="http://server.example"), C, "not encrypted"),
+    ("listen.any_proxy", settings(trusted_proxies=("0.0.0.0/0",)), C, "any caller"),
+    ("listen.any_proxy", settings(trusted_proxies=("10.0.0.1", "::/0")), C, "::/0"),
+    ("sandbox.off", settings(sandbox=SANDBOX_OFF), C, "without a sandbox"),
     ("sandbox.off", settings(sandbox=SandboxSettings(mode=SandboxMode.OFF)), C, "without a sandbox"),
-    ("sandbox.off", replace(settings(sandbox=BARE), agents=()), W, "without a sandbox"),
-    ("sandbox.main-bare", settings(sandbox=SandboxSettings(mode=SandboxMode.NON_MAIN)), I, "your own sessions"),
+    ("sandbox.off", replace(settings(sandbox=SANDBOX_OFF), agents=()), W, "without a sandbox"),
+    ("sandbox.main_off", settings(sandbox=SandboxSettings(mode=SandboxMode.NON_MAIN)), I, "your own sessions"),
     (
-        "sandbox.not-possible",
-        replace(WELL, probe=SandboxProbe(False, "no bwrap", "install it")),
+        "sandbox.unavailable",
+        replace(SECURE_FACTS, probe=SandboxProbe(False, "no bwrap", "install it")),
         W,
         "sandbox does not work",
     ),
     (
-        "exec.bare",
+        "exec.unsandboxed",
         settings(
-            sandbox=BARE, tools=ToolSettings(exec=ExecSettings(security=CommandSecurity.FULL, ask=CommandAsk.OFF))
+            sandbox=SANDBOX_OFF,
+            tools=ToolSettings(exec=ExecSettings(security=CommandSecurity.FULL, ask=CommandAsk.OFF)),
         ),
         C,
         "without sandbox and approval: ada",
     ),
-    ("exec.bare", settings(sandbox=BARE), W, "some commands"),
-    ("exec.bare", settings(tools=ToolSettings(exec=ExecSettings(host=CommandLocation.HOST))), W, "some commands"),
+    ("exec.unsandboxed", settings(sandbox=SANDBOX_OFF), W, "some commands"),
+    (
+        "exec.unsandboxed",
+        settings(tools=ToolSettings(exec=ExecSettings(host=CommandLocation.HOST))),
+        W,
+        "some commands",
+    ),
     (
         "exec.elevated",
         settings(tools=ToolSettings(exec=ExecSettings(elevated=ElevatedPolicy.FULL))),
@@ -183,65 +192,74 @@ FIRES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
         "can leave the sandbox",
     ),
     (
-        "files.home",
-        replace(WELL, protected_paths=(ProtectedPath(kind="home", path=HOME, mode=0o755, uid=1000),)),
+        "files.data_directory",
+        replace(SECURE_FACTS, protected_paths=(ProtectedPath(kind="home", path=HOME, mode=0o755, uid=1000),)),
         C,
         "other users",
     ),
     (
-        "files.home",
-        replace(WELL, protected_paths=(ProtectedPath(kind="home", path=HOME, mode=0o700, uid=7),)),
+        "files.data_directory",
+        replace(SECURE_FACTS, protected_paths=(ProtectedPath(kind="home", path=HOME, mode=0o700, uid=7),)),
         C,
         "another user",
     ),
-    ("files.keys", held("keys", HOME / "keys" / "openai", 0o640), C, "openai"),
-    ("files.settings", held("settings", HOME / "more.toml", 0o644), C, "more.toml"),
-    ("files.store", held("store", OUTSIDE / "house.db", 0o644), W, "house.db"),
-    ("files.logs", held("logs", OUTSIDE / "retinue.log", 0o644), W, "retinue.log"),
-    ("files.agents", held("agents", OUTSIDE / "agents", 0o755), W, "agents"),
-    ("files.backups", held("backups", OUTSIDE / "backup", 0o755), W, "backup"),
-    ("files.backups", held("backups", HOME / "backups", 0o755, is_link=True), W, "backup"),
-    ("files.mirror", held("mirror", OUTSIDE / "mirror", 0o755), W, "mirror"),
+    ("files.keys", facts_with_path("keys", HOME / "keys" / "openai", 0o640), C, "openai"),
+    ("files.settings", facts_with_path("settings", HOME / "more.toml", 0o644), C, "more.toml"),
+    ("files.store", facts_with_path("store", OUTSIDE / "retinue.db", 0o644), W, "retinue.db"),
+    ("files.logs", facts_with_path("logs", OUTSIDE / "retinue.log", 0o644), W, "retinue.log"),
+    ("files.agents", facts_with_path("agents", OUTSIDE / "agents", 0o755), W, "agents"),
+    ("files.backups", facts_with_path("backups", OUTSIDE / "backup", 0o755), W, "backup"),
+    ("files.backups", facts_with_path("backups", HOME / "backups", 0o755, is_link=True), W, "backup"),
+    ("files.mirror", facts_with_path("mirror", OUTSIDE / "mirror", 0o755), W, "mirror"),
     (
         "files.store",
         replace(
-            WELL,
+            SECURE_FACTS,
             protected_paths=(
                 ProtectedPath(kind="home", path=HOME, mode=0o755, uid=1000),
-                ProtectedPath(kind="store", path=HOME / "house.db", mode=0o644, uid=1000),
+                ProtectedPath(kind="store", path=HOME / "retinue.db", mode=0o644, uid=1000),
             ),
         ),
         W,
-        "house.db",
+        "retinue.db",
     ),
     (
-        "home.link",
-        replace(WELL, protected_paths=(ProtectedPath(kind="home", path=HOME, mode=0o700, uid=1000, is_link=True),)),
+        "data_directory.link",
+        replace(
+            SECURE_FACTS, protected_paths=(ProtectedPath(kind="home", path=HOME, mode=0o700, uid=1000, is_link=True),)
+        ),
         W,
         "link",
     ),
-    ("home.synced", replace(WELL, synced_by="/home/maria/Dropbox"), W, "another program synchronizes"),
-    ("settings.plain-secret", replace(WELL, plaintext_secrets=(f"{HOME}/retinue.toml: a.key",)), W, "a.key"),
     (
-        "settings.plain-secret",
-        replace(held("settings", HOME / "open.toml", 0o644), plaintext_secrets=(f"{HOME}/open.toml: a.key",)),
+        "data_directory.synced",
+        replace(SECURE_FACTS, synced_by="/home/maria/Dropbox"),
+        W,
+        "another program synchronizes",
+    ),
+    ("settings.plain_secret", replace(SECURE_FACTS, plaintext_secrets=(f"{HOME}/retinue.toml: a.key",)), W, "a.key"),
+    (
+        "settings.plain_secret",
+        replace(
+            facts_with_path("settings", HOME / "open.toml", 0o644), plaintext_secrets=(f"{HOME}/open.toml: a.key",)
+        ),
         C,
         "a.key",
     ),
     (
-        "settings.lowered",
-        replace(WELL, lowered_operations={"agent.set": (PermissionLevel.PRIVILEGED, PermissionLevel.STANDARD)}),
+        "settings.lowered_level",
+        replace(SECURE_FACTS, lowered_operations={"agent.set": (PermissionLevel.PRIVILEGED, PermissionLevel.STANDARD)}),
         W,
         "agent.set",
     ),
     (
-        "settings.lowered",
-        replace(WELL, lowered_operations={"token.create": (PermissionLevel.BOSS, PermissionLevel.STANDARD)}),
+        "settings.lowered_level",
+        replace(SECURE_FACTS, lowered_operations={"token.create": (PermissionLevel.BOSS, PermissionLevel.STANDARD)}),
         C,
         "token.create",
     ),
-    ("secrets.unmasked", replace(WELL, unredacted_secrets=frozenset({"pin"})), I, "pin"),
-    ("web.private-hosts", settings(web=WebSettings(private_hosts=("nas.lan:5000",))), I, "nas.lan"),
+    ("secrets.unredacted", replace(SECURE_FACTS, unredacted_secrets=frozenset({"pin"})), I, "pin"),
+    ("web.private_hosts", settings(web=WebSettings(private_hosts=("nas.lan:5000",))), I, "nas.lan"),
     (
         "skills.trusted",
         settings(skills=SkillSettings(trusted=(TrustedSkillSource.WORKSPACE,))),
@@ -251,35 +269,35 @@ FIRES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
     ("webhooks.trusted", settings(connectors={"ci": webhook(trusted=True)}), W, "is trusted: ci"),
     ("tools.direct", settings(tools=ToolSettings(invoke_allow=("exec",))), W, "'exec'"),
     ("tools.direct", settings(tools=ToolSettings(invoke_allow=("*",))), W, "'*'"),
-    ("tokens.unused", replace(WELL, tokens=(token("phone", days=40),)), I, "phone"),
-    ("tokens.wide", replace(WELL, tokens=(token("script"),)), W, "script"),
-    ("people.guests", replace(WELL, shared_with={"gus": 2}), W, "gus (2)"),
+    ("tokens.unused", replace(SECURE_FACTS, tokens=(token("phone", days=40),)), I, "phone"),
+    ("tokens.no_expiry", replace(SECURE_FACTS, tokens=(token("script"),)), W, "script"),
+    ("people.guests", replace(SECURE_FACTS, shared_with={"gus": 2}), W, "gus (2)"),
     (
-        "people.outside-senders",
+        "people.outside_senders",
         settings(tools=ToolSettings(by_sender={"person:gus": ToolListSettings(also_allow=("exec",))})),
         W,
         "tools.by_sender.person:gus",
     ),
     (
-        "people.outside-senders",
+        "people.outside_senders",
         settings(tools=ToolSettings(outside_senders=OutsideSenderToolSettings(profile="full"))),
         W,
         "more than the minimal tools: tools.outside_senders",
     ),
     (
-        "people.outside-senders",
+        "people.outside_senders",
         settings(tools=ToolSettings(outside_senders=OutsideSenderToolSettings(profile=None))),
         W,
         "tools.outside_senders",
     ),
     (
-        "people.outside-senders",
+        "people.outside_senders",
         settings(tools=ToolSettings(by_channel={"ci:deploys": ChannelToolSettings(profile="coding")})),
         W,
         "tools.by_channel.ci:deploys",
     ),
     (
-        "people.outside-senders",
+        "people.outside_senders",
         settings(
             tools=ToolSettings(
                 by_channel={"*": ChannelToolSettings(by_sender={"channel:irc:*": ToolListSettings(ask=("exec",))})}
@@ -291,20 +309,21 @@ FIRES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
     (
         "agents.boss",
         replace(
-            WELL, agents=(AgentAbilities(agent=replace(ADA, permission_level=PermissionLevel.BOSS), allowed_tools={}),)
+            SECURE_FACTS,
+            agents=(AgentAbilities(agent=replace(ADA, permission_level=PermissionLevel.BOSS), allowed_tools={}),),
         ),
         W,
         "your permission level: ada",
     ),
-    ("agents.code-for-strangers", IN_ROOM, W, "unknown senders can write"),
+    ("agents.code_for_unknown_senders", PUBLIC_CHANNEL_FACTS, W, "unknown senders can write"),
     (
-        "agents.code-for-strangers",
-        replace(IN_ROOM, settings=replace(IN_ROOM.settings, sandbox=BARE)),
+        "agents.code_for_unknown_senders",
+        replace(PUBLIC_CHANNEL_FACTS, settings=replace(PUBLIC_CHANNEL_FACTS.settings, sandbox=SANDBOX_OFF)),
         C,
         "unknown senders can write",
     ),
     (
-        "agents.open-rooms",
+        "agents.channel_rules",
         replace(
             settings(tools=ToolSettings(outside_senders=OutsideSenderToolSettings(profile="full"))),
             channels={"ada": ("telegram:42",)},
@@ -312,48 +331,64 @@ FIRES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
         W,
         "telegram:42",
     ),
-    ("agents.small-model", replace(SMALL, settings=replace(SMALL.settings, sandbox=BARE)), C, "small model"),
-    ("plugins.unknown", replace(WELL, plugins=("diary", "spy")), W, "spy"),
-    ("audit.broken", replace(WELL, audit_flaws=("house line 3: it is not as it was written",)), C, "house line 3"),
+    (
+        "agents.small_model",
+        replace(SMALL_MODEL_FACTS, settings=replace(SMALL_MODEL_FACTS.settings, sandbox=SANDBOX_OFF)),
+        C,
+        "small model",
+    ),
+    ("plugins.unknown", replace(SECURE_FACTS, plugins=("diary", "spy")), W, "spy"),
+    (
+        "audit.broken",
+        replace(SECURE_FACTS, audit_flaws=("server line 3: it is not as it was written",)),
+        C,
+        "server line 3",
+    ),
 )
-# The same, where what looks alike is well.
-SILENT: tuple[tuple[str, SecurityFacts], ...] = (
-    *((check.id, WELL) for check in SECURITY_CHECKS),
-    ("listen.beyond-loopback", replace(WELL, listens_on="")),
-    ("listen.beyond-loopback", replace(WELL, listens_on="::1")),
-    ("listen.plain-http", settings(public_url="https://house.example")),
-    ("listen.plain-http", settings(public_url="http://127.0.0.1:7717")),
-    ("listen.any-proxy", settings(trusted_proxies=("10.0.0.0/8",))),
-    ("sandbox.main-bare", settings(sandbox=SandboxSettings(mode=SandboxMode.NON_MAIN, kind=SandboxKind.OFF))),
-    ("sandbox.not-possible", replace(WELL, probe=None)),
-    ("exec.bare", settings(sandbox=BARE, tools=ToolSettings(exec=ExecSettings(security=CommandSecurity.DENY)))),
-    ("exec.bare", settings(sandbox=BARE, tools=ToolSettings(exec=ExecSettings(ask=CommandAsk.ALWAYS)))),
-    ("exec.bare", replace(settings(sandbox=BARE), agents=())),
+# Facts that look similar and are secure.
+NO_FINDING_CASES: tuple[tuple[str, SecurityFacts], ...] = (
+    *((check.id, SECURE_FACTS) for check in SECURITY_CHECKS),
+    ("listen.beyond_loopback", replace(SECURE_FACTS, listens_on="")),
+    ("listen.beyond_loopback", replace(SECURE_FACTS, listens_on="::1")),
+    ("listen.plain_http", settings(public_url="https://server.example")),
+    ("listen.plain_http", settings(public_url="http://127.0.0.1:7717")),
+    ("listen.any_proxy", settings(trusted_proxies=("10.0.0.0/8",))),
+    ("sandbox.main_off", settings(sandbox=SandboxSettings(mode=SandboxMode.NON_MAIN, kind=SandboxKind.OFF))),
+    ("sandbox.unavailable", replace(SECURE_FACTS, probe=None)),
+    (
+        "exec.unsandboxed",
+        settings(sandbox=SANDBOX_OFF, tools=ToolSettings(exec=ExecSettings(security=CommandSecurity.DENY))),
+    ),
+    ("exec.unsandboxed", settings(sandbox=SANDBOX_OFF, tools=ToolSettings(exec=ExecSettings(ask=CommandAsk.ALWAYS)))),
+    ("exec.unsandboxed", replace(settings(sandbox=SANDBOX_OFF), agents=())),
     ("exec.elevated", settings(tools=ToolSettings(exec=ExecSettings(elevated=ElevatedPolicy.ASK)))),
-    ("files.store", held("store", HOME / "house.db", 0o644)),  # nobody else gets into the home
-    ("files.backups", held("backups", OUTSIDE / "backup", 0o700)),
-    ("skills.trusted", settings(skills=SkillSettings(trusted=(TrustedSkillSource.SERVER,)))),
+    ("files.store", facts_with_path("store", HOME / "retinue.db", 0o644)),  # others cannot enter the data directory
+    ("files.backups", facts_with_path("backups", OUTSIDE / "backup", 0o700)),
+    ("skills.trusted", settings(skills=SkillSettings(trusted=(TrustedSkillSource.INSTANCE,)))),
     ("webhooks.trusted", settings(connectors={"ci": webhook(trusted=False)})),
     ("tools.direct", settings(tools=ToolSettings(invoke_allow=("ls",)))),
-    ("tokens.unused", replace(WELL, tokens=(token("new", days=3), token("old", days=90, used_at=NOW)))),
-    ("tokens.wide", replace(WELL, tokens=(token("owner-token"), token("ends", expires_at=NOW), token("x", who="gus")))),
-    ("people.guests", replace(WELL, shared_with={"maria": 2})),
+    ("tokens.unused", replace(SECURE_FACTS, tokens=(token("new", days=3), token("old", days=90, used_at=NOW)))),
     (
-        "people.outside-senders",
+        "tokens.no_expiry",
+        replace(SECURE_FACTS, tokens=(token("owner-token"), token("ends", expires_at=NOW), token("x", who="gus"))),
+    ),
+    ("people.guests", replace(SECURE_FACTS, shared_with={"maria": 2})),
+    (
+        "people.outside_senders",
         settings(tools=ToolSettings(by_sender={"person:gus": ToolListSettings(deny=("exec",))})),
     ),
     (
-        "people.outside-senders",
+        "people.outside_senders",
         settings(tools=ToolSettings(by_sender={"person:maria": ToolListSettings(profile="full")})),
     ),
-    ("people.outside-senders", settings(tools=ToolSettings(by_channel={"*": ChannelToolSettings(profile="minimal")}))),
+    ("people.outside_senders", settings(tools=ToolSettings(by_channel={"*": ChannelToolSettings(profile="minimal")}))),
     (
-        "agents.code-for-strangers",
-        replace(WELL, agents=(AgentAbilities(agent=ADA, allowed_tools={"read": READS}, public_channel="x:1"),)),
+        "agents.code_for_unknown_senders",
+        replace(SECURE_FACTS, agents=(AgentAbilities(agent=ADA, allowed_tools={"read": READS}, public_channel="x:1"),)),
     ),
-    ("agents.open-rooms", replace(WELL, channels={"ada": ("telegram:42",)})),  # they have the minimal tools
+    ("agents.channel_rules", replace(SECURE_FACTS, channels={"ada": ("telegram:42",)})),  # only minimal tools
     (
-        "agents.open-rooms",
+        "agents.channel_rules",
         replace(
             settings(
                 tools=ToolSettings(
@@ -364,55 +399,58 @@ SILENT: tuple[tuple[str, SecurityFacts], ...] = (
             channels={"ada": ("telegram:42",)},
         ),
     ),
-    ("agents.small-model", SMALL),
-    ("agents.small-model", settings(sandbox=BARE)),
+    ("agents.small_model", SMALL_MODEL_FACTS),
+    ("agents.small_model", settings(sandbox=SANDBOX_OFF)),
     ("plugins.unknown", replace(settings(plugins={"mine": PluginSettings(plugin="diary")}), plugins=("diary",))),
 )
-BY_ID = {check.id: check for check in SECURITY_CHECKS}
+CHECKS_BY_ID = {check.id: check for check in SECURITY_CHECKS}
 
 
 @pytest.mark.spec("C95")
-@pytest.mark.parametrize(("id_", "facts", "severity", "words"), FIRES)
-def test_a_check_speaks_of_what_it_is_for(
+@pytest.mark.parametrize(("id_", "facts", "severity", "words"), FINDING_CASES)
+def test_a_security_check_reports_its_finding_with_severity_and_reason(
     id_: str, facts: SecurityFacts, severity: SecuritySeverity, words: str
 ) -> None:
-    [found] = BY_ID[id_].findings(facts)
+    [found] = CHECKS_BY_ID[id_].findings(facts)
     assert (found.check, found.severity) == (id_, severity)
     assert words in " ".join(found.format_lines())
     assert found.because and found.try_this
 
 
-@pytest.mark.parametrize(("id_", "facts"), SILENT)
-def test_a_check_is_silent_about_what_is_well(id_: str, facts: SecurityFacts) -> None:
-    assert BY_ID[id_].findings(facts) == []
+@pytest.mark.parametrize(("id_", "facts"), NO_FINDING_CASES)
+def test_a_security_check_reports_nothing_for_secure_facts(id_: str, facts: SecurityFacts) -> None:
+    assert CHECKS_BY_ID[id_].findings(facts) == []
 
 
-def test_every_check_has_a_case_in_which_it_speaks_and_a_name_of_its_own() -> None:
-    assert {id_ for id_, *_ in FIRES} == set(BY_ID)
-    assert len(BY_ID) == len(SECURITY_CHECKS)
+def test_every_security_check_has_a_finding_case_and_a_unique_id() -> None:
+    assert {id_ for id_, *_ in FINDING_CASES} == set(CHECKS_BY_ID)
+    assert len(CHECKS_BY_ID) == len(SECURITY_CHECKS)
 
 
-def test_only_file_modes_can_be_fixed_without_asking_and_only_by_taking_away() -> None:
+def test_security_fixes_only_remove_file_permissions_of_others() -> None:
     fixes = {
-        id_: found.fix for id_, facts, *_ in FIRES for found in BY_ID[id_].findings(facts) if found.fix is not None
+        id_: found.fix
+        for id_, facts, *_ in FINDING_CASES
+        for found in CHECKS_BY_ID[id_].findings(facts)
+        if found.fix is not None
     }
     assert fixes and all(id_.startswith("files.") for id_ in fixes)
     assert all(fix.mode_after == fix.mode_before & ~0o077 for fix in fixes.values())
 
 
 @pytest.mark.parametrize("model", ["local/qwen3-4b", "openrouter/meta-llama/llama-3.1-8b-instruct", "x/gemma-27b-it"])
-def test_small_models_are_told_by_where_they_run_or_by_their_size(model: str) -> None:
+def test_a_small_model_is_recognized_by_its_provider_or_its_size(model: str) -> None:
     assert security._explain_small_model(model, None)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("model", ["anthropic/claude-opus-4-5", "x/llama-405b", "openai/gpt-5.2", "x/8bit-special"])
-def test_other_models_are_not(model: str) -> None:
+def test_a_large_model_is_not_recognized_as_small(model: str) -> None:
     assert not security._explain_small_model(model, None)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_secrets_in_plain_text_are_found_in_settings_and_those_kept_elsewhere_are_not() -> None:
+def test_find_secret_keys_finds_plain_text_secrets_and_not_references() -> None:
     table = {
-        "house": {"store": "postgresql://retinue:hunter2@db/house", "zone": "UTC"},
+        "server": {"store": "postgresql://retinue:hunter2@db/retinue", "zone": "UTC"},
         "providers": {
             "a": {"key": {"env": "A_KEY"}, "headers": {"authorization": "Bearer abcdefgh12345678"}},
             "b": {"key": {"file": "/etc/retinue/b"}, "headers": {"x-title": "mine"}},
@@ -422,7 +460,7 @@ def test_secrets_in_plain_text_are_found_in_settings_and_those_kept_elsewhere_ar
         "sandbox": {"secrets": {"x": {"secret": {"env": "sk-proj-abcdefgh12345678"}}}},
     }
     assert set(find_secret_keys(table)) == {
-        "house.store",
+        "server.store",
         "providers.a.headers.authorization",
         "mcp.git.command.2",
         "plugins.mail.settings.password",
@@ -430,14 +468,14 @@ def test_secrets_in_plain_text_are_found_in_settings_and_those_kept_elsewhere_ar
     }
 
 
-# --- fixing ---
+# --- fixes ---
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_closing_takes_rights_from_others_and_gives_none(tmp_path: Path) -> None:
+def test_fix_permissions_sets_the_new_mode_once(tmp_path: Path) -> None:
     for was, now in ((0o644, 0o600), (0o755, 0o700), (0o440, 0o400), (0o666, 0o600)):
         path = tmp_path / f"{was:o}"
         path.write_text("x")
@@ -447,7 +485,7 @@ def test_closing_takes_rights_from_others_and_gives_none(tmp_path: Path) -> None
         assert fix_permissions(PermissionFix(path=path, mode_before=was, mode_after=now)) == ""
 
 
-def test_closing_follows_no_link_and_touches_nothing_of_others(tmp_path: Path) -> None:
+def test_fix_permissions_skips_links_missing_files_and_files_of_other_users(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("x")
     target.chmod(0o644)
@@ -462,7 +500,7 @@ def test_closing_follows_no_link_and_touches_nothing_of_others(tmp_path: Path) -
         assert mode(target) == 0o644
 
 
-def test_a_socket_and_a_pipe_are_closed_too(tmp_path: Path) -> None:
+def test_fix_permissions_changes_the_mode_of_a_socket(tmp_path: Path) -> None:
     sock = socket.socket(socket.AF_UNIX)
     with sock:
         sock.bind(str(tmp_path / "s"))
@@ -471,20 +509,20 @@ def test_a_socket_and_a_pipe_are_closed_too(tmp_path: Path) -> None:
     assert mode(tmp_path / "s") == 0o600
 
 
-# --- a whole house ---
+# --- the checks on a server ---
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    made = tmp_path / "house"
+    made = tmp_path / "retinue"
     made.mkdir(mode=0o700)
     return made
 
 
-def ground(house: DeskHouse, home: Path, **kw: Any) -> SecurityContext:
+def security_context(server: OperationsServer, home: Path, **kw: Any) -> SecurityContext:
     environment = {"RETINUE_HOME": str(home), "PATH": os.environ["PATH"]}
     return SecurityContext(
-        data_dir=home, environment=environment, now=NOW, store=house.house.store, is_quick=True, **kw
+        data_dir=home, environment=environment, now=NOW, store=server.server.store, is_quick=True, **kw
     )
 
 
@@ -496,8 +534,8 @@ async def found(at: SecurityContext) -> dict[str, list[SecurityFinding]]:
 
 
 @pytest.mark.spec("C95")
-async def test_fixing_closes_what_is_open_says_so_and_finds_nothing_to_fix_the_second_time(home: Path) -> None:
-    async with desk_house(LocalInstance(home)) as house:
+async def test_security_fix_closes_open_files_reports_them_and_finds_nothing_the_second_time(home: Path) -> None:
+    async with open_operations_server(LocalInstance(home)) as server:
         (home / "keys").mkdir(mode=0o755)
         for path, bits in (("owner-token", 0o644), ("keys/openai", 0o640), ("retinue.toml", 0o664)):
             (home / path).write_text("x = 1" if path.endswith("toml") else "x")
@@ -505,16 +543,16 @@ async def test_fixing_closes_what_is_open_says_so_and_finds_nothing_to_fix_the_s
         (home / "backups" / "one").mkdir(parents=True)
         (home / "backups" / "one").chmod(0o755)
         home.chmod(0o755)
-        at, owner = ground(house, home), person("owner")
+        at, owner = security_context(server, home), person("owner")
         looked = await check_security(at, owner, fix=False)
         assert looked.health == "problem" and looked.fixed == []
         assert {each.check for each in looked.security if each.fixable} >= {
-            "files.home",
+            "files.data_directory",
             "files.keys",
             "files.settings",
             "files.backups",
         }
-        assert mode(home) == 0o755  # looking changes nothing
+        assert mode(home) == 0o755  # the check itself changes nothing
         fixed = await check_security(at, owner, fix=True)
         assert any(str(home / "owner-token") in each and "0644" in each and "0600" in each for each in fixed.fixed)
         assert mode(home) == 0o700 and mode(home / "keys") == 0o700
@@ -524,62 +562,64 @@ async def test_fixing_closes_what_is_open_says_so_and_finds_nothing_to_fix_the_s
         assert again.fixed == [] and not any(each.fixable for each in again.security)
 
 
-async def test_only_the_owner_fixes(home: Path) -> None:
+async def test_only_the_owner_can_apply_security_fixes(home: Path) -> None:
     agent = Principal(address=address.agent_address("ada"), level=PermissionLevel.PRIVILEGED, trust=Trust.AGENT)
-    async with desk_house(LocalInstance(home)) as house:
+    async with open_operations_server(LocalInstance(home)) as server:
         home.chmod(0o755)
         with pytest.raises(NotAllowed):
-            await check_security(ground(house, home), agent, fix=True)
+            await check_security(security_context(server, home), agent, fix=True)
         assert mode(home) == 0o755
-        assert (await check_security(ground(house, home), agent, fix=False)).security
+        assert (await check_security(security_context(server, home), agent, fix=False)).security
         home.chmod(0o700)
 
 
-async def test_what_is_asked_over_any_door_is_told_by_severity(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_doctor_lists_security_findings_by_severity(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_HOME", str(home))
     (home / "retinue.toml").write_text('[sandbox]\nkind = "off"\n')
     (home / "retinue.toml").chmod(0o600)
-    async with desk_house(LocalInstance(home)) as house:
+    async with open_operations_server(LocalInstance(home)) as server:
         (home / "owner-token").write_text("x")
         (home / "owner-token").chmod(0o644)
         body = json.dumps({"security": True, "quick": True}).encode()
-        told = json.loads(await perform_operation(house.desk, person("owner"), OPERATIONS["house.doctor"], body))
-        severities = [each["severity"] for each in told["security"]]
+        response = json.loads(
+            await perform_operation(server.services, person("owner"), OPERATIONS["server.doctor"], body)
+        )
+        severities = [each["severity"] for each in response["security"]]
         assert severities == sorted(severities, key=["critical", "warning", "info"].index)
-        assert {"files.keys", "sandbox.off"} <= {each["check"] for each in told["security"]}
-        assert told["lines"][0].startswith("critical")
-        assert "--fix would fix 1" in told["lines"][-1]
+        assert {"files.keys", "sandbox.off"} <= {each["check"] for each in response["security"]}
+        assert response["lines"][0].startswith("critical")
+        assert "--fix would fix 1" in response["lines"][-1]
         plain = json.loads(
-            await perform_operation(house.desk, person("owner"), OPERATIONS["house.doctor"], b'{"quick":true}')
+            await perform_operation(server.services, person("owner"), OPERATIONS["server.doctor"], b'{"quick":true}')
         )
         assert plain["security"] == [] and any("sandbox" in line and "warning" in line for line in plain["lines"])
 
 
-async def test_facts_are_those_of_the_house(home: Path, tmp_path: Path) -> None:
-    synced = tmp_path / "Dropbox" / "house"
+async def test_security_facts_are_gathered_from_the_instance(home: Path, tmp_path: Path) -> None:
+    synced = tmp_path / "Dropbox" / "retinue"
     synced.mkdir(parents=True, mode=0o700)
     key = tmp_path / "key"
     key.write_text("short\n")
     key.chmod(0o600)
     (synced / "retinue.toml").write_text(
-        f'[house]\npermission_policy = {{ "agent.set" = "restricted" }}\n'
+        f'[server]\npermission_policy = {{ "agent.set" = "restricted" }}\n'
         '[tools.outside_senders]\nprofile = "full"\n'
         f'[providers.acme]\nurl = "http://127.0.0.1:9/v1"\nkey = {{ file = "{key}" }}\n'
         'headers = { authorization = "Bearer abcdefgh12345678" }\n'
     )
     link = tmp_path / "link"
     link.symlink_to(synced)
-    household = LocalInstance(synced, agents=(Agent(name="ada", model="scripted", tools=ToolRules(deny=("read",))),))
-    async with desk_house(household) as house:
+    instance = LocalInstance(synced, agents=(Agent(name="ada", model="scripted", tools=ToolRules(deny=("read",))),))
+    async with open_operations_server(instance) as server:
 
         def body(conn: Any) -> None:
             page = Transaction(conn, 1)
             sessions.start(page, "5e" * 16, agent="ada", origin=Origin(OriginKind.CHAT, "telegram:42"))  # type: ignore[arg-type]
             page.close()
 
-        await house.house.store.write(body, point="test")
+        await server.server.store.write(body, point="test")
         toolbox = Toolbox([ReadTool()])
-        at = replace(ground(house, link, toolbox=toolbox), environment={"RETINUE_HOME": str(link)})
+        at = replace(security_context(server, link, toolbox=toolbox), environment={"RETINUE_HOME": str(link)})
         facts = await gather_facts(at)
         assert facts.real_data_dir == synced and "Dropbox" in facts.synced_by
         assert any(each.kind == "home" and each.is_link for each in facts.protected_paths)
@@ -591,27 +631,31 @@ async def test_facts_are_those_of_the_house(home: Path, tmp_path: Path) -> None:
         assert facts.channels == {"ada": ("telegram:42",)}
         free = {each.agent.name: set(each.allowed_tools) for each in facts.agents}
         assert free == {"ada": set(), "bo": {"read"}}
-        assert {"home.link", "home.synced", "settings.plain-secret", "settings.lowered", "agents.open-rooms"} <= set(
-            await found(at)
-        )
+        assert {
+            "data_directory.link",
+            "data_directory.synced",
+            "settings.plain_secret",
+            "settings.lowered_level",
+            "agents.channel_rules",
+        } <= set(await found(at))
 
 
-async def test_a_deep_look_reads_the_audit_and_tries_the_sandbox(home: Path) -> None:
+async def test_a_full_security_check_reads_the_audit_and_probes_the_sandbox(home: Path) -> None:
     from retinue.domain.audit import call_allowed
 
-    async with desk_house(LocalInstance(home)) as house:
+    async with open_operations_server(LocalInstance(home)) as server:
         entry = call_allowed("read", "0" * 32, agent="ada", run="ab" * 16)
-        await house.house.store.write(
+        await server.server.store.write(
             lambda conn: audit.append_in_transaction(conn, [entry, entry], now_ms=1, chain="5e" * 16), point="test"
         )
-        at = replace(ground(house, home), is_quick=False)
+        at = replace(security_context(server, home), is_quick=False)
         facts = await gather_facts(at)
         assert facts.audit_flaws == () and facts.probe is not None
-        await house.house.execute_sql("UPDATE audit SET who = 'nobody' WHERE position = 2")
+        await server.server.execute_sql("UPDATE audit SET who = 'nobody' WHERE position = 2")
         assert "audit.broken" in await found(at)
 
 
-def test_listening_is_judged_by_what_the_environment_says(home: Path) -> None:
+def test_the_listen_host_is_read_from_the_environment(home: Path) -> None:
     from retinue.operations.server.security_facts import _listen_host  # pyright: ignore[reportPrivateUsage]
 
     cases: tuple[tuple[str, str], ...] = (
@@ -625,10 +669,10 @@ def test_listening_is_judged_by_what_the_environment_says(home: Path) -> None:
         assert listens(SETTINGS, {"RETINUE_LISTEN": said} if said else {}) == meant
 
 
-def test_the_plain_doctor_tells_of_a_sandbox_that_is_off_and_of_no_other() -> None:
+def test_the_plain_doctor_reports_a_sandbox_only_if_it_is_off() -> None:
     for sandbox, said in (
         (SandboxSettings(), ""),
-        (BARE, "`sandbox.kind"),
+        (SANDBOX_OFF, "`sandbox.kind"),
         (SandboxSettings(mode=SandboxMode.OFF), "`sandbox.mode"),
         (SandboxSettings(mode=SandboxMode.NON_MAIN), ""),
     ):
@@ -637,22 +681,22 @@ def test_the_plain_doctor_tells_of_a_sandbox_that_is_off_and_of_no_other() -> No
         assert bool(found) is bool(said) and all(said in each.because for each in found)
 
 
-async def test_masks_are_refreshed_with_what_there_is_now(home: Path) -> None:
+async def test_refresh_redactor_replaces_old_secrets_with_current_ones(home: Path) -> None:
     masks = Redactor()
-    async with desk_house(LocalInstance(home)) as house:
-        await refresh_redactor(masks, house.house.store, SETTINGS, {"ACME_API_KEY": "first-value-1"})
+    async with open_operations_server(LocalInstance(home)) as server:
+        await refresh_redactor(masks, server.server.store, SETTINGS, {"ACME_API_KEY": "first-value-1"})
         assert masks.redact("first-value-1 second-value-2") == "[secret:env:ACME_API_KEY] second-value-2"
-        await refresh_redactor(masks, house.house.store, SETTINGS, {"ACME_API_KEY": "second-value-2"})
+        await refresh_redactor(masks, server.server.store, SETTINGS, {"ACME_API_KEY": "second-value-2"})
         assert masks.redact("first-value-1 second-value-2") == "first-value-1 [secret:env:ACME_API_KEY]"
 
 
-def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
+def test_gather_secrets_finds_every_secret_of_the_instance(tmp_path: Path) -> None:
     from retinue.config.models import ProviderSettings
     from retinue.config.sandbox import SecretRule
 
-    (tmp_path / "keys" / "house").mkdir(parents=True)
+    (tmp_path / "keys" / "server").mkdir(parents=True)
     for name, words in (
-        ("keys/house/acme:one.0", "kept-by-value-1"),
+        ("keys/server/acme:one.0", "kept-by-value-1"),
         ("owner-token", "the-owners-own"),
         ("k", "file-1"),
     ):
@@ -661,7 +705,7 @@ def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
     made = replace(
         SETTINGS,
         home=tmp_path,
-        store="postgresql://retinue:pass%2Fword@db/house",
+        store="postgresql://retinue:pass%2Fword@db/retinue",
         providers={
             "acme": ProviderSettings(
                 key=SecretReference(file=tmp_path / "k"),
@@ -676,7 +720,7 @@ def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
         mirror=MirrorSettings(),
     )
     environment = {"HEADER": "header-1", "GH": "github-1", "ACME_API_KEY": "env-key-1", "PATH": "/bin", "GONE": "x"}
-    environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "k")  # a place, and no secret itself
+    environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "k")  # a path, not a secret
     stored = [
         Credential(id="acme:two", provider="acme", source="env:TWO"),
         Credential(id="acme:three", provider="acme", source="env:ACME_API_KEY", agent="ada"),
@@ -688,13 +732,13 @@ def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
         "providers.acme.headers.authorization": "written-out",
         "sandbox.secrets.gh": "github-1",
         "ada:acme:three": "env-key-1",
-        "house.store": "pass/word",
+        "server.store": "pass/word",
         "owner-token": "the-owners-own",
         "keys:acme:one": "kept-by-value-1",
     }
 
 
-def test_what_servers_and_skills_are_given_from_elsewhere_is_secret_and_a_place_or_plain_words_are_not(
+def test_gather_secrets_takes_references_of_mcp_servers_and_skills_and_not_paths_or_plain_text(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "oven").write_text("oven-secret-1\n")

@@ -1,4 +1,4 @@
-"""What holds across stops of a whole house."""
+"""What a server keeps across restarts."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from retinue.testing.wait_conditions import wait_until
 OWNER = person("owner")
 
 
-async def ask(house: RunningServer, operation: str, **parameters: Any) -> Any:
+async def perform_as_owner(server: RunningServer, operation: str, **parameters: Any) -> Any:
     return json.loads(
-        await perform_operation(house.services, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
+        await perform_operation(server.services, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
     )
 
 
-async def test_an_agent_of_the_first_staff_who_was_let_go_stays_away(tmp_path: Path) -> None:
+async def test_a_deleted_default_agent_is_not_recreated_at_the_next_start(tmp_path: Path) -> None:
     settings = load_settings({"RETINUE_HOME": str(tmp_path)})
-    async with open_server(settings, default_parts()) as house:
-        await ask(house, "agent.delete", name="clerk")
-    async with open_server(settings, default_parts()) as house:
+    async with open_server(settings, default_parts()) as server:
+        await perform_as_owner(server, "agent.delete", name="clerk")
+    async with open_server(settings, default_parts()) as server:
         with pytest.raises(NotFound):
-            await ask(house, "agent.show", name="clerk")
+            await perform_as_owner(server, "agent.show", name="clerk")
         assert not (tmp_path / "agents" / "clerk").exists()
 
 
 @pytest.mark.spec("H83")
-async def test_registering_and_opening_again_changes_nothing_in_a_home(tmp_path: Path) -> None:
+async def test_a_restart_keeps_the_version_and_files_of_a_registered_agent(tmp_path: Path) -> None:
     settings = load_settings({"RETINUE_HOME": str(tmp_path)})
-    async with open_server(settings, default_parts()) as house:
-        await ask(house, "agent.register", name="ada", token=False)
+    async with open_server(settings, default_parts()) as server:
+        await perform_as_owner(server, "agent.register", name="ada", token=False)
     (tmp_path / "agents" / "ada" / "SOUL.md").write_text("I am Ada.")
-    async with open_server(settings, default_parts()) as house:
-        assert (await ask(house, "agent.show", name="ada"))["version"] == 1
+    async with open_server(settings, default_parts()) as server:
+        assert (await perform_as_owner(server, "agent.show", name="ada"))["version"] == 1
     assert (tmp_path / "agents" / "ada" / "SOUL.md").read_text() == "I am Ada."
 
 
-async def test_a_house_mirrors_its_sessions_where_its_settings_say_so(tmp_path: Path) -> None:
+async def test_sessions_are_mirrored_to_files_if_the_mirror_is_enabled(tmp_path: Path) -> None:
     settings = replace(load_settings({"RETINUE_HOME": str(tmp_path)}), mirror=MirrorSettings(enabled=True))
-    async with open_server(settings, default_parts()) as house:
-        sent = await ask(house, "envelope.send", to="agent:guide", text="echo hello")
+    async with open_server(settings, default_parts()) as server:
+        sent = await perform_as_owner(server, "envelope.send", to="agent:guide", text="echo hello")
         await wait_until(
-            lambda: house.store.read(lambda conn: envelopes.get_outcome(conn, sent["envelope"])),
+            lambda: server.store.read(lambda conn: envelopes.get_outcome(conn, sent["envelope"])),
             "the envelope is settled",
         )
     lines = (tmp_path / "mirror" / sent["session"] / "history.jsonl").read_text().splitlines()

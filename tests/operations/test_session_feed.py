@@ -1,4 +1,4 @@
-"""A feed of one session: found among the news of all."""
+"""The event feed of one session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from operations.operations_instance import desk_house, person
+from operations.operations_instance import open_operations_server, person
 
 from retinue.api.event_feed import NO_FILTER, EventFeed
 from retinue.domain.ids import SessionId
@@ -17,20 +17,20 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S
 OWNER = person("owner")
 
 
-async def test_whoever_follows_one_session_is_told_all_of_it_through_a_crowd_of_others(
+async def test_a_feed_of_one_session_gets_all_its_events_among_events_of_other_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with desk_house(LocalInstance(tmp_path)) as house:
-        session = SessionId((await house.ask(OWNER, "session.create", agent="ada"))["sessionId"])
+    async with open_operations_server(LocalInstance(tmp_path)) as server:
+        session = SessionId((await server.ask(OWNER, "session.create", agent="ada"))["sessionId"])
         for number in range(6):
-            await house.ask(OWNER, "session.create", agent="ada", name=f"Other {number}")
-            await house.ask(OWNER, "session.rename", session=session, name=f"Name {number}")
-        read = await house.desk.store.read(lambda conn: events.list_next(conn, session, 0, limit=100))
+            await server.ask(OWNER, "session.create", agent="ada", name=f"Other {number}")
+            await server.ask(OWNER, "session.rename", session=session, name=f"Name {number}")
+        read = await server.services.store.read(lambda conn: events.list_next(conn, session, 0, limit=100))
         expected = [piece.seq for piece in read.events]
         assert len(expected) > 6 and not read.has_more
         monkeypatch.setattr(events, "SCANNED_EVENTS_MAX", 4)
         for begins in (0, expected[3]):
-            followed, joined = EventFeed(house.desk, OWNER), EventFeed(house.desk, OWNER)
+            followed, joined = EventFeed(server.services, OWNER), EventFeed(server.services, OWNER)
             await followed.open(begins)
             followed.follow(session)
             await joined.open(None)
@@ -40,7 +40,7 @@ async def test_whoever_follows_one_session_is_told_all_of_it_through_a_crowd_of_
                 async with asyncio.timeout(WAIT_LIMIT_S):
                     while not heard or heard[-1] < expected[-1]:
                         heard += [
-                            event.data["seq"] for event in await feed.next_messages() or [] if event.name == "news"
+                            event.data["seq"] for event in await feed.next_messages() or [] if event.name == "event"
                         ]
                 assert heard == [seq for seq in expected if seq > begins]
                 feed.close()

@@ -1,4 +1,4 @@
-"""The settings file as a form: what is set, where that comes from, and what a change would do before it is made."""
+"""The settings file as a form: values, where they come from, and a preview of a change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations.operations_instance import DeskHouse, agent, desk_house, person
+from operations.operations_instance import OperationsServer, agent, open_operations_server, person
 
 from retinue.config import load_configuration
 from retinue.domain.agent import PermissionLevel
@@ -19,12 +19,12 @@ from retinue.operations.config_holder import ConfigHolder
 from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA = person("owner"), person("maria")
-FILE = """# mine
-[house]
+SETTINGS_TEXT = """# mine
+[server]
 drain_s = 5.0 # quick
-public_url = "https://${NAME_OF_HOUSE}"
+public_url = "https://${HOST_NAME}"
 
-[house.limits]
+[server.limits]
 lockout_s = 20
 
 [providers.openai]
@@ -33,116 +33,118 @@ key = { env = "KEY_OF_OPENAI" }
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
+async def server(tmp_path: Path) -> AsyncGenerator[OperationsServer]:
     home = tmp_path / "home"
     home.mkdir()
-    (home / "retinue.toml").write_text(FILE)
+    (home / "retinue.toml").write_text(SETTINGS_TEXT)
     environment = {
         "RETINUE_HOME": str(home),
         "RETINUE_ZONE": "Europe/Berlin",
         "RETINUE_LISTEN": "127.0.0.1:7999",
-        "NAME_OF_HOUSE": "hidden.example",
+        "HOST_NAME": "hidden.example",
         "KEY_OF_OPENAI": "sk-very-secret",
     }
-    async with desk_house(LocalInstance(tmp_path)) as made:
-        made.desk = replace(made.desk, config_holder=ConfigHolder(load_configuration(environment), environment))
+    async with open_operations_server(LocalInstance(tmp_path)) as made:
+        made.services = replace(made.services, config_holder=ConfigHolder(load_configuration(environment), environment))
         yield made
 
 
-def file_of(house: DeskHouse) -> Path:
-    return house.desk.require_config_holder().current.file
+def file_of(server: OperationsServer) -> Path:
+    return server.services.require_config_holder().current.file
 
 
-async def fields(house: DeskHouse) -> dict[str, dict[str, Any]]:
-    shown = await house.ask(OWNER, "config.fields")
+async def setting_fields(server: OperationsServer) -> dict[str, dict[str, Any]]:
+    shown = await server.ask(OWNER, "config.fields")
     return {".".join(each["path"]): each for section in shown["sections"] for each in section["settings"]}
 
 
-async def test_each_setting_says_what_it_is_and_where_that_comes_from(house: DeskHouse) -> None:
-    found = await fields(house)
-    drain = found["house.drain_s"]
-    assert (drain["value"], drain["default"], drain["from"], drain["shape"]) == (5.0, 10.0, "file", "number")
-    assert drain["place"].endswith("retinue.toml, line 3") and drain["effect"] == "hot" and drain["most"] == 3600
-    assert (found["house.slots.main"]["value"], found["house.slots.main"]["from"]) == (4, "default")
+async def test_config_fields_shows_each_setting_with_value_default_source_and_effect(server: OperationsServer) -> None:
+    found = await setting_fields(server)
+    drain = found["server.drain_s"]
+    assert (drain["value"], drain["default"], drain["from"], drain["control"]) == (5.0, 10.0, "file", "number")
+    assert drain["location"].endswith("retinue.toml, line 3") and drain["effect"] == "hot" and drain["maximum"] == 3600
+    assert (found["server.slots.main"]["value"], found["server.slots.main"]["from"]) == (4, "default")
     for name, value in (
-        ("house.zone", "Europe/Berlin"),
-        ("house.listen.port", 7999),
-        ("house.listen.host", "127.0.0.1"),
+        ("server.zone", "Europe/Berlin"),
+        ("server.listen.port", 7999),
+        ("server.listen.host", "127.0.0.1"),
     ):
         assert (found[name]["value"], found[name]["from"]) == (value, "environment")
-    assert found["house.listen.port"]["place"] == "RETINUE_LISTEN"
-    assert found["house.logs.level"]["choices"] == ["debug", "info", "warning", "error"]
-    assert found["house.allowed_hosts"]["shape"] == "texts"
+    assert found["server.listen.port"]["location"] == "RETINUE_LISTEN"
+    assert found["server.logs.level"]["choices"] == ["debug", "info", "warning", "error"]
+    assert found["server.allowed_hosts"]["control"] == "list"
 
 
-async def test_no_secret_is_in_the_form_and_no_value_of_a_variable(house: DeskHouse) -> None:
-    found = await fields(house)
+async def test_config_fields_shows_no_secrets_and_no_values_of_variables(server: OperationsServer) -> None:
+    found = await setting_fields(server)
     assert found["providers.openai.key"]["value"] == "the secret in $KEY_OF_OPENAI"
-    assert found["house.public_url"]["value"] == "https://${NAME_OF_HOUSE}"
-    assert (found["house.store"]["value"], found["house.store"]["shape"]) == ("(not shown)", "other")
-    told = json.dumps(found)
-    assert "sk-very-secret" not in told and "hidden.example" not in told
+    assert found["server.public_url"]["value"] == "https://${HOST_NAME}"
+    assert (found["server.store"]["value"], found["server.store"]["control"]) == ("(not shown)", "other")
+    fields_text = json.dumps(found)
+    assert "sk-very-secret" not in fields_text and "hidden.example" not in fields_text
 
 
-async def test_only_the_entitled_see_the_form_and_only_the_owner_the_file(house: DeskHouse) -> None:
+async def test_config_fields_needs_privileged_level_and_config_preview_needs_the_owner(
+    server: OperationsServer,
+) -> None:
     for who in (MARIA, agent("ada")):
         with pytest.raises(NotAllowed):
-            await house.ask(who, "config.fields")
+            await server.ask(who, "config.fields")
     privileged = agent("ada", PermissionLevel.PRIVILEGED)
-    assert (await house.ask(privileged, "config.fields"))["sections"]
+    assert (await server.ask(privileged, "config.fields"))["sections"]
     with pytest.raises(NotAllowed):
-        await house.ask(privileged, "config.preview")
+        await server.ask(privileged, "config.preview")
 
 
-async def test_a_change_is_shown_before_it_is_made_and_is_then_made_just_so(house: DeskHouse) -> None:
-    changes = {"house": {"drain_s": 7.0, "mirror": {"enabled": True}}}
-    seen = await house.ask(OWNER, "config.preview", changes=changes)
-    assert seen["old"] == FILE == file_of(house).read_text()
+async def test_config_preview_shows_exactly_the_change_that_config_patch_makes(server: OperationsServer) -> None:
+    changes = {"server": {"drain_s": 7.0, "mirror": {"enabled": True}}}
+    seen = await server.ask(OWNER, "config.preview", changes=changes)
+    assert seen["old"] == SETTINGS_TEXT == file_of(server).read_text()
     assert "drain_s = 7.0 # quick" in seen["new"] and seen["faults"] == []
     assert {each["path"]: each["effect"] for each in seen["changes"]} == {
-        "house.drain_s": "hot",
-        "house.mirror.enabled": "restart",
+        "server.drain_s": "hot",
+        "server.mirror.enabled": "restart",
     }
-    await house.ask(OWNER, "config.patch", changes=seen["patch"], expected_hash=seen["hash"])
-    assert file_of(house).read_text() == seen["new"]
-    shown = await house.ask(OWNER, "config.fields")
-    assert shown["waiting-for-a-restart"] == ["house.mirror.enabled"]
-    assert (await fields(house))["house.mirror.enabled"]["waiting"]
+    await server.ask(OWNER, "config.patch", changes=seen["patch"], expected_hash=seen["hash"])
+    assert file_of(server).read_text() == seen["new"]
+    shown = await server.ask(OWNER, "config.fields")
+    assert shown["pending_restart"] == ["server.mirror.enabled"]
+    assert (await setting_fields(server))["server.mirror.enabled"]["pending_restart"]
 
 
-async def test_what_is_wrong_is_told_at_its_key_and_nothing_is_written(house: DeskHouse) -> None:
-    seen = await house.ask(OWNER, "config.preview", changes={"house": {"drain_s": 9999, "logs": {"level": "loud"}}})
-    assert {each["path"] for each in seen["faults"]} == {"house.drain_s", "house.logs.level"}
+async def test_config_preview_reports_errors_by_setting_or_line_and_writes_nothing(server: OperationsServer) -> None:
+    seen = await server.ask(OWNER, "config.preview", changes={"server": {"drain_s": 9999, "logs": {"level": "loud"}}})
+    assert {each["path"] for each in seen["faults"]} == {"server.drain_s", "server.logs.level"}
     assert all(each["because"] and each["try"] for each in seen["faults"])
-    broken = await house.ask(OWNER, "config.preview", text=FILE + "\nnot toml")
+    broken = await server.ask(OWNER, "config.preview", text=SETTINGS_TEXT + "\nnot toml")
     assert [each["line"] for each in broken["faults"]] == [12] and broken["patch"] == {}
-    assert file_of(house).read_text() == FILE
+    assert file_of(server).read_text() == SETTINGS_TEXT
 
 
-async def test_a_whole_text_becomes_changes_and_what_cannot_is_refused(house: DeskHouse) -> None:
-    text = FILE.replace("lockout_s = 20\n", "").replace("5.0", "6.5")
-    seen = await house.ask(OWNER, "config.preview", text=text)
-    assert seen["patch"] == {"house": {"drain_s": 6.5, "limits": {"lockout_s": None}}}
-    await house.ask(OWNER, "config.patch", changes=seen["patch"], expected_hash=seen["hash"])
-    now = (await fields(house))["house.limits.lockout_s"]
+async def test_config_preview_turns_an_edited_text_into_a_patch(server: OperationsServer) -> None:
+    text = SETTINGS_TEXT.replace("lockout_s = 20\n", "").replace("5.0", "6.5")
+    seen = await server.ask(OWNER, "config.preview", text=text)
+    assert seen["patch"] == {"server": {"drain_s": 6.5, "limits": {"lockout_s": None}}}
+    await server.ask(OWNER, "config.patch", changes=seen["patch"], expected_hash=seen["hash"])
+    now = (await setting_fields(server))["server.limits.lockout_s"]
     assert (now["value"], now["from"]) == (900.0, "default")
     with pytest.raises(Invalid, match="both `changes` and `text` are given"):
-        await house.ask(OWNER, "config.preview", text=text, changes={})
+        await server.ask(OWNER, "config.preview", text=text, changes={})
 
 
-async def test_a_file_that_is_broken_meanwhile_is_told_of_and_left_to_an_editor(house: DeskHouse) -> None:
-    file_of(house).write_text("[house\n")
-    assert [each["line"] for each in (await house.ask(OWNER, "config.fields"))["faults"]] == [1]
+async def test_config_fields_reports_a_broken_file_and_config_preview_refuses_it(server: OperationsServer) -> None:
+    file_of(server).write_text("[server\n")
+    assert [each["line"] for each in (await server.ask(OWNER, "config.fields"))["faults"]] == [1]
     with pytest.raises(Invalid, match="cannot be computed"):
-        await house.ask(OWNER, "config.preview", text=FILE)
+        await server.ask(OWNER, "config.preview", text=SETTINGS_TEXT)
 
 
-async def test_a_file_that_holds_a_secret_is_masked_and_not_rewritten_as_a_text(house: DeskHouse) -> None:
-    house.desk = replace(house.desk, redact=lambda text: text.replace("quick", "***"))
-    seen = await house.ask(OWNER, "config.preview")
+async def test_config_preview_redacts_secrets_and_refuses_a_redacted_text(server: OperationsServer) -> None:
+    server.services = replace(server.services, redact=lambda text: text.replace("quick", "***"))
+    seen = await server.ask(OWNER, "config.preview")
     assert "quick" not in seen["old"] and seen["old"] == seen["new"]
     with pytest.raises(Invalid) as refused:
-        await house.ask(OWNER, "config.preview", text=seen["old"])
+        await server.ask(OWNER, "config.preview", text=seen["old"])
     assert "secret" in refused.value.because
 
 
@@ -157,5 +159,7 @@ async def test_a_file_that_holds_a_secret_is_masked_and_not_rewritten_as_a_text(
         ({"a": [1, 2]}, {"a": [2]}, {"a": [2]}),
     ],
 )
-def test_changes_are_what_differs(old: dict[str, Any], new: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_changes_between_returns_the_differing_keys(
+    old: dict[str, Any], new: dict[str, Any], changes: dict[str, Any]
+) -> None:
     assert changes_between(old, new) == changes

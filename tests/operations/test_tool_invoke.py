@@ -1,4 +1,4 @@
-"""Calling a tool directly: the same rules as in a run, a few more, and nobody to ask."""
+"""Direct tool calls follow the rules of runs and some more, and no approval can be requested."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from flows.tools_instance import ADA, HandsHouse, Visit, hands_house
+from flows.tools_instance import ADA, ScriptedServer, Visit, open_scripted_server
 from operations.operations_instance import agent, person
 
 from retinue.api.responses import http_status
@@ -26,110 +26,110 @@ def page() -> Visit:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, page: Visit) -> AsyncGenerator[HandsHouse]:
-    async with hands_house(tmp_path / "home", tools=[page]) as made:
+async def server(tmp_path: Path, page: Visit) -> AsyncGenerator[ScriptedServer]:
+    async with open_scripted_server(tmp_path / "home", tools=[page]) as made:
         yield made
 
 
-async def test_a_tool_is_called_as_an_agent_would_and_its_answer_comes_back(house: HandsHouse) -> None:
-    (house.home() / "SOUL.md").write_text("I am Ada.")
-    done = await house.ask("tool.invoke", agent="ada", tool="read", args={"path": "SOUL.md"})
+async def test_tool_invoke_calls_a_tool_of_an_agent_and_returns_its_output(server: ScriptedServer) -> None:
+    (server.home() / "SOUL.md").write_text("I am Ada.")
+    done = await server.ask("tool.invoke", agent="ada", tool="read", args={"path": "SOUL.md"})
     assert done == {"tool": "read", "output": "I am Ada.", "failed": False}
 
 
-async def test_arguments_that_do_not_fit_are_a_failed_answer_and_not_a_crash(house: HandsHouse) -> None:
-    done = await house.ask("tool.invoke", agent="ada", tool="read", args={"colour": "red"})
+async def test_tool_invoke_with_invalid_arguments_returns_a_failed_result(server: ScriptedServer) -> None:
+    done = await server.ask("tool.invoke", agent="ada", tool="read", args={"colour": "red"})
     assert done["failed"] and "Invalid arguments for 'read'" in done["output"]
 
 
 @pytest.mark.spec("C93")
-async def test_what_is_not_allowed_is_not_there(house: HandsHouse) -> None:
-    house.rule(deny=("append_line",))
+async def test_tool_invoke_of_a_denied_tool_looks_like_an_unknown_tool(server: ScriptedServer) -> None:
+    server.rule(deny=("append_line",))
     with pytest.raises(NotFound) as denied:
-        await house.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"})
+        await server.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"})
     with pytest.raises(NotFound) as unknown:
-        await house.ask("tool.invoke", agent="ada", tool="fly", args={})
+        await server.ask("tool.invoke", agent="ada", tool="fly", args={})
     assert denied.value.code == unknown.value.code == "tool.not_found"
     assert http_status(denied.value) == http_status(unknown.value) == 404
     assert denied.value.try_this == "change tools.deny"
-    assert house.lines == []
-    house.rule(deny=())
-    assert not (await house.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"}))["failed"]
+    assert server.lines == []
+    server.rule(deny=())
+    assert not (await server.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"}))["failed"]
 
 
 @pytest.mark.spec("C93")
-async def test_some_tools_cannot_be_called_directly_unless_the_owner_says_so(house: HandsHouse) -> None:
+async def test_tools_denied_for_tool_invoke_need_the_invoke_allow_setting(server: ScriptedServer) -> None:
     asked = {"agent": "ada", "tool": "write", "args": {"path": "a.txt", "content": "x"}}
     with pytest.raises(NotFound) as denied:
-        await house.ask("tool.invoke", **asked)
+        await server.ask("tool.invoke", **asked)
     assert denied.value.try_this == "change tools.invoke_allow"
-    assert not (house.home() / "a.txt").exists()
-    house.rule(invoke_allow=("write",))
-    assert not (await house.ask("tool.invoke", **asked))["failed"]
-    assert (house.home() / "a.txt").read_text() == "x"
-    house.rule(invoke_allow=("*",), deny=("write",))
-    with pytest.raises(NotFound):  # what the owner denies everywhere stays denied here
-        await house.ask("tool.invoke", **asked)
+    assert not (server.home() / "a.txt").exists()
+    server.rule(invoke_allow=("write",))
+    assert not (await server.ask("tool.invoke", **asked))["failed"]
+    assert (server.home() / "a.txt").read_text() == "x"
+    server.rule(invoke_allow=("*",), deny=("write",))
+    with pytest.raises(NotFound):  # a tool that the owner denies everywhere stays denied here
+        await server.ask("tool.invoke", **asked)
     assert "write" in INVOKE_DENIED
 
 
 @pytest.mark.spec("C93", "A37")
-async def test_what_would_ask_is_refused_for_there_is_nobody_to_ask(house: HandsHouse) -> None:
-    house.rule(ask=("append_line",))
+async def test_tool_invoke_of_a_tool_that_needs_approval_is_refused(server: ScriptedServer) -> None:
+    server.rule(ask=("append_line",))
     with pytest.raises(NotAllowed) as refused:
-        await house.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"})
+        await server.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"})
     assert refused.value.code == "tool.needs_approval" and "grant add" in (refused.value.try_this or "")
-    assert house.lines == [] and await house.asked() == [], "and nobody finds a question that nobody waits for"
+    assert server.lines == [] and await server.asked() == [], "no approval is requested"
 
 
-async def test_only_who_may_do_everything_may_call_a_tool_directly(house: HandsHouse) -> None:
+async def test_tool_invoke_is_refused_below_boss_level(server: ScriptedServer) -> None:
     for who in (person("maria"), person("gus"), agent("bo")):
         with pytest.raises(NotAllowed):
-            await house.ask("tool.invoke", who=who, agent="ada", tool="read", args={"path": "SOUL.md"})
+            await server.ask("tool.invoke", who=who, agent="ada", tool="read", args={"path": "SOUL.md"})
 
 
-async def test_in_a_conversation_that_has_read_strangers_words_a_direct_call_is_judged_by_that(
-    house: HandsHouse,
+async def test_tool_invoke_applies_the_provenance_of_the_given_session(
+    server: ScriptedServer,
 ) -> None:
-    """It was once judged as if the conversation were empty, while `policy explain` said otherwise."""
-    session = await house.turn("Visit the page.", tool_call_reply("visit"), "Read.")
+    """Regression: the session was once taken for empty here, while `policy explain` used its content."""
+    session = await server.turn("Visit the page.", tool_call_reply("visit"), "Read.")
     asked = {"agent": "ada", "tool": "append_line", "args": {"text": "x"}, "session": session}
-    explained = await house.ask("policy.explain", door="invoke", **asked)
-    assert explained["verdict"] == "ask" and {"origin"} <= {found["layer"] for found in explained["findings"]}
+    explained = await server.ask("policy.explain", call_source="invoke", **asked)
+    assert explained["decision"] == "ask" and {"origin"} <= {found["layer"] for found in explained["findings"]}
     with pytest.raises(NotAllowed):
-        await house.ask("tool.invoke", **asked)
-    assert house.lines == []
-    assert not (await house.ask("tool.invoke", **{**asked, "session": ""}))["failed"]
+        await server.ask("tool.invoke", **asked)
+    assert server.lines == []
+    assert not (await server.ask("tool.invoke", **{**asked, "session": ""}))["failed"]
 
 
-async def test_what_an_agent_calls_outside_of_its_runs_may_come_from_anywhere(house: HandsHouse) -> None:
+async def test_tool_invoke_by_an_agent_is_judged_as_untrusted(server: ScriptedServer) -> None:
     boss = agent("ada", PermissionLevel.BOSS)
     asked = {"agent": "ada", "tool": "append_line", "args": {"text": "x"}}
     with pytest.raises(NotAllowed):
-        await house.ask("tool.invoke", who=boss, **asked)
+        await server.ask("tool.invoke", who=boss, **asked)
     with pytest.raises(NotAllowed):
-        await house.ask("tool.invoke", who=msgspec.structs.replace(boss, trust=Trust.UNTRUSTED), **asked)
-    assert house.lines == []
+        await server.ask("tool.invoke", who=msgspec.structs.replace(boss, trust=Trust.UNTRUSTED), **asked)
+    assert server.lines == []
 
 
-async def test_the_session_of_another_agent_is_not_to_be_had(house: HandsHouse) -> None:
-    session = await house.turn("Hello.", "Hello.", to="agent:bo")
+async def test_tool_invoke_with_the_session_of_another_agent_is_not_found(server: ScriptedServer) -> None:
+    session = await server.turn("Hello.", "Hello.", to="agent:bo")
     for operation in ("tool.invoke", "policy.explain"):
         with pytest.raises(NotFound):
-            await house.ask(operation, agent="ada", tool="read", args={"path": "SOUL.md"}, session=session)
+            await server.ask(operation, agent="ada", tool="read", args={"path": "SOUL.md"}, session=session)
 
 
-async def test_a_long_answer_is_cut_and_sends_nobody_to_a_record_that_is_not_there(
-    house: HandsHouse, page: Visit
+async def test_tool_invoke_truncates_a_long_result_without_a_result_reference(
+    server: ScriptedServer, page: Visit
 ) -> None:
     page.says, page.trust = "x" * (RESULT_CHARS_MAX + 1_000), Trust.PRIVATE
-    done = await house.ask("tool.invoke", agent="ada", tool="visit")
+    done = await server.ask("tool.invoke", agent="ada", tool="visit")
     assert done["output"].endswith("[cut: 1000 more characters]") and "result:" not in done["output"]
 
 
-async def test_capabilities_hold_here_too(tmp_path: Path) -> None:
+async def test_tool_invoke_respects_denied_capabilities(tmp_path: Path) -> None:
     staff = (replace(ADA, tools=ToolRules(capabilities_deny=("files.*",))),)
-    async with hands_house(tmp_path / "home", staff=staff) as house:
+    async with open_scripted_server(tmp_path / "home", staff=staff) as server:
         with pytest.raises(NotFound) as denied:
-            await house.ask("tool.invoke", agent="ada", tool="read", args={"path": "SOUL.md"})
+            await server.ask("tool.invoke", agent="ada", tool="read", args={"path": "SOUL.md"})
         assert denied.value.try_this == "change agents.ada.tools.capabilities_deny"

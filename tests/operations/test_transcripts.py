@@ -1,4 +1,4 @@
-"""A conversation as a person reads it."""
+"""Transcripts: a session as a person reads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operations.operations_instance import DeskHouse, desk_house, person
+from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.domain.errors import NotFound
 from retinue.testing.local_instance import LocalInstance
@@ -16,57 +16,61 @@ OWNER, GUS = person("owner"), person("gus")
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(LocalInstance(tmp_path)) as made:
+async def server(tmp_path: Path) -> AsyncIterator[OperationsServer]:
+    async with open_operations_server(LocalInstance(tmp_path)) as made:
         yield made
 
 
-async def talked(house: DeskHouse, *texts: str) -> str:
+async def make_conversation(server: OperationsServer, *texts: str) -> str:
     session = ""
     for text in texts:
-        sent = await house.ask(OWNER, "envelope.send", to="agent:ada", text=text)
-        await house.house.wait_for_outcome(sent["envelope"])
+        sent = await server.ask(OWNER, "envelope.send", to="agent:ada", text=text)
+        await server.server.wait_for_outcome(sent["envelope"])
         session = sent["session"]
     return session
 
 
-def words(read: dict[str, Any]) -> list[str]:
-    return [line["mail"][0]["text"] if line["mail"] else line["body"]["text"] for line in read["lines"]]
+def line_texts(read: dict[str, Any]) -> list[str]:
+    return [line["envelopes"][0]["text"] if line["envelopes"] else line["body"]["text"] for line in read["records"]]
 
 
-async def test_people_read_what_was_written_and_not_what_the_model_was_given(house: DeskHouse) -> None:
-    session = await talked(house, "good day")
-    read = await house.ask(OWNER, "session.transcript", session=session)
-    assert [line["kind"] for line in read["lines"]] == ["start", "user", "assistant"]
-    [mail] = read["lines"][1]["mail"]
+async def test_a_transcript_shows_the_messages_as_written_beside_the_model_text(server: OperationsServer) -> None:
+    session = await make_conversation(server, "good day")
+    read = await server.ask(OWNER, "session.transcript", session=session)
+    assert [line["kind"] for line in read["records"]] == ["start", "user", "assistant"]
+    [mail] = read["records"][1]["envelopes"]
     assert (mail["from"], mail["text"]) == ("person:owner", "good day")
-    assert "## Turn Context" in read["lines"][1]["body"]["text"]
-    assert not read["earlier"] and read["begins"] == 1
+    assert "## Turn Context" in read["records"][1]["body"]["text"]
+    assert not read["has_earlier"] and read["context_start"] == 1
 
 
-async def test_a_long_conversation_is_read_backwards_in_pages_that_fit_together(house: DeskHouse) -> None:
-    session = await talked(house, *(f"word {n}" for n in range(6)))
-    whole = await house.ask(OWNER, "session.transcript", session=session)
-    newest = await house.ask(OWNER, "session.transcript", session=session, limit=5)
-    assert newest["earlier"] and newest["lines"] == whole["lines"][-5:]
-    before = await house.ask(OWNER, "session.transcript", session=session, before=newest["lines"][0]["seq"], limit=500)
-    assert before["lines"] + newest["lines"] == whole["lines"] and not before["earlier"]
-    after = await house.ask(OWNER, "session.transcript", session=session, after=whole["lines"][-3]["seq"])
-    assert after["lines"] == whole["lines"][-2:] and not after["earlier"]
+async def test_a_transcript_is_read_backwards_in_contiguous_pages(server: OperationsServer) -> None:
+    session = await make_conversation(server, *(f"word {n}" for n in range(6)))
+    whole = await server.ask(OWNER, "session.transcript", session=session)
+    newest = await server.ask(OWNER, "session.transcript", session=session, limit=5)
+    assert newest["has_earlier"] and newest["records"] == whole["records"][-5:]
+    before = await server.ask(
+        OWNER, "session.transcript", session=session, before=newest["records"][0]["seq"], limit=500
+    )
+    assert before["records"] + newest["records"] == whole["records"] and not before["has_earlier"]
+    after = await server.ask(OWNER, "session.transcript", session=session, after=whole["records"][-3]["seq"])
+    assert after["records"] == whole["records"][-2:] and not after["has_earlier"]
 
 
-async def test_what_was_before_a_fresh_context_is_read_only_by_who_asks_for_it(house: DeskHouse) -> None:
-    session = await talked(house, "before")
-    await house.ask(OWNER, "session.reset", session=session)
-    await talked(house, "after")
-    now = await house.ask(OWNER, "session.transcript", session=session)
-    assert "before" not in words(now) and "after" in words(now)
-    assert now["earlier"] and now["begins"] == now["lines"][0]["seq"]
-    then = await house.ask(OWNER, "session.transcript", session=session, before=now["begins"])
-    assert "before" in words(then)
+async def test_a_transcript_starts_at_the_last_reset_unless_earlier_lines_are_requested(
+    server: OperationsServer,
+) -> None:
+    session = await make_conversation(server, "before")
+    await server.ask(OWNER, "session.reset", session=session)
+    await make_conversation(server, "after")
+    now = await server.ask(OWNER, "session.transcript", session=session)
+    assert "before" not in line_texts(now) and "after" in line_texts(now)
+    assert now["has_earlier"] and now["context_start"] == now["records"][0]["seq"]
+    then = await server.ask(OWNER, "session.transcript", session=session, before=now["context_start"])
+    assert "before" in line_texts(then)
 
 
-async def test_a_conversation_that_is_not_seen_is_not_read(house: DeskHouse) -> None:
-    session = await talked(house, "mine")
+async def test_a_transcript_of_an_invisible_session_is_not_found(server: OperationsServer) -> None:
+    session = await make_conversation(server, "mine")
     with pytest.raises(NotFound):
-        await house.ask(GUS, "session.transcript", session=session)
+        await server.ask(GUS, "session.transcript", session=session)

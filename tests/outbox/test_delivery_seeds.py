@@ -1,4 +1,4 @@
-"""The outbox on rough days: places that fail in every way, crashes at every point, clocks that jump. Seeds replay."""
+"""Test the outbox with random failures of platforms, crashes at every point and clock jumps. A seed can be replayed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ENVELOPES = 60
 CRASHES_MAX = 8
 
 
-class Crash(BaseException):
-    """The house stops here, as `kill -9` would have it."""
+class ServerCrash(BaseException):
+    """The server stops here, as with `kill -9`."""
 
 
 class Unreliable(FakeConnector):
-    """Draws what befalls each delivery."""
+    """A platform that draws the fate of each delivery at random."""
 
     chance: random.Random
 
@@ -65,8 +65,8 @@ class Unreliable(FakeConnector):
 
 
 @dataclass
-class World:
-    """What outlives a crash, and who decides when there is one."""
+class Simulation:
+    """State that outlives a crash, and the source of crashes."""
 
     path: Path
     chance: random.Random
@@ -79,55 +79,55 @@ class World:
 
     def reach(self, point: str) -> None:
         if self.down.is_set():
-            raise Crash(point)  # nothing is written by a house that is down
+            raise ServerCrash(point)  # a stopped server writes nothing
         if self.outbox is not None and self.crashes_left and self.chance.random() < 0.02:
             self.crashes_left -= 1
             self.outbox.abandon()
             self.down.set()
-            raise Crash(point)
+            raise ServerCrash(point)
 
     def wake(self, wake: Wake) -> None:
         if isinstance(wake, ChannelWake) and self.outbox is not None:
             self.outbox.wake(wake.channel)
 
 
-async def live_through(world: World) -> None:
-    """Open the house again after every crash, until everything was posted and has ended."""
+async def run_until_all_ended(simulation: Simulation) -> None:
+    """Restart the server after every crash, until every envelope was accepted and has an outcome."""
     ids = SequentialIds()
     while True:
-        world.down.clear()
-        store = open_inline_store(world.path, faults=world)
+        simulation.down.clear()
+        store = open_inline_store(simulation.path, faults=simulation)
         outbox = Outbox(
             store,
-            world.clock,
-            world.connectors,
+            simulation.clock,
+            simulation.connectors,
             limits=OutboxLimits(
                 channels_active_max=4, channels_per_connector_max=3, channels_queued_max=4, channels_waiting_max=2
             ),
-            faults=world,
+            faults=simulation,
         )
         tasks: list[asyncio.Task[Any]] = []
         try:
             await outbox.start()
-            world.outbox = outbox
-            inbox = EnvelopeIntake(store, world.clock, world.wake)
+            simulation.outbox = outbox
+            inbox = EnvelopeIntake(store, simulation.clock, simulation.wake)
             tasks = [
-                asyncio.create_task(post_all(world, inbox, ids)),
-                asyncio.create_task(ring(world, store)),
-                asyncio.create_task(jump_about(world)),
-                asyncio.create_task(world.down.wait()),
+                asyncio.create_task(send_all(simulation, inbox, ids)),
+                asyncio.create_task(wake_due_channels(simulation, store)),
+                asyncio.create_task(jump_clock_randomly(simulation)),
+                asyncio.create_task(simulation.down.wait()),
             ]
-            done = asyncio.create_task(all_ended(world, store))
+            done = asyncio.create_task(wait_until_all_ended(simulation, store))
             tasks.append(done)
             await asyncio.wait({tasks[-2], done}, return_when=asyncio.FIRST_COMPLETED)
-            if not world.down.is_set():
+            if not simulation.down.is_set():
                 await done
                 await outbox.stop(drain_s=0)
                 return
-        except Crash:
+        except ServerCrash:
             pass
         finally:
-            world.outbox = None
+            simulation.outbox = None
             outbox.abandon()
             for task in tasks:
                 task.cancel()
@@ -136,25 +136,25 @@ async def live_through(world: World) -> None:
             await store.close()
 
 
-async def post_all(world: World, inbox: EnvelopeIntake, ids: SequentialIds) -> None:
+async def send_all(simulation: Simulation, inbox: EnvelopeIntake, ids: SequentialIds) -> None:
     try:
-        while world.drafts_left:
-            draft = next_draft(world, ids)
+        while simulation.drafts_left:
+            draft = next_draft(simulation, ids)
             while True:
                 try:
                     await inbox.accept(draft)
                     break
                 except StoreError:
-                    await world.clock.sleep(0.5)
-            world.drafts_left -= 1
-            await world.clock.sleep(world.chance.choice((0.0, 0.0, 0.1, 3.0)))
-    except Crash:
-        return  # no receipt: whoever posts sends the same again
+                    await simulation.clock.sleep(0.5)
+            simulation.drafts_left -= 1
+            await simulation.clock.sleep(simulation.chance.choice((0.0, 0.0, 0.1, 3.0)))
+    except ServerCrash:
+        return  # no receipt: the sender sends the same envelope again
 
 
-def next_draft(world: World, ids: SequentialIds) -> EnvelopeDraft:
-    number = ENVELOPES - world.drafts_left
-    draw = random.Random(f"{number} of {world.path.name}")  # the same after a crash, as a careful client would
+def next_draft(simulation: Simulation, ids: SequentialIds) -> EnvelopeDraft:
+    number = ENVELOPES - simulation.drafts_left
+    draw = random.Random(f"{number} of {simulation.path.name}")  # the same draft after a crash
     later = draw.random() < 0.15
     return EnvelopeDraft(
         id=EnvelopeId(ids.new()),
@@ -163,44 +163,44 @@ def next_draft(world: World, ids: SequentialIds) -> EnvelopeDraft:
         text=f"{number}",
         source="test",
         idempotency_key=f"{number}",
-        deliver_at=world.clock.now() + timedelta(seconds=draw.randint(1, 60)) if later else None,
+        deliver_at=simulation.clock.now() + timedelta(seconds=draw.randint(1, 60)) if later else None,
     )
 
 
-async def ring(world: World, store: InlineStore) -> None:
-    """What the engine's alarm does for the outbox."""
+async def wake_due_channels(simulation: Simulation, store: InlineStore) -> None:
+    """Wake due channels, as the engine's alarm does."""
     while True:
-        await world.clock.sleep(5.0)
-        now_ms = to_ms(world.clock.now())
+        await simulation.clock.sleep(5.0)
+        now_ms = to_ms(simulation.clock.now())
         for channel in await store.scan(partial(deliveries.list_due_channels, now_ms=now_ms, after="", limit=100)):
-            world.wake(ChannelWake(channel))
+            simulation.wake(ChannelWake(channel))
 
 
-async def jump_about(world: World) -> None:
+async def jump_clock_randomly(simulation: Simulation) -> None:
     while True:
-        await world.clock.sleep(world.chance.uniform(5.0, 60.0))
-        world.clock.jump(timedelta(seconds=world.chance.choice((-90.0, -1.0, 1.0, 45.0))))
+        await simulation.clock.sleep(simulation.chance.uniform(5.0, 60.0))
+        simulation.clock.jump(timedelta(seconds=simulation.chance.choice((-90.0, -1.0, 1.0, 45.0))))
 
 
-async def all_ended(world: World, store: InlineStore) -> None:
+async def wait_until_all_ended(simulation: Simulation, store: InlineStore) -> None:
     while True:
-        await world.clock.sleep(10.0)
+        await simulation.clock.sleep(10.0)
         left = await store.read(
             lambda conn: conn.execute(sa.text("SELECT count(*) FROM envelopes WHERE status <> 'done'")).scalar_one()
         )
-        if not left and not world.drafts_left:
+        if not left and not simulation.drafts_left:
             return
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreContents:
     envelopes: list[Envelope]
     outcomes: dict[EnvelopeId, Outcome]
     open_attempts: int
     ledger: LedgerReport
 
 
-def look_into(path: Path) -> Found:
+def read_store(path: Path) -> StoreContents:
     store = open_inline_store(path, yields=False)
     conn = store.connection
     rows = conn.execute(sa.text("SELECT id FROM envelopes ORDER BY seq")).all()
@@ -209,16 +209,16 @@ def look_into(path: Path) -> Found:
     opened = conn.execute(sa.text("SELECT count(*) FROM deliveries WHERE state = 'sending'")).scalar_one()
     checked = check_ledger(conn, now_ms=latest_ms(conn))
     conn.close()
-    return Found(kept, outcomes, opened, checked)
+    return StoreContents(kept, outcomes, opened, checked)
 
 
-def in_line(envelope: Envelope) -> tuple[int, int]:
-    """Its place in its room: when it was first due, then when it came."""
+def channel_position(envelope: Envelope) -> tuple[int, int]:
+    """Return the position of an envelope in its channel: by its first due time, then by its sequence number."""
     accepted_ms = to_ms(envelope.accepted_at)
     return max(accepted_ms, to_ms(envelope.deliver_at) if envelope.deliver_at else 0), envelope.seq
 
 
-def rooms_of(found: Iterable[Envelope]) -> dict[str, list[Envelope]]:
+def group_by_channel(found: Iterable[Envelope]) -> dict[str, list[Envelope]]:
     rooms: dict[str, list[Envelope]] = {}
     for envelope in found:
         rooms.setdefault(str(envelope.recipient), []).append(envelope)
@@ -226,7 +226,7 @@ def rooms_of(found: Iterable[Envelope]) -> dict[str, list[Envelope]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path: Path) -> None:
+def test_random_failures_crashes_and_clock_jumps_lose_duplicate_and_reorder_nothing(seed: int, tmp_path: Path) -> None:
     path = tmp_path / f"seed-{seed}"
     connectors: dict[str, Unreliable] = {}
 
@@ -236,18 +236,18 @@ def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path
         for name, safe in (("safe", True), ("forgetful", False)):
             connectors[name] = Unreliable(clock, name=name, repeats_safely=safe)
             connectors[name].chance = chance
-        await live_through(World(path, chance, clock, connectors))
+        await run_until_all_ended(Simulation(path, chance, clock, connectors))
 
     simulate(seed, main)
 
-    found = look_into(path)
+    found = read_store(path)
     assert [envelope.text for envelope in found.envelopes] == [str(number) for number in range(ENVELOPES)]
     assert len(found.outcomes) == ENVELOPES
     assert found.open_attempts == 0
     assert found.ledger.is_ok, "\n".join(found.ledger.lines())
     for name, connector in connectors.items():
         arrived = [envelope.id for envelope in connector.delivered_envelopes]
-        assert len(arrived) == len(set(arrived)), f"{name}: something was read twice"
+        assert len(arrived) == len(set(arrived)), f"{name}: a message was read twice"
         for envelope in found.envelopes:
             if envelope.recipient.name != name:
                 continue
@@ -259,8 +259,8 @@ def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path
                 case outcome:
                     assert outcome is Outcome.DEAD
         kept = {envelope.id: envelope for envelope in found.envelopes}
-        for channel, read in rooms_of(kept[id_] for id_ in arrived).items():
-            assert read == sorted(read, key=in_line), f"{channel} was read in another order"
+        for channel, read in group_by_channel(kept[id_] for id_ in arrived).items():
+            assert read == sorted(read, key=channel_position), f"{channel} was read in another order"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_mail_that_arrives_at_any_moment_leaves_without_the_help_of_the_alarm(
+def test_an_envelope_accepted_at_any_moment_is_delivered_without_a_timer_wake(
     seed: int, rooms: int, bounds: OutboxLimits
 ) -> None:
     async def main() -> None:

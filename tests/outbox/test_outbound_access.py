@@ -1,4 +1,4 @@
-"""Agents write only where they are bound, and to nobody whom the door keeps out."""
+"""Test that agents write only where they are bound, and only to recipients that the access rules admit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from connector_instance import Street, bind, link, said
+from connector_instance import ChatInstance, add_binding, inbound_message, link
 
 from retinue.config.access import GroupSettings
 from retinue.domain import address
@@ -19,27 +19,27 @@ from retinue.testing.local_instance import LocalServer
 
 
 @pytest.fixture
-def street(tmp_path: Path) -> Street:
-    street = Street.at(tmp_path)
-    street.default = None
-    return street
+def chat(tmp_path: Path) -> ChatInstance:
+    chat = ChatInstance.at(tmp_path)
+    chat.default = None
+    return chat
 
 
-def reach(street: Street) -> OutboundAccess:
-    return OutboundAccess(lambda _instance: street.settings, lambda _instance: "quiet", lambda: street.default)
+def make_outbound_access(chat: ChatInstance) -> OutboundAccess:
+    return OutboundAccess(lambda _instance: chat.settings, lambda _instance: "quiet", lambda: chat.default)
 
 
-async def why_not(street: Street, house: LocalServer, agent: str, room: str) -> str:
+async def get_refusal_reason(chat: ChatInstance, server: LocalServer, agent: str, room: str) -> str:
     look = partial(
-        reach(street).get_refusal,
+        make_outbound_access(chat).get_refusal,
         sender=address.agent_address(agent),
         recipient=address.parse_address(f"channel:quiet:{room}"),
     )
-    return await house.store.read(look)
+    return await server.store.read(look)
 
 
-def words(house: LocalServer, room: str, *, agent: str = "ada", **kw: object) -> EnvelopeDraft:
-    id_ = EnvelopeId(house.instance.ids.new())
+def make_draft(server: LocalServer, room: str, *, agent: str = "ada", **kw: object) -> EnvelopeDraft:
+    id_ = EnvelopeId(server.instance.ids.new())
     return EnvelopeDraft(
         id=id_,
         sender=address.agent_address(agent),
@@ -52,83 +52,87 @@ def words(house: LocalServer, room: str, *, agent: str = "ada", **kw: object) ->
 
 
 @pytest.mark.spec("H8")
-async def test_an_agent_without_a_binding_of_the_connector_is_refused_when_it_writes_there(street: Street) -> None:
-    street.set(dm=DmPolicy.OPEN)
-    async with street.household.run() as house:
-        await bind(house, "bob")
-        post = AccessCheckedPost(house.intake, house.store, reach(street))
+async def test_an_agent_without_a_binding_for_the_connector_cannot_send_there(chat: ChatInstance) -> None:
+    chat.set(dm_policy=DmPolicy.OPEN)
+    async with chat.instance.run() as server:
+        await add_binding(server, "bob")
+        post = AccessCheckedPost(server.intake, server.store, make_outbound_access(chat))
         with pytest.raises(NotAllowed) as refused:
-            await post.accept(words(house, "7"))
-        assert refused.value.code == "delivery.no_binding" and "no-binding" in refused.value.because
-        assert await post.accept(words(house, "7", agent="bob")) is not None
-        await house.wait_until_idle()
-        assert street.place.list_texts("7") == ["hello"]
+            await post.accept(make_draft(server, "7"))
+        assert refused.value.code == "delivery.no_binding" and "no_binding" in refused.value.because
+        assert await post.accept(make_draft(server, "7", agent="bob")) is not None
+        await server.wait_until_idle()
+        assert chat.quiet_connector.list_texts("7") == ["hello"]
 
 
 @pytest.mark.spec("H8")
-async def test_what_was_posted_all_the_same_does_not_leave_the_house_and_says_why(street: Street) -> None:
-    street.set(dm=DmPolicy.OPEN)
-    street.household.get_refusal = reach(street).get_envelope_refusal
-    async with street.household.run() as house:
-        receipt = await house.intake.accept(words(house, "7"))
-        settled = await house.wait_for_outcome(receipt.envelope)
-        assert settled.outcome is Outcome.DEAD and settled.because.startswith("no-binding: ")
-        assert street.place.parts == []
+async def test_an_accepted_envelope_without_a_binding_becomes_dead_with_the_reason(chat: ChatInstance) -> None:
+    chat.set(dm_policy=DmPolicy.OPEN)
+    chat.instance.get_refusal = make_outbound_access(chat).get_envelope_refusal
+    async with chat.instance.run() as server:
+        receipt = await server.intake.accept(make_draft(server, "7"))
+        settled = await server.wait_for_outcome(receipt.envelope)
+        assert settled.outcome is Outcome.DEAD and settled.because.startswith("no_binding: ")
+        assert chat.quiet_connector.parts == []
 
 
 @pytest.mark.spec("H8")
-async def test_an_answer_goes_where_its_question_came_from_though_the_binding_is_gone(street: Street) -> None:
-    street.set(dm=DmPolicy.OPEN)
-    street.household.get_refusal = reach(street).get_envelope_refusal
-    async with street.household.run() as house:
-        await bind(house, "ada")
-        receipt = await house.connector_intake.accept("quiet", said("hi", by="7"))
+async def test_an_answer_is_delivered_to_the_channel_of_its_question_even_if_the_binding_was_removed(
+    chat: ChatInstance,
+) -> None:
+    chat.set(dm_policy=DmPolicy.OPEN)
+    chat.instance.get_refusal = make_outbound_access(chat).get_envelope_refusal
+    async with chat.instance.run() as server:
+        await add_binding(server, "ada")
+        receipt = await server.connector_intake.accept("quiet", inbound_message("hi", by="7"))
         assert receipt is not None
-        await house.execute_sql("DELETE FROM bindings")
-        await house.wait_for_answer(receipt.envelope)
-        await house.wait_until_idle()
-        assert street.place.list_texts("dm-7") == ["ok"]
-        later = await house.intake.accept(words(house, "dm-7"))
-        assert (await house.wait_for_outcome(later.envelope)).outcome is Outcome.DEAD
+        await server.execute_sql("DELETE FROM bindings")
+        await server.wait_for_answer(receipt.envelope)
+        await server.wait_until_idle()
+        assert chat.quiet_connector.list_texts("dm-7") == ["ok"]
+        later = await server.intake.accept(make_draft(server, "dm-7"))
+        assert (await server.wait_for_outcome(later.envelope)).outcome is Outcome.DEAD
 
 
 @pytest.mark.spec("D56.outbound")
-async def test_somebody_who_may_not_talk_is_not_written_to_either(street: Street) -> None:
-    street.set(dm=DmPolicy.ALLOWLIST, allow_from=("7",), group_policy=GroupPolicy.ALLOWLIST)
-    async with street.household.run() as house:
-        await bind(house, "ada")
-        assert await why_not(street, house, "ada", "7") == ""
-        assert await why_not(street, house, "ada", "8") != ""
-        assert await why_not(street, house, "ada", "-1") != ""
-        await link(house, "maria", id_="8")
-        assert await why_not(street, house, "ada", "8") == ""
-        street.set(groups={"-1": GroupSettings()})
-        assert await why_not(street, house, "ada", "-1") == ""
+async def test_an_agent_cannot_send_to_channels_that_access_rules_exclude(chat: ChatInstance) -> None:
+    chat.set(dm_policy=DmPolicy.ALLOWLIST, allow_from=("7",), group_policy=GroupPolicy.ALLOWLIST)
+    async with chat.instance.run() as server:
+        await add_binding(server, "ada")
+        assert await get_refusal_reason(chat, server, "ada", "7") == ""
+        assert await get_refusal_reason(chat, server, "ada", "8") != ""
+        assert await get_refusal_reason(chat, server, "ada", "-1") != ""
+        await link(server, "maria", id_="8")
+        assert await get_refusal_reason(chat, server, "ada", "8") == ""
+        chat.set(groups={"-1": GroupSettings()})
+        assert await get_refusal_reason(chat, server, "ada", "-1") == ""
 
 
 @pytest.mark.spec("H8")
-async def test_a_room_that_a_binding_names_and_the_default_agents_rooms_are_within_reach(street: Street) -> None:
-    async with street.household.run() as house:
-        await bind(house, "ada", peer="-5")
-        assert await why_not(street, house, "ada", "-5") == ""
-        assert "not bound" in await why_not(street, house, "ada", "-6")
-        street.default = "bob"
-        street.set(dm=DmPolicy.OPEN)
-        assert await why_not(street, house, "bob", "-6") == ""
+async def test_an_agent_may_send_to_its_bound_channels_and_the_default_agent_to_unbound_ones(
+    chat: ChatInstance,
+) -> None:
+    async with chat.instance.run() as server:
+        await add_binding(server, "ada", peer="-5")
+        assert await get_refusal_reason(chat, server, "ada", "-5") == ""
+        assert "not bound" in await get_refusal_reason(chat, server, "ada", "-6")
+        chat.default = "bob"
+        chat.set(dm_policy=DmPolicy.OPEN)
+        assert await get_refusal_reason(chat, server, "bob", "-6") == ""
 
 
-async def test_the_houses_own_words_and_those_of_people_are_not_asked_about(street: Street) -> None:
-    street.household.get_refusal = reach(street).get_envelope_refusal
-    async with street.household.run() as house:
+async def test_notices_of_the_server_bypass_the_outbound_access_check(chat: ChatInstance) -> None:
+    chat.instance.get_refusal = make_outbound_access(chat).get_envelope_refusal
+    async with chat.instance.run() as server:
         notice = EnvelopeDraft(
-            id=EnvelopeId(house.instance.ids.new()),
+            id=EnvelopeId(server.instance.ids.new()),
             sender=address.SERVER_ADDRESS,
             recipient=address.parse_address("channel:quiet:7"),
             text="I do not know you yet.",
-            source="house",
+            source="server",
             idempotency_key="k",
             kind=EnvelopeKind.NOTICE,
         )
-        await house.intake.accept(notice)
-        await house.wait_until_idle()
-        assert street.place.list_texts("7") == ["I do not know you yet."]
+        await server.intake.accept(notice)
+        await server.wait_until_idle()
+        assert chat.quiet_connector.list_texts("7") == ["I do not know you yet."]

@@ -1,4 +1,5 @@
-"""Plug-ins: real packages, really imported. Whatever one does, the house goes on, and nothing of it stays behind."""
+"""Test plugins with real packages and real imports: a plugin never stops the server, and unloading removes all its
+parts."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ import msgspec
 import pytest
 from flows.fake_provider import provider
 from flows.fake_provider import says as provider_says
-from flows.tools_instance import hands_house
-from operations.operations_instance import desk_house, person
+from flows.tools_instance import open_scripted_server
+from operations.operations_instance import open_operations_server, person
 
 from retinue.agents.agent_directory import agent_directory_of
 from retinue.api.event_feed import EventFeed
@@ -59,11 +60,11 @@ from retinue.tools.base import PermissionedTool
 from retinue.tools.toolbox import Toolbox
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
-SOON_S = 0.3  # for what hangs
-PATIENCE_S = 600.0  # for what does not: on a busy machine it may take its time
+HANG_TIMEOUT_S = 0.3  # for code that hangs
+LONG_TIMEOUT_S = 600.0  # for code that does not hang, on a busy machine
 OPERATIONS = {operation.name: operation for operation in (*operations.OPERATIONS, *skill_operations.OPERATIONS)}
 
-HEAD = """
+MODULE_HEAD = """
 import asyncio, json, sys, threading, time
 from pathlib import Path
 import msgspec
@@ -89,31 +90,31 @@ class Tool:
     async def perform(self, arguments, scene):
         return self.word
 """
-PLAIN = """
+ONE_TOOL_BODY = """
 def load(host, settings):
     host.register.tool(Tool(f"{host.plugin}_" + host.qualify_name("say"), settings.word))
     (host.folder / "kept").write_text(settings.word)
 """
 
 
-class GuestDesk(Services, frozen=True, kw_only=True):
+class PluginServices(Services, frozen=True, kw_only=True):
     plugins: PluginLoader | None = None
 
 
-class Packages:
-    """Plug-ins on disk, to be imported from there."""
+class PluginPackages:
+    """Plugin packages on disk that can be imported."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.entries: list[EntryPoint] = []
 
-    def add(self, id_: str, body: str = PLAIN, *, exclusive: bool = False, manifest: str = "") -> None:
+    def add(self, id_: str, body: str = ONE_TOOL_BODY, *, exclusive: bool = False, manifest: str = "") -> None:
         manifest = manifest or (
             f"PluginManifest(id={id_!r}, version='1', description='For tests.', "
             f"exclusive={exclusive}, settings=Settings)"
         )
         module = f"plugin_for_tests_{id_.replace('-', '_')}_{len(self.entries)}"
-        source = HEAD + textwrap.dedent(body) + f"\nPLUGIN = Plugin(manifest={manifest}, load=load)\n"
+        source = MODULE_HEAD + textwrap.dedent(body) + f"\nPLUGIN = Plugin(manifest={manifest}, load=load)\n"
         (self.folder / f"{module}.py").write_text(source)
         self.entries.append(EntryPoint(id_, f"{module}:PLUGIN", ENTRY_POINT_GROUP))
         importlib.invalidate_caches()
@@ -123,67 +124,67 @@ class Packages:
 
 
 @pytest.fixture
-def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PluginPackages]:
     folder = tmp_path / "packages"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    yield Packages(folder)
+    yield PluginPackages(folder)
     for name in [name for name in sys.modules if name.startswith("plugin_for_tests_")]:
         del sys.modules[name]
 
 
 @pytest.fixture
-async def guests(offered: Packages, tmp_path: Path) -> AsyncGenerator[PluginLoader]:
+async def loader(packages: PluginPackages, tmp_path: Path) -> AsyncGenerator[PluginLoader]:
     home = tmp_path / "home"
     home.mkdir()
     made = PluginLoader(
         home,
         PluginRegistry(),
         FakeClock(),
-        find_entry_points=offered.find,
-        load_timeout_s=PATIENCE_S,
-        unload_timeout_s=PATIENCE_S,
-        section_timeout_s=PATIENCE_S,
+        find_entry_points=packages.find,
+        load_timeout_s=LONG_TIMEOUT_S,
+        unload_timeout_s=LONG_TIMEOUT_S,
+        section_timeout_s=LONG_TIMEOUT_S,
     )
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def impatient(offered: Packages, tmp_path: Path) -> AsyncGenerator[PluginLoader]:
-    """For plugins that hang when they are unloaded or asked for a section; a section that does not has two seconds."""
+async def impatient_loader(packages: PluginPackages, tmp_path: Path) -> AsyncGenerator[PluginLoader]:
+    """Return a loader with a short limit for unloading. Sections that do not hang have two seconds."""
     home = tmp_path / "home"
     home.mkdir()
     made = PluginLoader(
         home,
         PluginRegistry(),
         FakeClock(),
-        find_entry_points=offered.find,
-        load_timeout_s=PATIENCE_S,
-        unload_timeout_s=SOON_S,
+        find_entry_points=packages.find,
+        load_timeout_s=LONG_TIMEOUT_S,
+        unload_timeout_s=HANG_TIMEOUT_S,
         section_timeout_s=2.0,
     )
     yield made
     await made.close()
 
 
-def wanted(*names: str, **settings: Any) -> dict[str, PluginSettings]:
+def make_plugin_settings(*names: str, **settings: Any) -> dict[str, PluginSettings]:
     return {name: PluginSettings(settings=settings) for name in names}
 
 
-async def states(guests: PluginLoader) -> dict[str, str]:
-    return {guest.instance: guest.state.value for guest in await guests.list_plugins()}
+async def list_states(loader: PluginLoader) -> dict[str, str]:
+    return {pending.name: pending.state.value for pending in await loader.list_plugins()}
 
 
-async def until(holds: Callable[[], object]) -> None:
-    await wait_until(holds, "it is so")
+async def wait_until_true(condition: Callable[[], object]) -> None:
+    await wait_until(condition, "the condition is true")
 
 
-async def because(guests: PluginLoader, instance: str) -> str:
-    return next(guest.because for guest in await guests.list_plugins() if guest.instance == instance)
+async def because(loader: PluginLoader, instance: str) -> str:
+    return next(pending.because for pending in await loader.list_plugins() if pending.name == instance)
 
 
-def scene() -> tools.ToolContext:
+def make_tool_context() -> tools.ToolContext:
     return tools.ToolContext(
         agent=Agent(name="ada"),
         session=SessionId("5" * 32),
@@ -194,11 +195,11 @@ def scene() -> tools.ToolContext:
     )
 
 
-async def use(box: Toolbox, tool: str, **arguments: object) -> str:
-    return (await box.perform(Call(id="c1", tool=tool, arguments=dict(arguments)), scene())).output
+async def call_tool(box: Toolbox, tool: str, **arguments: object) -> str:
+    return (await box.perform(Call(id="c1", tool=tool, arguments=dict(arguments)), make_tool_context())).output
 
 
-EVERYTHING = """
+ALL_ENTRIES_BODY = """
 from dataclasses import dataclass
 from retinue.connectors.base import Platform
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class Loft:
 class Connector:
     name, repeats_safely = "pigeons", True
     async def listen(self, accept): ...
-    async def deliver(self, parcel): ...
+    async def deliver(self, part): ...
 class Model:
     name, facts = "abacus", None
     def reply(self, prompt, *, key=""): ...
@@ -217,7 +218,7 @@ def note(host, word):
     with (host.folder / "log").open("a") as log:
         log.write(word + "\\n")
 def load(host, settings):
-    async def handler(desk, caller, asked):
+    async def handler(services, caller, parameters):
         return {"word": settings.word}
     async def forever():
         note(host, "begun")
@@ -243,52 +244,52 @@ def load(host, settings):
 
 
 @pytest.mark.spec("D61")
-async def test_load_registers_and_unload_removes_everything_of_the_instance(
-    offered: Packages, guests: PluginLoader
+async def test_loading_registers_and_unloading_removes_all_entries_of_a_plugin_instance(
+    packages: PluginPackages, loader: PluginLoader
 ) -> None:
-    offered.add("all", EVERYTHING)
-    offered.add("other")
+    packages.add("all", ALL_ENTRIES_BODY)
+    packages.add("other")
     changes: list[int] = []
-    guests.registry.on_change(lambda: changes.append(1))
-    await guests.sync(wanted("all", "other"))
-    log = guests_home(guests) / "plugins" / "all" / "all" / "log"
-    await until(log.exists)  # what runs beside it has begun
-    found = next(guest for guest in await guests.list_plugins() if guest.instance == "all")
+    loader.registry.on_change(lambda: changes.append(1))
+    await loader.sync(make_plugin_settings("all", "other"))
+    log = get_data_dir(loader) / "plugins" / "all" / "all" / "log"
+    await wait_until_true(log.exists)  # its background task has begun
+    found = next(pending for pending in await loader.list_plugins() if pending.name == "all")
     assert found.state is PluginStatus.LOADED
-    assert {kind: len(names) for kind, names in found.brings.items()} == dict.fromkeys(map(str, EntryKind), 1)
-    registry = guests.registry
+    assert {kind: len(names) for kind, names in found.registers.items()} == dict.fromkeys(map(str, EntryKind), 1)
+    registry = loader.registry
     assert list(registry.operations()) == ["all.say"] and list(registry.connectors()) == ["pigeons"]
     assert list(registry.platforms()) == ["pigeon"]
     assert [model.name for model in registry.models()] == ["abacus"] and list(registry.runners()) == ["walk"]
     assert list(registry.providers()) == ["acme"] and registry.policies() == {"quiet": ToolRules(allow=())}
-    assert registry.skill_folders() == [("all", offered.folder)]
+    assert registry.skill_folders() == [("all", packages.folder)]
     assert [(tool.spec.name, tool.spec.source) for tool in registry.tools()] == [
         ("say", "plugin:all"),
         ("other_say", "plugin:other"),
     ]
-    assert len(changes) == 2  # all of an instance comes at once
-    assert await guests.render_sections(section_scene()) == ["About ada."]
+    assert len(changes) == 2  # all parts of a plugin appear at once
+    assert await loader.render_sections(make_section_context()) == ["About ada."]
     held = Toolbox(registry.tools())
-    assert await use(held, "say") == "hello"
+    assert await call_tool(held, "say") == "hello"
 
-    await guests.sync(wanted("other"))
+    await loader.sync(make_plugin_settings("other"))
     assert [tool.spec.name for tool in registry.tools()] == ["other_say"]
     for kind in (registry.operations, registry.connectors, registry.models, registry.providers, registry.runners):
         assert not kind()
     assert not registry.policies() and not registry.skill_folders() and not registry.sections()
-    assert await guests.render_sections(section_scene()) == [] and registry.names_by_kind("all") == {}
-    said = await use(held, "say")  # a run that still has it in its hand
-    assert "is no longer available" in said and "hello" not in said
+    assert await loader.render_sections(make_section_context()) == [] and registry.names_by_kind("all") == {}
+    output = await call_tool(held, "say")  # a run that still holds the tool
+    assert "is no longer available" in output and "hello" not in output
     assert log.read_text().split("\n") == ["begun", "ended", "farewell", "first registered, last called", ""]
-    await guests.sync(wanted("all", "other"))
-    assert (await states(guests))["all"] == "loaded"
+    await loader.sync(make_plugin_settings("all", "other"))
+    assert (await list_states(loader))["all"] == "loaded"
 
 
-def guests_home(guests: PluginLoader) -> Path:
-    return guests._data_dir
+def get_data_dir(loader: PluginLoader) -> Path:
+    return loader._data_dir
 
 
-def section_scene() -> SectionContext:
+def make_section_context() -> SectionContext:
     return SectionContext(
         agent=Agent(name="ada"), session="5" * 32, agent_directory=Path("/"), origin=OriginKind.TERMINAL
     )
@@ -303,19 +304,19 @@ def section_scene() -> SectionContext:
         ({"wrod": "x"}, "`wrod` is not one of deep, numbers, word"),
     ],
 )
-async def test_settings_that_do_not_fit_keep_one_plugin_out_and_nothing_else(
-    offered: Packages, guests: PluginLoader, settings: dict[str, Any], why: str
+async def test_invalid_plugin_settings_fail_only_that_plugin(
+    packages: PluginPackages, loader: PluginLoader, settings: dict[str, Any], why: str
 ) -> None:
-    offered.add("choosy")
-    offered.add("other")
-    await guests.sync({"choosy": PluginSettings(settings=settings), "other": PluginSettings()})
-    assert await states(guests) == {"choosy": "failed", "other": "loaded"}
-    assert why in await because(guests, "choosy")
-    await guests.sync(wanted("choosy", "other", word="fine"))
-    assert await states(guests) == {"choosy": "loaded", "other": "loaded"}
+    packages.add("choosy")
+    packages.add("other")
+    await loader.sync({"choosy": PluginSettings(settings=settings), "other": PluginSettings()})
+    assert await list_states(loader) == {"choosy": "failed", "other": "loaded"}
+    assert why in await because(loader, "choosy")
+    await loader.sync(make_plugin_settings("choosy", "other", word="fine"))
+    assert await list_states(loader) == {"choosy": "loaded", "other": "loaded"}
 
 
-BROKEN = {
+BROKEN_BODIES = {
     "raises-at-import": ("raise RuntimeError('no such luck')", "RuntimeError: no such luck"),
     "not-python": ("def load(host settings): pass", "SyntaxError"),
     "ends-the-process": ("def load(host, settings): sys.exit(3)", "SystemExit: 3"),
@@ -337,32 +338,34 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-async def test_a_plugin_that_fails_in_whatever_way_is_not_here_and_the_others_are(
-    offered: Packages, tmp_path: Path, kind: str
+@pytest.mark.parametrize("kind", BROKEN_BODIES)
+async def test_a_plugin_that_fails_in_any_way_does_not_affect_the_others(
+    packages: PluginPackages, tmp_path: Path, kind: str
 ) -> None:
-    body, why = BROKEN[kind]
-    offered.add("fine")
-    offered.add(kind, body.replace("SOON", str(SOON_S * 10)))
+    body, why = BROKEN_BODIES[kind]
+    packages.add("fine")
+    packages.add(kind, body.replace("SOON", str(HANG_TIMEOUT_S * 10)))
     (tmp_path / "home").mkdir()
-    guests = PluginLoader(
-        tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=offered.find, load_timeout_s=PATIENCE_S
+    loader = PluginLoader(
+        tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=packages.find, load_timeout_s=LONG_TIMEOUT_S
     )
-    await guests.sync(wanted("fine"))
+    await loader.sync(make_plugin_settings("fine"))
     if "hangs" in kind or "forever" in kind:
-        guests._load_timeout_s = SOON_S  # pyright: ignore[reportPrivateUsage]
+        loader._load_timeout_s = HANG_TIMEOUT_S  # pyright: ignore[reportPrivateUsage]
     try:
-        await guests.sync(wanted("fine", kind))
-        assert await states(guests) == {"fine": "loaded", kind: "failed"}
-        assert why in await because(guests, kind)
-        assert [tool.spec.name for tool in guests.registry.tools()] == ["fine_say"]
-        assert not guests.registry.operations()
+        await loader.sync(make_plugin_settings("fine", kind))
+        assert await list_states(loader) == {"fine": "loaded", kind: "failed"}
+        assert why in await because(loader, kind)
+        assert [tool.spec.name for tool in loader.registry.tools()] == ["fine_say"]
+        assert not loader.registry.operations()
     finally:
-        await guests.close()
+        await loader.close()
 
 
-async def test_a_plugin_that_comes_back_late_registers_nothing_any_more(offered: Packages, tmp_path: Path) -> None:
-    offered.add(
+async def test_a_plugin_that_finishes_loading_after_its_timeout_cannot_register(
+    packages: PluginPackages, tmp_path: Path
+) -> None:
+    packages.add(
         "late",
         """
         GO, SAID = threading.Event(), []
@@ -375,67 +378,69 @@ async def test_a_plugin_that_comes_back_late_registers_nothing_any_more(offered:
         """,
     )
     (tmp_path / "home").mkdir()
-    guests = PluginLoader(
-        tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=offered.find, load_timeout_s=SOON_S
+    loader = PluginLoader(
+        tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=packages.find, load_timeout_s=HANG_TIMEOUT_S
     )
-    await guests.sync(wanted("late"))
-    module = sys.modules[offered.entries[0].module]
+    await loader.sync(make_plugin_settings("late"))
+    module = sys.modules[packages.entries[0].module]
     module.GO.set()
-    await until(lambda: module.SAID)
+    await wait_until_true(lambda: module.SAID)
     [error] = module.SAID
-    assert "no longer loading" in error.because and not guests.registry.tools()
+    assert "no longer loading" in error.because and not loader.registry.tools()
 
 
-COUNTED = """
+COUNTING_BODY = """
 with (Path(__file__).parent / "count").open("a") as count:
     count.write("x")
 raise RuntimeError("again")
 """
 
 
-async def test_what_failed_once_is_imported_again_only_when_asked_for(offered: Packages, tmp_path: Path) -> None:
-    offered.add("broken", COUNTED)
+async def test_a_failed_plugin_is_imported_again_only_on_reload(packages: PluginPackages, tmp_path: Path) -> None:
+    packages.add("broken", COUNTING_BODY)
     (tmp_path / "home").mkdir()
-    guests = PluginLoader(tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=offered.find)
+    loader = PluginLoader(tmp_path / "home", PluginRegistry(), FakeClock(), find_entry_points=packages.find)
     for _ in range(3):
-        await guests.sync(wanted("broken"))
-    assert (offered.folder / "count").read_text() == "x"
-    await guests.sync(wanted("broken"), reload="broken")
-    assert (offered.folder / "count").read_text() == "xx"
+        await loader.sync(make_plugin_settings("broken"))
+    assert (packages.folder / "count").read_text() == "x"
+    await loader.sync(make_plugin_settings("broken"), reload="broken")
+    assert (packages.folder / "count").read_text() == "xx"
 
 
-async def test_changed_settings_are_taken_up_soon_for_whoever_cannot_wait(
-    offered: Packages, guests: PluginLoader
-) -> None:
-    offered.add("diary")
-    guests.sync_soon(wanted("diary", word="first"))
-    guests.sync_soon(wanted("diary", word="last"))
+async def test_sync_soon_applies_the_latest_plugin_settings(packages: PluginPackages, loader: PluginLoader) -> None:
+    packages.add("diary")
+    loader.sync_soon(make_plugin_settings("diary", word="first"))
+    loader.sync_soon(make_plugin_settings("diary", word="last"))
 
     async def says_last() -> bool:
-        tools = guests.registry.tools()
-        return bool(tools) and await use(Toolbox(tools), "diary_say") == "last"
+        tools = loader.registry.tools()
+        return bool(tools) and await call_tool(Toolbox(tools), "diary_say") == "last"
 
-    await wait_until(says_last, "the last settings are taken up")
+    await wait_until(says_last, "the last settings are in use")
 
 
-async def test_to_be_installed_is_not_to_be_loaded_nor_even_imported(offered: Packages, guests: PluginLoader) -> None:
-    offered.add("shy", "raise SystemExit('imported')")
-    await guests.sync({})
-    [shy] = await guests.list_plugins()
+async def test_an_installed_plugin_is_not_imported_until_it_is_enabled(
+    packages: PluginPackages, loader: PluginLoader
+) -> None:
+    packages.add("shy", "raise SystemExit('imported')")
+    await loader.sync({})
+    [shy] = await loader.list_plugins()
     assert (shy.state, shy.try_this) == (PluginStatus.INSTALLED, "retinue plugin enable shy")
-    assert offered.entries[0].module not in sys.modules
-    await guests.sync({"shy": PluginSettings(enabled=False)})
-    assert await states(guests) == {"shy": "off"} and offered.entries[0].module not in sys.modules
+    assert packages.entries[0].module not in sys.modules
+    await loader.sync({"shy": PluginSettings(enabled=False)})
+    assert await list_states(loader) == {"shy": "off"} and packages.entries[0].module not in sys.modules
 
 
-async def test_what_is_not_installed_or_no_plugin_is_said(offered: Packages, guests: PluginLoader) -> None:
-    offered.add("twice")
-    offered.add("twice")
-    offered.add("other", manifest="PluginManifest(id='another', version='1', description='', settings=Settings)")
-    offered.add("bare", manifest="PluginManifest(id='bare', version='1', description='', settings=dict)")
-    offered.entries.append(EntryPoint("json", "json:dumps", ENTRY_POINT_GROUP))
-    await guests.sync(wanted("absent", "twice", "other", "bare", "json", "Not_A-Name"))
-    assert set((await states(guests)).values()) == {"failed"}
+async def test_missing_duplicate_and_invalid_plugins_fail_with_a_reason(
+    packages: PluginPackages, loader: PluginLoader
+) -> None:
+    packages.add("twice")
+    packages.add("twice")
+    packages.add("other", manifest="PluginManifest(id='another', version='1', description='', settings=Settings)")
+    packages.add("bare", manifest="PluginManifest(id='bare', version='1', description='', settings=dict)")
+    packages.entries.append(EntryPoint("json", "json:dumps", ENTRY_POINT_GROUP))
+    await loader.sync(make_plugin_settings("absent", "twice", "other", "bare", "json", "Not_A-Name"))
+    assert set((await list_states(loader)).values()) == {"failed"}
     for instance, why in (
         ("absent", "no plugin named 'absent' is installed: installed plugins: bare, json, other, twice"),
         ("twice", "2 installed packages have a plugin named 'twice'"),
@@ -444,62 +449,68 @@ async def test_what_is_not_installed_or_no_plugin_is_said(offered: Packages, gue
         ("json", "'json' is not a plugin"),
         ("Not_A-Name", "lowercase letters"),
     ):
-        assert why in await because(guests, instance), instance
+        assert why in await because(loader, instance), instance
 
 
 @pytest.mark.spec("D62")
-async def test_an_exclusive_plugin_disables_the_others(offered: Packages, guests: PluginLoader) -> None:
-    offered.add("one")
-    offered.add("lonely", exclusive=True)
-    offered.add("two")
-    await guests.sync(wanted("one", "two"))
-    assert await states(guests) == {"one": "loaded", "two": "loaded", "lonely": "installed"}
-    await guests.sync(wanted("one", "lonely", "two"))
-    assert await states(guests) == {"one": "off", "lonely": "loaded", "two": "off"}
-    assert await because(guests, "two") == "'lonely' is exclusive"
-    assert [tool.spec.name for tool in guests.registry.tools()] == ["lonely_say"]
-    await guests.sync({**wanted("one", "two"), "lonely": PluginSettings(enabled=False)})
-    assert await states(guests) == {"one": "loaded", "two": "loaded", "lonely": "off"}
-    await guests.sync(wanted("one", "lonely", word=7))  # it counts also where it fails: nobody slips in beside it
-    assert await states(guests) == {"one": "off", "lonely": "failed", "two": "installed"}
+async def test_an_exclusive_plugin_turns_off_the_others(packages: PluginPackages, loader: PluginLoader) -> None:
+    packages.add("one")
+    packages.add("lonely", exclusive=True)
+    packages.add("two")
+    await loader.sync(make_plugin_settings("one", "two"))
+    assert await list_states(loader) == {"one": "loaded", "two": "loaded", "lonely": "installed"}
+    await loader.sync(make_plugin_settings("one", "lonely", "two"))
+    assert await list_states(loader) == {"one": "off", "lonely": "loaded", "two": "off"}
+    assert await because(loader, "two") == "'lonely' is exclusive"
+    assert [tool.spec.name for tool in loader.registry.tools()] == ["lonely_say"]
+    await loader.sync({**make_plugin_settings("one", "two"), "lonely": PluginSettings(enabled=False)})
+    assert await list_states(loader) == {"one": "loaded", "two": "loaded", "lonely": "off"}
+    await loader.sync(
+        make_plugin_settings("one", "lonely", word=7)
+    )  # a failure also counts: no other change can come in between
+    assert await list_states(loader) == {"one": "off", "lonely": "failed", "two": "installed"}
 
 
 @pytest.mark.spec("A47")
-async def test_instances_of_one_plugin_keep_their_data_and_names_apart(offered: Packages, guests: PluginLoader) -> None:
-    offered.add("diary")
-    home = guests_home(guests)
+async def test_instances_of_one_plugin_have_separate_data_and_tool_names(
+    packages: PluginPackages, loader: PluginLoader
+) -> None:
+    packages.add("diary")
+    home = get_data_dir(loader)
     both = {
         "diary": PluginSettings(settings={"word": "mine"}),
         "at-work": PluginSettings(plugin="diary", settings={"word": "theirs"}),
     }
-    await guests.sync(both)
-    assert await states(guests) == {"diary": "loaded", "at-work": "loaded"}
+    await loader.sync(both)
+    assert await list_states(loader) == {"diary": "loaded", "at-work": "loaded"}
     kept = {name: (home / "plugins" / "diary" / name / "kept").read_text() for name in both}
     assert kept == {"diary": "mine", "at-work": "theirs"}
     assert (home / "plugins" / "diary" / "at-work").stat().st_mode & 0o777 == 0o700
-    box = Toolbox(guests.registry.tools())
-    assert (await use(box, "diary_say"), await use(box, "diary_at_work_say")) == ("mine", "theirs")
-    assert {tool.spec.source for tool in guests.registry.tools()} == {"plugin:diary"}
-    await guests.sync({"at-work": both["at-work"]})
-    assert [tool.spec.name for tool in guests.registry.tools()] == ["diary_at_work_say"]
-    assert (home / "plugins" / "diary" / "diary" / "kept").exists()  # what it keeps outlives it
+    box = Toolbox(loader.registry.tools())
+    assert (await call_tool(box, "diary_say"), await call_tool(box, "diary_at_work_say")) == ("mine", "theirs")
+    assert {tool.spec.source for tool in loader.registry.tools()} == {"plugin:diary"}
+    await loader.sync({"at-work": both["at-work"]})
+    assert [tool.spec.name for tool in loader.registry.tools()] == ["diary_at_work_say"]
+    assert (home / "plugins" / "diary" / "diary" / "kept").exists()  # its stored data outlives it
 
 
 @pytest.mark.spec("A47")
-async def test_a_folder_of_data_that_leads_elsewhere_is_not_used(offered: Packages, guests: PluginLoader) -> None:
-    offered.add("diary")
-    elsewhere = guests_home(guests) / "elsewhere"
-    elsewhere.mkdir()
-    (guests_home(guests) / "plugins").mkdir()
-    (guests_home(guests) / "plugins" / "diary").symlink_to(elsewhere)
-    await guests.sync(wanted("diary"))
-    assert await states(guests) == {"diary": "failed"} and not list(elsewhere.iterdir())
-
-
-async def test_work_in_the_background_that_fails_is_told_and_one_that_will_not_end_is_left(
-    offered: Packages, impatient: PluginLoader
+async def test_a_plugin_data_directory_that_is_a_symlink_is_refused(
+    packages: PluginPackages, loader: PluginLoader
 ) -> None:
-    offered.add(
+    packages.add("diary")
+    elsewhere = get_data_dir(loader) / "elsewhere"
+    elsewhere.mkdir()
+    (get_data_dir(loader) / "plugins").mkdir()
+    (get_data_dir(loader) / "plugins" / "diary").symlink_to(elsewhere)
+    await loader.sync(make_plugin_settings("diary"))
+    assert await list_states(loader) == {"diary": "failed"} and not list(elsewhere.iterdir())
+
+
+async def test_a_failed_background_task_is_reported_and_one_that_does_not_end_is_abandoned(
+    packages: PluginPackages, impatient_loader: PluginLoader
+) -> None:
+    packages.add(
         "busy",
         """
         def load(host, settings):
@@ -517,20 +528,20 @@ async def test_work_in_the_background_that_fails_is_told_and_one_that_will_not_e
             host.on_unload(lambda: 1 / 0)
         """,
     )
-    await impatient.sync(wanted("busy"))
+    await impatient_loader.sync(make_plugin_settings("busy"))
 
-    async def is_told() -> bool:
-        return "ValueError: out of paper" in await because(impatient, "busy")
+    async def is_reported() -> bool:
+        return "ValueError: out of paper" in await because(impatient_loader, "busy")
 
-    await wait_until(is_told, "the failure is told")
-    await impatient.sync({})
-    assert await states(impatient) == {"busy": "installed"}
+    await wait_until(is_reported, "the failure is reported")
+    await impatient_loader.sync({})
+    assert await list_states(impatient_loader) == {"busy": "installed"}
 
 
-async def test_a_section_that_fails_or_hangs_is_left_out_and_minimal_mode_leaves_out_the_rest(
-    offered: Packages, impatient: PluginLoader
+async def test_failing_or_hanging_prompt_sections_are_left_out_and_minimal_mode_is_respected(
+    packages: PluginPackages, impatient_loader: PluginLoader
 ) -> None:
-    offered.add(
+    packages.add(
         "words",
         """
         CALLS = []
@@ -546,20 +557,20 @@ async def test_a_section_that_fails_or_hangs_is_left_out_and_minimal_mode_leaves
             host.register.section(PluginSection(name="f", render=lambda scene: "x" * 30_000))
         """,
     )
-    await impatient.sync(wanted("words"))
-    told = await impatient.render_sections(section_scene())
-    assert told[:2] == ["for all", "even then"] and len(told) == 3 and len(told[2]) == 20_000
-    assert await impatient.render_sections(section_scene(), minimal=True) == ["even then"]
-    await impatient.render_sections(section_scene())
-    assert len(sys.modules[offered.entries[0].module].CALLS) == 1  # who hung once is not asked again
-    assert "is disabled until the plugin is reloaded" in await because(impatient, "words")
+    await impatient_loader.sync(make_plugin_settings("words"))
+    sections = await impatient_loader.render_sections(make_section_context())
+    assert sections[:2] == ["for all", "even then"] and len(sections) == 3 and len(sections[2]) == 20_000
+    assert await impatient_loader.render_sections(make_section_context(), minimal=True) == ["even then"]
+    await impatient_loader.render_sections(make_section_context())
+    assert len(sys.modules[packages.entries[0].module].CALLS) == 1  # a plugin that hung once is not asked again
+    assert "is disabled until the plugin is reloaded" in await because(impatient_loader, "words")
 
 
 # The registry
 
 
-class Reaches:
-    spec = ToolSpec(name="reach", description="Reaches out.", parameters={}, source="house")
+class ReachTool:
+    spec = ToolSpec(name="reach", description="Reaches out.", parameters={}, source="built_in")
     arguments = msgspec.defstruct("Nothing", [])
 
     async def perform(self, arguments: Any, context: tools.ToolContext) -> str:
@@ -569,36 +580,38 @@ class Reaches:
         return (WEB_PERMISSION,)
 
 
-def test_a_tool_cannot_say_where_it_comes_from_and_what_it_needs_is_still_asked_for() -> None:
+def test_a_plugin_tool_gets_its_source_from_the_plugin_and_keeps_its_permissions() -> None:
     registry, registrar = PluginRegistry(), PendingEntries("maps", source=plugin_source_of("maps"))
-    registrar.tool(Reaches())
+    registrar.tool(ReachTool())
     registry.add(registrar.entries)
     [tool] = registry.tools()
     assert tool.spec.source == "plugin:maps"
-    assert isinstance(tool, PermissionedTool) and list(tool.required_permissions(None, scene())) == [WEB_PERMISSION]
+    assert isinstance(tool, PermissionedTool) and list(tool.required_permissions(None, make_tool_context())) == [
+        WEB_PERMISSION
+    ]
 
 
-def test_the_houses_own_can_come_by_the_same_door() -> None:
-    registry, own = PluginRegistry(), PendingEntries("house")
-    own.tool(Reaches())
+def test_built_in_entries_use_the_same_registry_and_cannot_be_replaced() -> None:
+    registry, own = PluginRegistry(), PendingEntries("built_in")
+    own.tool(ReachTool())
     own.operation(OPERATIONS["skill.list"])
     registry.add(own.entries)
-    assert registry.tools()[0].spec.source == "house" and list(registry.operations()) == ["skill.list"]
-    guest = PendingEntries("maps", source=plugin_source_of("maps"))
-    guest.tool(Reaches())
+    assert registry.tools()[0].spec.source == "built_in" and list(registry.operations()) == ["skill.list"]
+    pending = PendingEntries("maps", source=plugin_source_of("maps"))
+    pending.tool(ReachTool())
     with pytest.raises(Conflict) as refused:
-        registry.add(guest.entries)
+        registry.add(pending.entries)
     assert refused.value.because == "it is built in"
 
 
-def test_names_that_the_house_has_by_another_door_are_taken() -> None:
+def test_a_plugin_entry_with_a_taken_name_is_refused_with_all_its_entries() -> None:
     registry = PluginRegistry(is_taken=lambda kind, name: (kind, name) == (EntryKind.TOOL, "reach"))
-    guest = PendingEntries("maps", source=plugin_source_of("maps"))
-    guest.policy("fine", ToolRules())
-    guest.tool(Reaches())
+    pending = PendingEntries("maps", source=plugin_source_of("maps"))
+    pending.policy("fine", ToolRules())
+    pending.tool(ReachTool())
     with pytest.raises(Conflict):
-        registry.add(guest.entries)
-    assert not registry.policies()  # all, or nothing
+        registry.add(pending.entries)
+    assert not registry.policies()  # all or nothing
 
 
 @pytest.mark.parametrize(
@@ -620,7 +633,7 @@ def test_names_that_the_house_has_by_another_door_are_taken() -> None:
         lambda r: r.skills(Path("/not/there")),
     ],
 )
-def test_what_is_not_what_it_should_be_is_refused(register: Any) -> None:
+def test_an_invalid_plugin_entry_is_refused(register: Any) -> None:
     registrar = PendingEntries("maps", source=plugin_source_of("maps"))
     with pytest.raises(Invalid) as refused:
         register(registrar)
@@ -634,50 +647,50 @@ class Keyed:
     api_key: SecretReference | None = None
 
 
-def test_settings_may_be_a_dataclass_and_say_where_a_secret_is() -> None:
+def test_plugin_settings_may_be_a_dataclass_with_secret_references() -> None:
     manifest = PluginManifest(id="maps", version="1", description="", settings=Keyed)
-    told = {"key": {"env": "MAPS"}, "api_key": SecretReference(file=Path("/keys/maps")), "folder": "/maps"}
-    assert convert_settings(manifest, told) == Keyed(
+    given = {"key": {"env": "MAPS"}, "api_key": SecretReference(file=Path("/keys/maps")), "folder": "/maps"}
+    assert convert_settings(manifest, given) == Keyed(
         key=SecretReference(env="MAPS"), api_key=SecretReference(file=Path("/keys/maps")), folder=Path("/maps")
     )
     assert set(settings_schema_of(manifest)["$defs"]["Keyed"]["properties"]) == {"key", "api_key", "folder"}
     for wrong in ({"key": "plain"}, {"more": 1}, {"folder": 5}, {"api_key": {"env": 7}}):
         with pytest.raises(Invalid):
-            convert_settings(manifest, told | wrong)
+            convert_settings(manifest, given | wrong)
 
 
-# What the owner can ask
+# Operations for the owner
 
 
 @asynccontextmanager
-async def opened(tmp_path: Path, text: str, **kw: Any) -> AsyncGenerator[tuple[GuestDesk, Path]]:
+async def open_services(tmp_path: Path, text: str, **kw: Any) -> AsyncGenerator[tuple[PluginServices, Path]]:
     file = tmp_path / "retinue.toml"
     file.write_text(text)
     environment = {"RETINUE_HOME": str(tmp_path)}
-    async with desk_house(LocalInstance(tmp_path)) as house:
+    async with open_operations_server(LocalInstance(tmp_path)) as server:
         keeper = ConfigHolder(load_configuration(environment), environment)
-        guests = PluginLoader(tmp_path, PluginRegistry(), FakeClock(), **kw)
-        held = {name: getattr(house.desk, name) for name in field_names(house.desk)}
+        loader = PluginLoader(tmp_path, PluginRegistry(), FakeClock(), **kw)
+        held = {name: getattr(server.services, name) for name in field_names(server.services)}
         held["permission_policy"] = {
-            **house.desk.permission_policy,
+            **server.services.permission_policy,
             **{name: each.permission for name, each in OPERATIONS.items()},
         }
-        desk = GuestDesk(**{**held, "config_holder": keeper, "plugins": guests})
-        await guests.sync(keeper.current.settings.plugins)
+        services = PluginServices(**{**held, "config_holder": keeper, "plugins": loader})
+        await loader.sync(keeper.current.settings.plugins)
         try:
-            yield desk, file
+            yield services, file
         finally:
-            await guests.close()
+            await loader.close()
 
 
-async def ask(desk: Services, operation: str | Operation, /, who: str = "owner", **asked: Any) -> Any:
+async def ask(services: Services, operation: str | Operation, /, who: str = "owner", **asked: Any) -> Any:
     found = OPERATIONS[operation] if isinstance(operation, str) else operation
-    return json.loads(await perform_operation(desk, person(who), found, json.dumps(asked).encode()))
+    return json.loads(await perform_operation(services, person(who), found, json.dumps(asked).encode()))
 
 
-TEXT = """# the house
+SETTINGS_TEXT = """# my server
 [plugins.diary]
-settings = { word = "hello", deep = { a = 1, b = 2 } } # said first
+settings = { word = "hello", deep = { a = 1, b = 2 } } # first value
 
 [plugins.other]
 enabled = true
@@ -685,32 +698,34 @@ enabled = true
 
 
 @pytest.mark.spec("A47")
-async def test_settings_of_a_plugin_are_read_patched_and_replaced(offered: Packages, tmp_path: Path) -> None:
-    offered.add("diary")
-    offered.add("other")
-    async with opened(tmp_path, TEXT, find_entry_points=offered.find) as (desk, file):
-        assert desk.plugins is not None
-        registry = desk.plugins.registry
+async def test_plugin_settings_are_read_patched_and_replaced_at_once(packages: PluginPackages, tmp_path: Path) -> None:
+    packages.add("diary")
+    packages.add("other")
+    async with open_services(tmp_path, SETTINGS_TEXT, find_entry_points=packages.find) as (services, file):
+        assert services.plugins is not None
+        registry = services.plugins.registry
 
         async def says() -> str:
-            return await use(Toolbox(registry.tools()), "diary_say")
+            return await call_tool(Toolbox(registry.tools()), "diary_say")
 
-        read = await ask(desk, "plugin.settings", name="diary")
+        read = await ask(services, "plugin.settings", name="diary")
         assert read["settings"] == {"word": "hello", "deep": {"a": 1, "b": 2}}
         assert "numbers" in json.dumps(read["schema"])
         assert await says() == "hello"
 
-        patched = await ask(desk, "plugin.patch", name="diary", settings={"word": "bye", "deep": {"a": None, "c": 3}})
+        patched = await ask(
+            services, "plugin.patch", name="diary", settings={"word": "bye", "deep": {"a": None, "c": 3}}
+        )
         assert patched["settings"] == {"word": "bye", "deep": {"b": 2, "c": 3}}
         assert (patched["plugin"]["state"], await says()) == ("loaded", "bye")  # at once
-        assert file.read_text().startswith("# the house\n") and "# said first" in file.read_text()
+        assert file.read_text().startswith("# my server\n") and "# first value" in file.read_text()
 
-        replaced = await ask(desk, "plugin.replace", name="diary", settings={"numbers": [1, 2]})
+        replaced = await ask(services, "plugin.replace", name="diary", settings={"numbers": [1, 2]})
         assert replaced["settings"] == {"numbers": [1, 2]} and await says() == "hello"
         assert load_configuration({"RETINUE_HOME": str(tmp_path)}).settings.plugins["diary"].settings == {
             "numbers": [1, 2]
         }
-        assert (await ask(desk, "plugin.replace", name="diary", settings={}))["settings"] == {}
+        assert (await ask(services, "plugin.replace", name="diary", settings={}))["settings"] == {}
         assert load_configuration({"RETINUE_HOME": str(tmp_path)}).settings.plugins["other"].enabled
 
 
@@ -726,41 +741,45 @@ async def test_settings_of_a_plugin_are_read_patched_and_replaced(offered: Packa
         {"deep": {"a": {"a": {}}}},
     ],
 )
-async def test_settings_that_do_not_fit_change_nothing(
-    offered: Packages, tmp_path: Path, operation: str, settings: dict[str, Any]
+async def test_invalid_plugin_settings_change_neither_the_file_nor_the_loaded_plugin(
+    packages: PluginPackages, tmp_path: Path, operation: str, settings: dict[str, Any]
 ) -> None:
-    offered.add("diary")
-    offered.add("other")
-    async with opened(tmp_path, TEXT, find_entry_points=offered.find) as (desk, file):
-        before = desk.plugins.registry.tools() if desk.plugins else []
+    packages.add("diary")
+    packages.add("other")
+    async with open_services(tmp_path, SETTINGS_TEXT, find_entry_points=packages.find) as (services, file):
+        before = services.plugins.registry.tools() if services.plugins else []
         with pytest.raises(RetinueError) as refused:
-            await ask(desk, operation, name="diary", settings=settings)
+            await ask(services, operation, name="diary", settings=settings)
         assert refused.value.code == "plugin.settings_invalid"
-        assert file.read_text() == TEXT
-        assert desk.plugins is not None and desk.plugins.registry.tools() == before  # not even loaded anew
+        assert file.read_text() == SETTINGS_TEXT
+        assert services.plugins is not None and services.plugins.registry.tools() == before  # not even loaded again
 
 
-async def test_a_file_that_someone_else_has_changed_is_not_written_over(offered: Packages, tmp_path: Path) -> None:
-    offered.add("diary")
-    offered.add("other")
-    async with opened(tmp_path, TEXT, find_entry_points=offered.find) as (desk, file):
-        file.write_text(TEXT + "\n# by hand\n")
+async def test_a_settings_file_changed_by_hand_is_not_overwritten(packages: PluginPackages, tmp_path: Path) -> None:
+    packages.add("diary")
+    packages.add("other")
+    async with open_services(tmp_path, SETTINGS_TEXT, find_entry_points=packages.find) as (services, file):
+        file.write_text(SETTINGS_TEXT + "\n# by hand\n")
         with pytest.raises(Conflict):
-            await ask(desk, "plugin.patch", name="diary", settings={"word": "bye"})
-        assert file.read_text() == TEXT + "\n# by hand\n"
+            await ask(services, "plugin.patch", name="diary", settings={"word": "bye"})
+        assert file.read_text() == SETTINGS_TEXT + "\n# by hand\n"
 
 
-async def test_plugins_are_turned_on_and_off_in_the_file_and_at_once(offered: Packages, tmp_path: Path) -> None:
-    offered.add("diary")
-    async with opened(tmp_path, "# empty\n", find_entry_points=offered.find) as (desk, file):
-        assert [each["state"] for each in (await ask(desk, "plugin.list"))["plugins"]] == ["installed"]
-        assert (await ask(desk, "plugin.enable", name="diary"))["state"] == "loaded"
-        assert (await ask(desk, "plugin.enable", name="work", plugin="diary"))["brings"] == {"tool": ["diary_work_say"]}
-        assert (await ask(desk, "plugin.disable", name="diary"))["state"] == "off"
-        assert (await ask(desk, "plugin.show", name="work"))["state"] == "loaded"
+async def test_enabling_and_disabling_a_plugin_changes_the_file_and_takes_effect_at_once(
+    packages: PluginPackages, tmp_path: Path
+) -> None:
+    packages.add("diary")
+    async with open_services(tmp_path, "# empty\n", find_entry_points=packages.find) as (services, file):
+        assert [each["state"] for each in (await ask(services, "plugin.list"))["plugins"]] == ["installed"]
+        assert (await ask(services, "plugin.enable", name="diary"))["state"] == "loaded"
+        assert (await ask(services, "plugin.enable", name="work", plugin="diary"))["registers"] == {
+            "tool": ["diary_work_say"]
+        }
+        assert (await ask(services, "plugin.disable", name="diary"))["state"] == "off"
+        assert (await ask(services, "plugin.show", name="work"))["state"] == "loaded"
         settings = load_configuration({"RETINUE_HOME": str(tmp_path)}).settings.plugins
         assert (settings["diary"].enabled, settings["work"].plugin) == (False, "diary")
-        assert (await ask(desk, "plugin.reload", name="work"))["state"] == "loaded"
+        assert (await ask(services, "plugin.reload", name="work"))["state"] == "loaded"
         before = file.read_text()
         for operation, asked, error in (
             ("plugin.enable", {"name": "absent"}, NotFound),
@@ -770,47 +789,51 @@ async def test_plugins_are_turned_on_and_off_in_the_file_and_at_once(offered: Pa
             ("plugin.disable", {"name": "absent"}, NotFound),
         ):
             with pytest.raises(error):
-                await ask(desk, operation, **asked)
+                await ask(services, operation, **asked)
         assert file.read_text() == before
 
 
-async def test_who_may_not_is_refused(offered: Packages, tmp_path: Path) -> None:
-    async with opened(tmp_path, "", find_entry_points=offered.find) as (desk, _):
+async def test_a_member_may_not_use_plugin_operations(packages: PluginPackages, tmp_path: Path) -> None:
+    async with open_services(tmp_path, "", find_entry_points=packages.find) as (services, _):
         for name in (name for name in OPERATIONS if name.startswith("plugin.")):
             with pytest.raises(NotAllowed):
-                await ask(desk, name, who="maria", name="diary", settings={})
+                await ask(services, name, who="maria", name="diary", settings={})
 
 
-async def test_the_doctor_says_why_a_plugin_is_not_here(offered: Packages, tmp_path: Path) -> None:
-    offered.add("broken", "raise RuntimeError('no such luck')")
-    offered.add("lonely", exclusive=True)
-    offered.add("meek")
+async def test_the_doctor_reports_why_a_plugin_is_off_or_failed(packages: PluginPackages, tmp_path: Path) -> None:
+    packages.add("broken", "raise RuntimeError('no such luck')")
+    packages.add("lonely", exclusive=True)
+    packages.add("meek")
 
-    class WithPlugins(HealthScene, frozen=True, kw_only=True):
+    class DoctorContextWithPlugins(HealthScene, frozen=True, kw_only=True):
         plugins: PluginLoader | None = None
 
     text = "[plugins.broken]\n[plugins.lonely]\n[plugins.meek]\n"
-    async with opened(tmp_path, text, find_entry_points=offered.find) as (desk, _):
-        seen = WithPlugins(data_dir=tmp_path, environment={}, now=desk.clock.now(), plugins=desk.plugins)
-        [made] = await run_checks(seen, [operations.PLUGINS_CHECK])
+    async with open_services(tmp_path, text, find_entry_points=packages.find) as (services, _):
+        doctor_context = DoctorContextWithPlugins(
+            data_dir=tmp_path, environment={}, now=services.clock.now(), plugins=services.plugins
+        )
+        [made] = await run_checks(doctor_context, [operations.PLUGINS_CHECK])
         assert [(found.health, found.sentence) for found in made.findings] == [
             (DoctorHealth.WARNING, "the plugin 'broken' is off"),
             (DoctorHealth.WARNING, "the plugin 'meek' is off"),
         ]
-        await ask(desk, "plugin.disable", name="lonely")
-        seen = WithPlugins(data_dir=tmp_path, environment={}, now=desk.clock.now(), plugins=desk.plugins)
-        [made] = await run_checks(seen, [operations.PLUGINS_CHECK])
+        await ask(services, "plugin.disable", name="lonely")
+        doctor_context = DoctorContextWithPlugins(
+            data_dir=tmp_path, environment={}, now=services.clock.now(), plugins=services.plugins
+        )
+        [made] = await run_checks(doctor_context, [operations.PLUGINS_CHECK])
         [found] = made.findings
         assert (found.health, found.sentence) == (DoctorHealth.PROBLEM, "the plugin 'broken' is failed")
         assert "no such luck" in found.because
 
 
-# The example
+# The example plugin
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The example, installed by pip as anybody would."""
+def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The example plugin, installed with pip as a user would."""
     target = tmp_path_factory.mktemp("site")
     words = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
@@ -825,15 +848,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.modules.pop("retinue_diary", None)
 
 
-async def test_the_example_is_installed_found_and_does_what_it_says(installed: Path, tmp_path: Path) -> None:
+async def test_the_example_plugin_installs_and_provides_its_tools_operations_and_sections(
+    installed_example: Path, tmp_path: Path
+) -> None:
     package = list_packages(installed_entry_points)["diary"]
     assert package.version == "1.0.0" and package.description.startswith("A diary that agents write")
     text = '[plugins.diary]\n[plugins.work]\nplugin = "diary"\nsettings = { greeting = "Dear work", lines_max = 2 }\n'
-    async with opened(tmp_path, text, find_entry_points=installed_entry_points) as (desk, file):
-        assert desk.plugins is not None
-        diary = await ask(desk, "plugin.show", name="diary")
+    async with open_services(tmp_path, text, find_entry_points=installed_entry_points) as (services, file):
+        assert services.plugins is not None
+        diary = await ask(services, "plugin.show", name="diary")
         assert diary["state"] == "loaded" and diary["description"].startswith("A diary")
-        assert diary["brings"] == {
+        assert diary["registers"] == {
             "tool": ["diary_write"],
             "operation": ["diary.read"],
             "section": ["diary"],
@@ -841,121 +866,123 @@ async def test_the_example_is_installed_found_and_does_what_it_says(installed: P
             "runner": ["diary-reader"],
             "skills": ["diary/5"],
         }
-        box = Toolbox(desk.plugins.registry.tools())
-        assert await use(box, "diary_write", line="Lunch  with Noor.") == "Dear diary: line 1 was written."
+        box = Toolbox(services.plugins.registry.tools())
+        assert await call_tool(box, "diary_write", line="Lunch  with Noor.") == "Dear diary: line 1 was written."
         for line in ("one", "two", "three"):
-            said = await use(box, "work_diary_write", line=line)
-        assert said == "Dear work: line 2 was written."
-        assert "1 to 500" in await use(box, "diary_write", line="x" * 501)
-        read = desk.plugins.operations()
-        assert [line.split(": ")[1] for line in (await ask(desk, read["diary.read"], last=5))["lines"]] == [
+            output = await call_tool(box, "work_diary_write", line=line)
+        assert output == "Dear work: line 2 was written."
+        assert "1 to 500" in await call_tool(box, "diary_write", line="x" * 501)
+        read = services.plugins.operations()
+        assert [line.split(": ")[1] for line in (await ask(services, read["diary.read"], last=5))["lines"]] == [
             "Lunch with Noor."
         ]
-        assert [line[-3:] for line in (await ask(desk, read["work.read"]))["lines"]] == ["two", "ree"]
-        assert await desk.plugins.render_sections(section_scene(), minimal=True) == []
-        assert (await desk.plugins.render_sections(section_scene()))[0].startswith("There is a diary with 1 lines.")
-        kit = await build_skill_loader(desk).load("ada", agent_directory=agent_directory_of(tmp_path, "ada"))
+        assert [line[-3:] for line in (await ask(services, read["work.read"]))["lines"]] == ["two", "ree"]
+        assert await services.plugins.render_sections(make_section_context(), minimal=True) == []
+        assert (await services.plugins.render_sections(make_section_context()))[0].startswith(
+            "There is a diary with 1 lines."
+        )
+        kit = await build_skill_loader(services).load("ada", agent_directory=agent_directory_of(tmp_path, "ada"))
         assert "<name>keep-a-diary</name>" in kit.section
-        made = await ask(desk, "skill.export", name="diary", to=str(tmp_path / "out"))
+        made = await ask(services, "skill.export", name="diary", to=str(tmp_path / "out"))
         assert made["commands"] == ["read"]
 
         with pytest.raises(RetinueError) as refused:
-            await ask(desk, "plugin.patch", name="work", settings={"lines_max": 0})
+            await ask(services, "plugin.patch", name="work", settings={"lines_max": 0})
         assert "from 1 to 100000" in refused.value.because and file.read_text() == text
 
 
 @pytest.mark.spec("C124")
-async def test_an_agent_of_the_type_that_the_example_brings_takes_its_turns_by_it(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_agent_can_use_the_runner_of_the_example_plugin(
+    installed_example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = '[plugins.diary]\n[agents.rita]\nrunner = "diary-reader"'
     monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
-    async with hands_house(tmp_path / "home", config=config) as house:
-        applied = await house.ask("config.apply")
+    async with open_scripted_server(tmp_path / "home", config=config) as server:
+        applied = await server.ask("config.apply")
         assert ("rita", "add") in [(each["name"], each["step"]) for each in applied["agents"]]
-        await house.turn("Write.", tool_call("diary_write", line="Lunch with Noor."), "Done.")
-        receipt = await house.post("What was yesterday?", to="agent:rita")
-        await house.rest()
-        [answer] = [mail for mail in await house.mail("person:owner") if mail.reply_to == receipt.envelope]
+        await server.turn("Write.", tool_call("diary_write", line="Lunch with Noor."), "Done.")
+        receipt = await server.post("What was yesterday?", to="agent:rita")
+        await server.rest()
+        [answer] = [mail for mail in await server.mail("person:owner") if mail.reply_to == receipt.envelope]
         assert answer.text.endswith("ada: Lunch with Noor.") and answer.trust is Trust.UNTRUSTED
-        await house.ask("agent.register", name="bert", runner="diary-reader")
-        found = await house.ask("house.doctor", quick=True)
+        await server.ask("agent.register", name="bert", runner="diary-reader")
+        found = await server.ask("server.doctor", quick=True)
         assert "its runner is" not in str(found), "its type is known here"
 
-        await house.ask("plugin.disable", name="diary")
+        await server.ask("plugin.disable", name="diary")
         with pytest.raises(Invalid):
-            await house.ask("agent.register", name="carl", runner="diary-reader")
-        receipt = await house.post("And today?", to="agent:rita")
-        await house.rest()
-        assert any("[runner.not_found]" in mail.text for mail in await house.mail("person:owner"))
+            await server.ask("agent.register", name="carl", runner="diary-reader")
+        receipt = await server.post("And today?", to="agent:rita")
+        await server.rest()
+        assert any("[runner.not_found]" in mail.text for mail in await server.mail("person:owner"))
 
 
 @pytest.mark.spec("D65")
-async def test_whoever_follows_is_told_first_how_things_are_and_then_all_that_happens(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_event_feed_sends_the_current_state_first_and_then_every_event(
+    installed_example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of conversations and runs, of schedules, of heartbeats, of what is permitted, and of plug-ins."""
+    """It reports sessions, runs, schedules, heartbeats, grants and plugins."""
     monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
-    async with hands_house(tmp_path / "home", config="[plugins.diary]") as house:
-        feed = EventFeed(house.house.services, person("owner"))
+    async with open_scripted_server(tmp_path / "home", config="[plugins.diary]") as server:
+        feed = EventFeed(server.server.services, person("owner"))
         feed.follow_all()
         [hello] = await feed.open(None)
         assert hello.name == "hello" and hello.data["partials"] == []
-        assert hello.data["cursor"] >= 0  # above it, if the plugin's own start is stored by now
-        heard: dict[str, list[dict[str, Any]]] = {}
+        assert hello.data["cursor"] >= 0  # before it, if the plugin's own start is already stored
+        received_events: dict[str, list[dict[str, Any]]] = {}
 
-        async def until(kind: str, **fields: Any) -> None:
+        async def wait_until_true(kind: str, **fields: Any) -> None:
             async with asyncio.timeout(WAIT_LIMIT_S):
-                while not any(fields.items() <= body.items() for body in heard.get(kind, [])):
+                while not any(fields.items() <= body.items() for body in received_events.get(kind, [])):
                     for event in await feed.next_messages() or []:
-                        if event.name == "news":
-                            told = msgspec.json.decode(msgspec.json.encode(event.data))
-                            heard.setdefault(told["news"], []).append(told)
+                        if event.name == "event":
+                            data = msgspec.json.decode(msgspec.json.encode(event.data))
+                            received_events.setdefault(data["event"], []).append(data)
 
-        house.model.will_reply("Good morning.")
-        await house.post("Good morning.")
+        server.model.will_reply("Good morning.")
+        await server.post("Good morning.")
         for kind in ("session.started", "run.started", "run.ended"):
-            await until(kind)
-        house.model.will_reply("Watered.")
-        made = await house.ask("schedule.add", name="plants", to="agent:ada", text="Water them.", every="1d")
-        await until("schedule.changed", schedule=made["id"], change="added")
-        await house.ask("schedule.run", schedule="plants")
-        await until("schedule.changed", schedule=made["id"], change="ran")
-        house.model.will_reply("HEARTBEAT_OK")
-        await house.ask("heartbeat.add", agent="ada", id="door", text="Is it shut?")
-        await until("heartbeat.changed", agent="ada", change="added")
-        await house.ask("heartbeat.run", agent="ada", ids=["door"])
-        await until("heartbeat.changed", agent="ada", change="beat", indicator="ok")
-        await until("heartbeat.changed", agent="ada", change="ran")
-        await house.ask("grant.add", agent="ada", permission="web", because="it asked")
-        await until("grant.changed")
-        await house.ask("plugin.disable", name="diary")
-        await until("plugin.changed", plugin="diary", change="unloaded")
-        await house.ask("plugin.enable", name="diary")
-        await until("plugin.changed", plugin="diary", change="loaded")
-        await house.ask("session.reset", session=heard["session.started"][0]["session"])
-        await until("session.reset")
+            await wait_until_true(kind)
+        server.model.will_reply("Watered.")
+        made = await server.ask("schedule.add", name="plants", to="agent:ada", text="Water them.", every="1d")
+        await wait_until_true("schedule.changed", schedule=made["id"], change="added")
+        await server.ask("schedule.run", schedule="plants")
+        await wait_until_true("schedule.changed", schedule=made["id"], change="ran")
+        server.model.will_reply("HEARTBEAT_OK")
+        await server.ask("heartbeat.add", agent="ada", id="window", text="Is it shut?")
+        await wait_until_true("heartbeat.changed", agent="ada", change="added")
+        await server.ask("heartbeat.run", agent="ada", ids=["window"])
+        await wait_until_true("heartbeat.changed", agent="ada", change="beat", indicator="ok")
+        await wait_until_true("heartbeat.changed", agent="ada", change="ran")
+        await server.ask("grant.add", agent="ada", permission="web", because="it asked")
+        await wait_until_true("grant.changed")
+        await server.ask("plugin.disable", name="diary")
+        await wait_until_true("plugin.changed", plugin="diary", change="unloaded")
+        await server.ask("plugin.enable", name="diary")
+        await wait_until_true("plugin.changed", plugin="diary", change="loaded")
+        await server.ask("session.reset", session=received_events["session.started"][0]["session"])
+        await wait_until_true("session.reset")
         feed.close()
 
 
-async def test_a_runner_that_no_plugin_brings_is_refused_when_it_is_applied(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_config_apply_refuses_an_unknown_runner(
+    installed_example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = '[plugins.diary]\n[agents.rita]\nrunner = "diary-raeder"'
     monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
-    async with hands_house(tmp_path / "home", config=config) as house:
+    async with open_scripted_server(tmp_path / "home", config=config) as server:
         with pytest.raises(Invalid) as refused:
-            await house.ask("config.apply")
+            await server.ask("config.apply")
         assert refused.value.code == "agent.runner_unknown" and "diary-reader" in refused.value.because
-    with pytest.raises(InvalidSettings):  # and at once where no plug-in could bring it
+    with pytest.raises(InvalidSettings):  # and at once where no plugin could deliver it
         load_configuration(
             {"RETINUE_HOME": str(tmp_path / "none"), "RETINUE_CONFIG": ""}, text='[agents.rita]\nrunner = "raeder"'
         )
 
 
 @pytest.mark.spec("C124")
-async def test_whoever_sells_models_by_the_example_can_be_chosen_and_is_shown_its_key_in_its_way(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_model_provider_of_the_example_plugin_gets_requests_with_its_own_key_header(
+    installed_example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHED_KEY", "sk-shed-0123456789")
     async with provider(provider_says("From the shed.")) as shed:
@@ -965,32 +992,32 @@ async def test_whoever_sells_models_by_the_example_can_be_chosen_and_is_shown_it
         [models.entries."shed/small"]
         alias = "small"
         """
-        async with hands_house(tmp_path / "home", config=config) as house:
-            listed = (await house.ask("model.list"))["models"]
+        async with open_scripted_server(tmp_path / "home", config=config) as server:
+            listed = (await server.ask("model.list"))["models"]
             [small] = [each for each in listed if each["model"] == "shed/small"]
-            assert (small["sold-by"], "missing" in small) == ("The shed", False)
-            await house.ask("agent.set", name="ada", model="shed/small")
-            await house.post("Hello?")
-            await house.rest()
-            assert [mail.text for mail in await house.mail("person:owner")] == ["From the shed."]
+            assert (small["provider_name"], "missing" in small) == ("The shed", False)
+            await server.ask("agent.set", name="ada", model="shed/small")
+            await server.post("Hello?")
+            await server.rest()
+            assert [mail.text for mail in await server.mail("person:owner")] == ["From the shed."]
         [asked] = shed.asked
         assert asked.headers["x-api-key"] == "sk-shed-0123456789" and "authorization" not in asked.headers
         assert asked.model == "small"
 
 
 @pytest.mark.spec("C124")
-async def test_the_policy_and_the_section_of_the_example_reach_an_agent_and_not_its_subagents(
-    installed: Path, tmp_path: Path
+async def test_the_policy_and_section_of_the_example_plugin_reach_an_agent_but_not_its_subagents(
+    installed_example: Path, tmp_path: Path
 ) -> None:
-    async with hands_house(tmp_path / "home", config="[plugins.diary]") as house:
-        await house.ask("agent.set", name="ada", tools_policy="diary-only")
-        await house.turn("Look.", "I see.")
-        assert {tool.name for tool in house.model.prompts[-1].tools} == {"diary_write", "session_status"}
-        assert "There is a diary with 0 lines." in house.model.prompts[-1].instructions
-        await house.turn("Look.", "I see.", to="agent:bo")
-        assert len(house.model.prompts[-1].tools) > 1
+    async with open_scripted_server(tmp_path / "home", config="[plugins.diary]") as server:
+        await server.ask("agent.set", name="ada", tools_policy="diary-only")
+        await server.turn("Look.", "I see.")
+        assert {tool.name for tool in server.model.prompts[-1].tools} == {"diary_write", "session_status"}
+        assert "There is a diary with 0 lines." in server.model.prompts[-1].instructions
+        await server.turn("Look.", "I see.", to="agent:bo")
+        assert len(server.model.prompts[-1].tools) > 1
         draft = EnvelopeDraft(
-            id=EnvelopeId(house.house.services.ids.new()),
+            id=EnvelopeId(server.server.services.ids.new()),
             sender=address.person_address("owner"),
             recipient=address.agent_address("bo"),
             text="Look.",
@@ -998,19 +1025,19 @@ async def test_the_policy_and_the_section_of_the_example_reach_an_agent_and_not_
             idempotency_key="errand",
             origin=Origin(OriginKind.SUBAGENT, "errand"),
         )
-        house.model.will_reply("I see.")
-        await house.house.services.intake.accept(draft)
-        await house.rest()
-        assert "There is a diary" not in house.model.prompts[-1].instructions
+        server.model.will_reply("I see.")
+        await server.server.services.intake.accept(draft)
+        await server.rest()
+        assert "There is a diary" not in server.model.prompts[-1].instructions
 
 
-def test_a_member_may_read_the_example_and_nobody_reaches_the_house_by_it(installed: Path) -> None:
+def test_the_example_operation_needs_only_standard_level_and_has_no_effect(installed_example: Path) -> None:
     import retinue_diary  # pyright: ignore[reportMissingImports]
 
     operation = retinue_diary.read_operation(type("H", (), {"instance": "diary"})(), None)
     assert operation.permission is PermissionLevel.STANDARD and not operation.has_effect
 
 
-def test_no_thread_of_a_plugin_keeps_the_house_from_closing() -> None:
-    """Those that hang in tests above are still there, and none of them is waited for at the end."""
+def test_plugin_threads_are_daemon_threads() -> None:
+    """Threads of plugins that hang in tests above still exist. Python must not wait for them when it exits."""
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("plug-in "))

@@ -1,4 +1,4 @@
-"""Who may talk at a door."""
+"""Test the access rules: which senders are admitted, refused or paired."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ IN_GROUP = AccessFacts(
 )
 
 
-def entry(facts: AccessFacts, settings: AccessSettings) -> AccessAction:
+def decide_action(facts: AccessFacts, settings: AccessSettings) -> AccessAction:
     return decide_access(facts, settings).action
 
 
 @pytest.mark.spec("C16")
-def test_a_door_about_which_nothing_was_said_is_closed_to_strangers_everywhere() -> None:
-    assert entry(STRANGER, DEFAULT_ACCESS) is AccessAction.REFUSE
-    assert entry(IN_GROUP, DEFAULT_ACCESS) is AccessAction.REFUSE
-    assert decide_access(STRANGER, DEFAULT_ACCESS).setting_key == "connectors.tg.dm"
+def test_the_default_access_settings_refuse_strangers_everywhere() -> None:
+    assert decide_action(STRANGER, DEFAULT_ACCESS) is AccessAction.REFUSE
+    assert decide_action(IN_GROUP, DEFAULT_ACCESS) is AccessAction.REFUSE
+    assert decide_access(STRANGER, DEFAULT_ACCESS).setting_key == "connectors.tg.dm_policy"
 
 
 @pytest.mark.spec("C16")
@@ -46,21 +46,21 @@ def test_a_door_about_which_nothing_was_said_is_closed_to_strangers_everywhere()
         (DmPolicy.OPEN, AccessAction.ADMIT, AccessAction.ADMIT, AccessAction.ADMIT),
     ],
 )
-def test_in_person_each_policy_lets_in_whom_it_says(
+def test_each_dm_policy_decides_which_direct_senders_are_admitted(
     policy: DmPolicy, stranger: AccessAction, listed: AccessAction, paired: AccessAction
 ) -> None:
-    settings = AccessSettings(dm=policy, allow_from=("8",))
-    assert entry(STRANGER, settings) is stranger
-    assert entry(changed(STRANGER, sender_id="8"), settings) is listed
-    assert entry(changed(STRANGER, is_paired=True), settings) is paired
-    assert entry(changed(STRANGER, person="maria"), settings) is AccessAction.ADMIT, (
-        "people of the house are always heard"
+    settings = AccessSettings(dm_policy=policy, allow_from=("8",))
+    assert decide_action(STRANGER, settings) is stranger
+    assert decide_action(changed(STRANGER, sender_id="8"), settings) is listed
+    assert decide_action(changed(STRANGER, is_paired=True), settings) is paired
+    assert decide_action(changed(STRANGER, person="maria"), settings) is AccessAction.ADMIT, (
+        "linked people are always admitted"
     )
 
 
 @pytest.mark.spec("C17")
-def test_in_a_group_the_policy_the_group_the_sender_and_the_mention_are_asked_in_this_order() -> None:
-    """Each step is mended in turn, and the next one is what then decides."""
+def test_group_access_checks_policy_group_sender_and_activation_in_this_order() -> None:
+    """Each step is corrected in turn, and the next step then decides."""
     facts = changed(IN_GROUP, is_mentioned=False)
     asked: list[str] = []
     steps = (
@@ -74,33 +74,33 @@ def test_in_a_group_the_policy_the_group_the_sender_and_the_mention_are_asked_in
         assert verdict.action is not AccessAction.ADMIT
         asked.append(verdict.setting_key.removeprefix("connectors.tg."))
     assert asked == ["group_policy", "groups", "group_allow_from", "activation"]
-    assert entry(facts, steps[-1]) is AccessAction.AMBIENT
-    assert entry(changed(facts, is_mentioned=True), steps[-1]) is AccessAction.ADMIT
+    assert decide_action(facts, steps[-1]) is AccessAction.AMBIENT
+    assert decide_action(changed(facts, is_mentioned=True), steps[-1]) is AccessAction.ADMIT
 
 
 @pytest.mark.spec("C17")
-def test_an_open_group_policy_still_keeps_to_the_groups_that_are_named() -> None:
-    open_ = AccessSettings(group_policy=GroupPolicy.OPEN)
+def test_an_open_group_policy_is_limited_to_the_listed_groups() -> None:
+    open_policy = AccessSettings(group_policy=GroupPolicy.OPEN)
     named = AccessSettings(group_policy=GroupPolicy.OPEN, groups={"-2": GroupSettings()})
-    assert entry(IN_GROUP, open_) is AccessAction.ADMIT
-    assert entry(IN_GROUP, named) is AccessAction.REFUSE
-    assert entry(changed(IN_GROUP, channel="-2/5", parent_channel="-2"), named) is AccessAction.ADMIT, (
-        "a topic is of its group"
+    assert decide_action(IN_GROUP, open_policy) is AccessAction.ADMIT
+    assert decide_action(IN_GROUP, named) is AccessAction.REFUSE
+    assert decide_action(changed(IN_GROUP, channel="-2/5", parent_channel="-2"), named) is AccessAction.ADMIT, (
+        "a topic belongs to its group"
     )
 
 
 @pytest.mark.spec("C17")
-def test_a_group_may_have_senders_of_its_own() -> None:
+def test_a_group_may_have_its_own_sender_allowlist() -> None:
     settings = AccessSettings(
         group_policy=GroupPolicy.OPEN, groups={"-1": GroupSettings(allow_from=("8",)), "*": GroupSettings()}
     )
-    assert entry(IN_GROUP, settings) is AccessAction.REFUSE
-    assert entry(changed(IN_GROUP, sender_id="8"), settings) is AccessAction.ADMIT
-    assert entry(changed(IN_GROUP, channel="-9"), settings) is AccessAction.ADMIT
+    assert decide_action(IN_GROUP, settings) is AccessAction.REFUSE
+    assert decide_action(changed(IN_GROUP, sender_id="8"), settings) is AccessAction.ADMIT
+    assert decide_action(changed(IN_GROUP, channel="-9"), settings) is AccessAction.ADMIT
 
 
 @pytest.mark.spec("C85")
-def test_what_is_said_to_us_follows_the_activation_of_the_room() -> None:
+def test_the_activation_of_a_channel_decides_if_an_unmentioned_message_is_admitted() -> None:
     quiet = changed(IN_GROUP, is_mentioned=False)
     by_mention = AccessSettings(group_policy=GroupPolicy.OPEN)
     always = AccessSettings(group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
@@ -109,66 +109,72 @@ def test_what_is_said_to_us_follows_the_activation_of_the_room() -> None:
         activation=Activation.ALWAYS,
         groups={"-1": GroupSettings(activation=Activation.MENTION)},
     )
-    assert entry(quiet, by_mention) is AccessAction.AMBIENT
-    assert entry(quiet, always) is AccessAction.ADMIT
-    assert entry(quiet, but_here) is AccessAction.AMBIENT
-    assert entry(changed(quiet, activation=Activation.ALWAYS), but_here) is AccessAction.ADMIT, (
-        "as was said in the room"
+    assert decide_action(quiet, by_mention) is AccessAction.AMBIENT
+    assert decide_action(quiet, always) is AccessAction.ADMIT
+    assert decide_action(quiet, but_here) is AccessAction.AMBIENT
+    assert decide_action(changed(quiet, activation=Activation.ALWAYS), but_here) is AccessAction.ADMIT, (
+        "the activation set in the channel wins"
     )
 
 
-def test_a_pattern_of_the_owners_counts_as_a_mention() -> None:
+def test_a_mention_pattern_of_the_owner_counts_as_a_mention() -> None:
     settings = AccessSettings(group_policy=GroupPolicy.OPEN, mention_patterns=(r"\bada\b",))
     quiet = changed(IN_GROUP, is_mentioned=False)
-    assert entry(quiet, settings) is AccessAction.ADMIT
-    assert entry(changed(quiet, text="Canada"), settings) is AccessAction.AMBIENT
+    assert decide_action(quiet, settings) is AccessAction.ADMIT
+    assert decide_action(changed(quiet, text="Canada"), settings) is AccessAction.AMBIENT
 
 
 @pytest.mark.parametrize("person", ["", "owner"])
-def test_another_program_and_somebody_without_an_id_are_never_let_in(person: str) -> None:
-    wide_open = AccessSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
+def test_programs_and_senders_without_an_id_are_always_refused(person: str) -> None:
+    wide_open = AccessSettings(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
     for facts, broken in itertools.product((STRANGER, IN_GROUP), ({"is_program": True}, {"sender_id": ""})):
-        assert entry(changed(facts, person=person, is_owner=bool(person), **broken), wide_open) is AccessAction.REFUSE
+        assert (
+            decide_action(changed(facts, person=person, is_owner=bool(person), **broken), wide_open)
+            is AccessAction.REFUSE
+        )
 
 
 @pytest.mark.spec("C18")
-def test_commands_are_carried_out_for_those_who_are_named_and_for_nobody_because_a_door_is_open() -> None:
-    wide_open = AccessSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, allow_from=("8",))
+def test_commands_need_a_listed_or_known_sender_even_if_access_is_open() -> None:
+    wide_open = AccessSettings(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, allow_from=("8",))
     for facts in (STRANGER, IN_GROUP):
         assert not decide_access(facts, wide_open).may_command
         assert decide_access(facts, wide_open).trust is Trust.UNTRUSTED
         assert decide_access(changed(facts, sender_id="8"), wide_open).may_command
         assert decide_access(changed(facts, person="maria"), wide_open).may_command
-    everyone_listed = AccessSettings(dm=DmPolicy.ALLOWLIST, allow_from=("*",))
-    assert entry(STRANGER, everyone_listed) is AccessAction.ADMIT
+    everyone_listed = AccessSettings(dm_policy=DmPolicy.ALLOWLIST, allow_from=("*",))
+    assert decide_action(STRANGER, everyone_listed) is AccessAction.ADMIT
     assert not decide_access(STRANGER, everyone_listed).may_command
 
 
 @pytest.mark.spec("C18")
-def test_where_those_who_may_command_are_named_nobody_else_but_the_owner_may() -> None:
-    settings = AccessSettings(dm=DmPolicy.ALLOWLIST, allow_from=("7", "8"), commands_from=("8",))
+def test_commands_from_limits_commands_to_listed_senders_and_the_owner() -> None:
+    settings = AccessSettings(dm_policy=DmPolicy.ALLOWLIST, allow_from=("7", "8"), commands_from=("8",))
     assert not decide_access(STRANGER, settings).may_command
     assert decide_access(STRANGER, settings).trust is Trust.PERSON
     assert decide_access(changed(STRANGER, sender_id="8"), settings).may_command
     assert decide_access(changed(STRANGER, person="owner", is_owner=True), settings).may_command
-    assert check_named_sender_id("*") is not None, "commands cannot be opened to everyone at all"
+    assert check_named_sender_id("*") is not None, "commands can never be open to everyone"
 
 
-def test_the_owner_is_believed_as_the_owner_and_people_of_the_house_as_people() -> None:
+def test_the_owner_gets_owner_trust_and_other_linked_people_get_person_trust() -> None:
     assert decide_access(changed(STRANGER, person="owner", is_owner=True), DEFAULT_ACCESS).trust is Trust.OWNER
     assert decide_access(changed(STRANGER, person="maria"), DEFAULT_ACCESS).trust is Trust.PERSON
 
 
-def test_an_id_that_is_only_claimed_opens_nothing_that_is_not_open_to_everyone() -> None:
-    """Anyone can write any address into a mail."""
+def test_an_unverified_sender_id_gives_no_access_beyond_an_open_policy() -> None:
+    """Anyone can write any sender address into an email."""
     claimed = changed(STRANGER, is_verified=False, person="owner", is_owner=True, is_paired=True)
     for policy in (DmPolicy.CLOSED, DmPolicy.ALLOWLIST, DmPolicy.PAIRING):
-        assert entry(claimed, AccessSettings(dm=policy, allow_from=("7",), commands_from=("7",))) is AccessAction.REFUSE
-    let_in = decide_access(claimed, AccessSettings(dm=DmPolicy.OPEN, allow_from=("7",), commands_from=("7",)))
+        assert (
+            decide_action(claimed, AccessSettings(dm_policy=policy, allow_from=("7",), commands_from=("7",)))
+            is AccessAction.REFUSE
+        )
+    let_in = decide_access(claimed, AccessSettings(dm_policy=DmPolicy.OPEN, allow_from=("7",), commands_from=("7",)))
     assert (let_in.action, let_in.trust, let_in.may_command) == (AccessAction.ADMIT, Trust.UNTRUSTED, False)
 
 
-def test_a_username_is_no_id_and_a_broken_pattern_no_pattern() -> None:
+def test_a_username_is_an_invalid_sender_id_and_a_broken_regex_an_invalid_mention_pattern() -> None:
     assert check_sender_id("@maria") is not None
     assert check_sender_id("4711") is None
     assert check_mention_pattern("(") is not None

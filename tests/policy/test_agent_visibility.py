@@ -1,4 +1,4 @@
-"""Whom an agent sees, writes to and sends out. Each refusal names the setting that makes it."""
+"""Test which agents an agent can see, write to and start. Each refusal names the setting that caused it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BO, CLERK, NIGHT = Agent(name="bo"), Agent(name="clerk"), Agent(name="night-cler
 GHOST = Agent(name="ghost", visible=False)
 
 
-def ada(*, allow: tuple[str, ...] = ("*",), deny: tuple[str, ...] = (), spawns: tuple[str, ...] = ()) -> Agent:
+def make_ada(*, allow: tuple[str, ...] = ("*",), deny: tuple[str, ...] = (), spawns: tuple[str, ...] = ()) -> Agent:
     return Agent(name="ada", delegation=DelegationRules(allow=allow, deny=deny), subagents=SubagentRules(allow=spawns))
 
 
-STAFF = [ada(), BO, CLERK, GHOST, NIGHT]
+AGENTS = [make_ada(), BO, CLERK, GHOST, NIGHT]
 
 
 @pytest.mark.parametrize(
@@ -40,25 +40,25 @@ STAFF = [ada(), BO, CLERK, GHOST, NIGHT]
         (("ghost", "ada"), (), []),
     ],
 )
-def test_an_agent_sees_whom_its_globs_allow_and_nobody_hidden(
+def test_an_agent_sees_the_agents_its_globs_allow_except_hidden_ones(
     allow: tuple[str, ...], deny: tuple[str, ...], seen: list[str]
 ) -> None:
-    asker = ada(allow=allow, deny=deny)
-    assert [agent.name for agent in list_visible_agents(asker, STAFF)] == seen
-    assert [agent.name for agent in STAFF if may_message(asker, agent).is_allowed] == seen
+    asker = make_ada(allow=allow, deny=deny)
+    assert [agent.name for agent in list_visible_agents(asker, AGENTS)] == seen
+    assert [agent.name for agent in AGENTS if may_message(asker, agent).is_allowed] == seen
 
 
 @pytest.mark.parametrize(
     ("asker", "target", "key"),
     [
-        (ada(deny=("b*",)), BO, "agents.ada.delegation.deny"),
-        (ada(allow=()), BO, "agents.ada.delegation.allow"),
-        (ada(), GHOST, "agents.ghost.visible"),
-        (ada(allow=(), deny=("*",)), GHOST, "agents.ghost.visible"),
-        (ada(), ada(), ""),
+        (make_ada(deny=("b*",)), BO, "agents.ada.delegation.deny"),
+        (make_ada(allow=()), BO, "agents.ada.delegation.allow"),
+        (make_ada(), GHOST, "agents.ghost.visible"),
+        (make_ada(allow=(), deny=("*",)), GHOST, "agents.ghost.visible"),
+        (make_ada(), make_ada(), ""),
     ],
 )
-def test_a_refusal_to_write_names_the_setting(asker: Agent, target: Agent, key: str) -> None:
+def test_a_denied_agent_message_names_the_setting(asker: Agent, target: Agent, key: str) -> None:
     decision = may_message(asker, target)
     assert decision.is_denied
     assert decision.setting_key == key
@@ -68,17 +68,17 @@ def test_a_refusal_to_write_names_the_setting(asker: Agent, target: Agent, key: 
 @pytest.mark.parametrize(
     ("asker", "target", "key"),
     [
-        (ada(), ada(), None),
-        (ada(), Agent(name="ADA"), None),
-        (ada(), BO, "agents.ada.subagents.allow"),
-        (ada(spawns=("clerk",)), BO, "agents.ada.subagents.allow"),
-        (ada(spawns=("b*",)), BO, None),
-        (ada(spawns=("*",)), NIGHT, None),
-        (ada(spawns=("*",)), GHOST, "agents.ghost.visible"),
-        (ada(spawns=("*",), deny=("bo",)), BO, "agents.ada.delegation.deny"),
+        (make_ada(), make_ada(), None),
+        (make_ada(), Agent(name="ADA"), None),
+        (make_ada(), BO, "agents.ada.subagents.allow"),
+        (make_ada(spawns=("clerk",)), BO, "agents.ada.subagents.allow"),
+        (make_ada(spawns=("b*",)), BO, None),
+        (make_ada(spawns=("*",)), NIGHT, None),
+        (make_ada(spawns=("*",)), GHOST, "agents.ghost.visible"),
+        (make_ada(spawns=("*",), deny=("bo",)), BO, "agents.ada.delegation.deny"),
     ],
 )
-def test_an_agent_sends_out_itself_and_whom_it_is_allowed(asker: Agent, target: Agent, key: str | None) -> None:
+def test_an_agent_may_spawn_itself_and_the_allowed_agents(asker: Agent, target: Agent, key: str | None) -> None:
     decision = may_spawn(asker, target)
     assert decision.is_allowed is (key is None)
     assert decision.setting_key == (key or "")
@@ -94,14 +94,14 @@ def test_an_agent_sends_out_itself_and_whom_it_is_allowed(asker: Agent, target: 
         (SandboxSettings(), True, SessionVisibility.OWN),
         (SandboxSettings(mode=SandboxMode.OFF), False, SessionVisibility.OWN),
         (SandboxSettings(kind=SandboxKind.OFF), False, SessionVisibility.OWN),
-        (SandboxSettings(sessions=SandboxVisibleSessions.ALL), False, SessionVisibility.OWN),
+        (SandboxSettings(visible_sessions=SandboxVisibleSessions.ALL), False, SessionVisibility.OWN),
     ],
 )
-def test_a_sandboxed_session_sees_only_those_it_has_sent_out(
+def test_a_sandboxed_session_sees_only_the_sessions_it_spawned(
     sandbox: SandboxSettings, main: bool, sight: SessionVisibility
 ) -> None:
-    assert decide_session_visibility(ada(), sandbox, is_main=main) is sight
-    wide = Agent(name="ada", delegation=DelegationRules(histories=True))
+    assert decide_session_visibility(make_ada(), sandbox, is_main=main) is sight
+    wide = Agent(name="ada", delegation=DelegationRules(other_sessions=True))
     assert decide_session_visibility(wide, sandbox, is_main=main) is (
         SessionVisibility.SPAWNED if sight is SessionVisibility.SPAWNED else SessionVisibility.ALL
     )
@@ -111,19 +111,19 @@ def test_a_sandboxed_session_sees_only_those_it_has_sent_out(
     ("sight", "target", "spawned", "key"),
     [
         (SessionVisibility.SPAWNED, BO, True, None),
-        (SessionVisibility.SPAWNED, ada(), False, "sandbox.sessions"),
-        (SessionVisibility.SPAWNED, BO, False, "sandbox.sessions"),
-        (SessionVisibility.OWN, ada(), False, None),
+        (SessionVisibility.SPAWNED, make_ada(), False, "sandbox.visible_sessions"),
+        (SessionVisibility.SPAWNED, BO, False, "sandbox.visible_sessions"),
+        (SessionVisibility.OWN, make_ada(), False, None),
         (SessionVisibility.OWN, BO, True, None),
-        (SessionVisibility.OWN, BO, False, "agents.ada.delegation.histories"),
+        (SessionVisibility.OWN, BO, False, "agents.ada.delegation.other_sessions"),
         (SessionVisibility.ALL, BO, False, None),
         (SessionVisibility.ALL, CLERK, False, "agents.ada.delegation.deny"),
     ],
 )
-def test_a_session_is_seen_as_far_as_the_sight_goes(
+def test_session_visibility_decides_which_sessions_an_agent_may_see(
     sight: SessionVisibility, target: Agent, spawned: bool, key: str | None
 ) -> None:
-    decision = may_see_session(ada(deny=("clerk",)), sight, target, is_spawned=spawned)
+    decision = may_see_session(make_ada(deny=("clerk",)), sight, target, is_spawned=spawned)
     assert decision.is_allowed is (key is None)
     assert decision.setting_key == (key or "")
     assert (key or "") in decision.because

@@ -1,4 +1,4 @@
-"""Who may decide, how far a yes goes, and what a person is shown."""
+"""Test approvals: who may decide, how far a grant reaches, and what the question shows."""
 
 from __future__ import annotations
 
@@ -67,33 +67,35 @@ def approval(**kw: Any) -> Approval:
         (ADA, False, False, False),
     ],
 )
-def test_who_may_say_yes_and_for_how_long(who: Principal, once: bool, session: bool, always: bool) -> None:
-    said = [may_decide(who, approval(), scope).is_allowed for scope in GrantScope]
-    assert said == [once, session, always]
+def test_the_principal_decides_which_approval_scopes_are_allowed(
+    who: Principal, once: bool, session: bool, always: bool
+) -> None:
+    allowed_scopes = [may_decide(who, approval(), scope).is_allowed for scope in GrantScope]
+    assert allowed_scopes == [once, session, always]
 
 
-def test_a_yes_for_longer_than_once_needs_something_to_grant() -> None:
+def test_a_longer_approval_scope_needs_a_permission_to_grant() -> None:
     for scope in GrantScope:
         assert limit_scope(scope, approval()) is scope
     only_these = approval(grant_permissions=())
     assert [limit_scope(scope, only_these) for scope in GrantScope] == [GrantScope.ONCE, None, None]
 
 
-def test_the_next_in_line_is_the_first_who_was_not_asked() -> None:
+def test_the_next_approver_is_the_first_who_was_not_asked() -> None:
     line = [address.person_address(name) for name in ("maria", "noor")]
     assert find_next_approver([], line) == line[0]
     assert find_next_approver(line[:1], line) == line[1]
     assert find_next_approver(line, line) is None
 
 
-# --- what is shown ---
+# --- the text of a question ---
 
 
 @given(st.text())
-def test_whatever_a_text_holds_is_shown_in_one_line_of_seen_characters(text: str) -> None:
-    shown = format_argument(text)
-    assert "\n" not in shown and shown.isprintable()
-    assert not set(shown) & set("\u3164\u115f\u1160\u2800\uffa0\u034f\ufe00")
+def test_any_argument_is_formatted_as_one_line_of_visible_characters(text: str) -> None:
+    format_with_defaults = format_argument(text)
+    assert "\n" not in format_with_defaults and format_with_defaults.isprintable()
+    assert not set(format_with_defaults) & set("\u3164\u115f\u1160\u2800\uffa0\u034f\ufe00")
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
@@ -101,14 +103,14 @@ def test_different_arguments_never_look_the_same(one: str, other: str) -> None:
     assert (format_argument(one) == format_argument(other)) is (one == other)
 
 
-def test_what_is_long_is_cut_where_no_argument_can_write() -> None:
+def test_a_long_argument_is_truncated_with_a_marker_that_an_argument_cannot_forge() -> None:
     forged = 'x" [cut: 1 characters are not shown here; to see everything: retinue status] "y'
     assert r"x\" [cut" in format_argument(forged), "inside, its quotes are escaped"
     long = format_argument("a" * 5_000 + "rm -rf /")
     assert '" [cut: ' in long and long.endswith('rm -rf /"') and long.startswith('"aaa')
 
 
-def test_many_arguments_and_many_calls_are_cut_visibly() -> None:
+def test_too_many_arguments_or_calls_are_truncated_with_a_note() -> None:
     many = Call(id="c0", tool="exec", arguments={f"name_{n}": n for n in range(100)})
     lines = format_calls([many])
     assert lines[-1].strip().startswith(f"[cut: {100 - ARGUMENTS_SHOWN_MAX} more arguments")
@@ -116,17 +118,17 @@ def test_many_arguments_and_many_calls_are_cut_visibly() -> None:
     assert format_calls(calls)[-1].startswith("[cut: ") and "more calls" in format_calls(calls)[-1]
 
 
-def test_the_name_of_an_argument_hides_nothing_either() -> None:
+def test_invisible_characters_in_an_argument_name_are_escaped() -> None:
     lines = format_calls([Call(id="c0", tool="exec", arguments={"a\n- read\u202e": 1})])
     assert lines == ["- exec", r'    "a\n- read\u202e": 1']
 
 
-def test_seen_leaves_honest_words_alone() -> None:
+def test_escape_invisible_leaves_ordinary_text_unchanged() -> None:
     for honest in ("ls -la", "Grüße, 東京", "I ❤️ it", "naïve café"):
         assert escape_invisible(honest) == honest
 
 
-def shown(**kw: Any) -> str:
+def format_with_defaults(**kw: Any) -> str:
     asked = dict[str, Any](
         id_="9c8d7e6f",
         asker="ada",
@@ -142,8 +144,8 @@ def shown(**kw: Any) -> str:
     return format_question(**{**asked, **kw})
 
 
-def test_a_question_about_calls() -> None:
-    assert shown(permissions_needed=(Permission(PermissionKind.READ, "/srv"),)).split("\n") == [
+def test_an_approval_question_lists_calls_permissions_reason_and_answers() -> None:
+    assert format_with_defaults(permissions_needed=(Permission(PermissionKind.READ, "/srv"),)).split("\n") == [
         "ada asks: may I do this?",
         "- exec",
         '    command: "ls"',
@@ -153,16 +155,22 @@ def test_a_question_about_calls() -> None:
         "To allow more than once (tool:exec): /allow 9c8d7e6f session, or /allow 9c8d7e6f always",
         "The request expires at 2026-01-05 12:00 UTC.",
     ]
-    assert "session" not in shown(would_grant=()) and "always" not in shown(would_grant=())
-    assert "always" not in shown(can_grant_always=False) and "session" in shown(can_grant_always=False)
+    assert "session" not in format_with_defaults(would_grant=()) and "always" not in format_with_defaults(
+        would_grant=()
+    )
+    assert "always" not in format_with_defaults(can_grant_always=False) and "session" in format_with_defaults(
+        can_grant_always=False
+    )
 
 
-def test_a_question_from_the_background_names_who_asks() -> None:
-    assert shown(is_background=True).startswith("ada, in the background, asks: may I do this?")
-    wish = shown(calls=(), would_grant=(Permission(PermissionKind.WEB),), grantee="cleo", is_background=True)
+def test_an_approval_question_from_the_background_names_the_asking_agent() -> None:
+    assert format_with_defaults(is_background=True).startswith("ada, in the background, asks: may I do this?")
+    wish = format_with_defaults(
+        calls=(), would_grant=(Permission(PermissionKind.WEB),), grantee="cleo", is_background=True
+    )
     assert wish.startswith("ada, in the background, asks: may cleo have web?")
 
 
-def test_a_long_path_is_shown_whole() -> None:
+def test_a_long_permission_path_is_shown_in_full() -> None:
     path = "/" + "x" * 4_000
-    assert f"read:{path}" in shown(permissions_needed=(Permission(PermissionKind.READ, path),))
+    assert f"read:{path}" in format_with_defaults(permissions_needed=(Permission(PermissionKind.READ, path),))

@@ -1,4 +1,4 @@
-"""Who answers where."""
+"""Test which agent answers in a channel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC = ChannelFacts(
     guild="g1",
     team="t1",
 )
-LADDER = {
+MATCH_BY_LEVEL = {
     MatchedBy.PEER: BindingMatch(connector="telegram", peer="-100/7", peer_kind=PeerKind.GROUP),
     MatchedBy.PARENT: BindingMatch(connector="telegram", peer="-100", peer_kind=PeerKind.GROUP),
     MatchedBy.GUILD: BindingMatch(connector="telegram", guild="g1"),
@@ -30,15 +30,15 @@ LADDER = {
 }
 
 
-def bound(name: str, match: BindingMatch) -> Binding:
+def make_binding(name: str, match: BindingMatch) -> Binding:
     return Binding(id=name, agent=name, match=match)
 
 
 @pytest.mark.spec("C6")
-def test_the_nearest_binding_answers_and_says_what_it_matched_by() -> None:
-    levels = list(LADDER)
+def test_the_most_specific_binding_wins_and_reports_its_match_level() -> None:
+    levels = list(MATCH_BY_LEVEL)
     for first in range(len(levels)):
-        bindings = [bound(level.value, LADDER[level]) for level in levels[first:]]
+        bindings = [make_binding(level.value, MATCH_BY_LEVEL[level]) for level in levels[first:]]
         for order in (bindings, bindings[::-1]):
             found = resolve_binding(order, TOPIC, default="main")
             assert found is not None
@@ -46,15 +46,15 @@ def test_the_nearest_binding_answers_and_says_what_it_matched_by() -> None:
 
 
 @pytest.mark.spec("C6")
-def test_where_nothing_fits_the_default_answers_or_nobody() -> None:
-    elsewhere = [bound("eve", BindingMatch(connector="irc"))]
+def test_without_a_matching_binding_the_default_agent_answers_or_none() -> None:
+    elsewhere = [make_binding("eve", BindingMatch(connector="irc"))]
     found = resolve_binding(elsewhere, TOPIC, default="main")
     assert found is not None and (found.agents, found.matched_by) == (("main",), MatchedBy.DEFAULT)
     assert resolve_binding(elsewhere, TOPIC, default=None) is None
 
 
 @pytest.mark.spec("C7", "C123")
-def test_a_binding_without_account_fits_every_account_and_one_with_it_only_that() -> None:
+def test_a_binding_without_an_account_matches_every_account_and_one_with_it_only_that_account() -> None:
     everywhere, family = BindingMatch(connector="telegram"), BindingMatch(connector="telegram", account="family")
     work = replace(TOPIC, connector="work")
     assert match_binding(everywhere, TOPIC) is match_binding(everywhere, work) is MatchedBy.CHANNEL
@@ -66,22 +66,22 @@ def test_a_binding_without_account_fits_every_account_and_one_with_it_only_that(
 
 
 @pytest.mark.spec("C123")
-def test_a_peer_of_another_kind_does_not_fit() -> None:
+def test_a_binding_matches_only_its_peer_kind() -> None:
     for wanted, kind in itertools.product(PeerKind, PeerKind):
-        place = replace(TOPIC, kind=kind, parent="")
-        fits = match_binding(BindingMatch(connector="telegram", peer="-100/7", peer_kind=wanted), place)
+        channel_facts = replace(TOPIC, kind=kind, parent="")
+        fits = match_binding(BindingMatch(connector="telegram", peer="-100/7", peer_kind=wanted), channel_facts)
         assert (fits is MatchedBy.PEER) is (wanted is kind)
-        of_kind = match_binding(BindingMatch(connector="telegram", peer_kind=wanted), place)
+        of_kind = match_binding(BindingMatch(connector="telegram", peer_kind=wanted), channel_facts)
         assert (of_kind is MatchedBy.CHANNEL) is (wanted is kind)
 
 
 @pytest.mark.spec("C123")
-def test_bindings_of_one_account_that_differ_in_peer_guild_or_team_name_different_agents() -> None:
+def test_bindings_of_one_account_may_route_peer_guild_and_team_to_different_agents() -> None:
     bindings = [
-        bound("a", BindingMatch(connector="telegram", account="family", peer="1")),
-        bound("b", BindingMatch(connector="telegram", account="family", guild="g1")),
-        bound("c", BindingMatch(connector="telegram", account="family", team="t1")),
-        bound("d", BindingMatch(connector="telegram", account="family")),
+        make_binding("a", BindingMatch(connector="telegram", account="family", peer="1")),
+        make_binding("b", BindingMatch(connector="telegram", account="family", guild="g1")),
+        make_binding("c", BindingMatch(connector="telegram", account="family", team="t1")),
+        make_binding("d", BindingMatch(connector="telegram", account="family")),
     ]
     nowhere = replace(TOPIC, peer="9", channel="9", parent="", guild="", team="")
     for change, agent in (({"peer": "1"}, "a"), ({"guild": "g1"}, "b"), ({"team": "t1"}, "c"), ({}, "d")):
@@ -89,10 +89,10 @@ def test_bindings_of_one_account_that_differ_in_peer_guild_or_team_name_differen
         assert found is not None and found.agents == (agent,)
 
 
-def test_a_binding_that_asks_for_more_wins_over_one_as_near() -> None:
+def test_a_binding_with_more_conditions_wins_on_the_same_level() -> None:
     bindings = [
-        bound("a", BindingMatch(connector="telegram", guild="g1")),
-        bound("b", BindingMatch(connector="telegram", guild="g1")),
+        make_binding("a", BindingMatch(connector="telegram", guild="g1")),
+        make_binding("b", BindingMatch(connector="telegram", guild="g1")),
     ]
     narrower = replace(bindings[1], match=replace(bindings[1].match, team="t1"))
     found = resolve_binding([bindings[0], narrower], TOPIC, default=None)
@@ -100,13 +100,13 @@ def test_a_binding_that_asks_for_more_wins_over_one_as_near() -> None:
 
 
 @pytest.mark.spec("C123")
-def test_all_that_a_binding_names_has_to_fit() -> None:
+def test_every_condition_of_a_binding_must_match() -> None:
     assert match_binding(BindingMatch(connector="telegram", peer="-100/7", guild="other"), TOPIC) is None
     assert match_binding(BindingMatch(connector="telegram", parent="-100", team="other"), TOPIC) is None
 
 
 @pytest.mark.spec("C85")
-def test_a_binding_may_have_several_agents_answer() -> None:
+def test_a_binding_may_name_several_agents() -> None:
     both = Binding(id="1", agent="ada", extra_agents=("bob",), match=BindingMatch(connector="telegram", peer="-100"))
     found = resolve_binding([both], TOPIC, default=None)
     assert found is not None and found.agents == ("ada", "bob")
@@ -125,8 +125,8 @@ def test_a_binding_may_have_several_agents_answer() -> None:
         (BindingMatch(connector="telegram", guild="g1"), False),
     ],
 )
-def test_an_agent_reaches_the_rooms_it_is_bound_to_and_no_others(match: BindingMatch, reached: bool) -> None:
-    binding = bound("ada", match)
+def test_an_agent_may_write_only_to_channels_it_is_bound_to(match: BindingMatch, reached: bool) -> None:
+    binding = make_binding("ada", match)
     asked = {"platform": "telegram", "connector": "family", "channel": "7"}
     assert allows_writing(binding, agent="Ada", **asked) is reached
     assert not allows_writing(binding, agent="bob", **asked)

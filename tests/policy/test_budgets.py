@@ -1,4 +1,4 @@
-"""What a call may cost is never less than what it comes to, and a cap says who reached it and what to do."""
+"""Test cost limits: a reservation is never below the actual cost, and a refusal names the limit and the next step."""
 
 from __future__ import annotations
 
@@ -67,27 +67,27 @@ def usages(draw: st.DrawFn) -> Usage:
     )
 
 
-# Bounds
+# Upper bounds of a cost
 
 
-def test_two_bytes_are_a_token_until_a_reply_has_told_better() -> None:
+def test_two_bytes_count_as_a_token_until_the_ratio_is_calibrated() -> None:
     assert max_input_tokens(0) == 0
     assert max_input_tokens(3) == 2
     assert max_input_tokens(1_000, known_tokens=1_600) == 2_100
 
 
-def test_once_calibrated_an_input_may_be_a_quarter_longer_than_the_last_would_make_it() -> None:
+def test_a_calibrated_input_estimate_adds_a_margin_of_one_quarter() -> None:
     assert max_input_tokens(1_000, tokens_per_byte=0.25) == 313
     assert max_input_tokens(1_000, known_tokens=100, tokens_per_byte=0.25) == 438
 
 
 @pytest.mark.parametrize("nonsense", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_calibration_that_makes_no_sense_is_none(nonsense: float) -> None:
+def test_an_invalid_token_calibration_is_ignored(nonsense: float) -> None:
     assert max_input_tokens(1_000, tokens_per_byte=nonsense) == 500
 
 
 @given(price=prices, usage=usages(), spare=tokens, more=tokens)
-def test_no_call_within_its_bounds_costs_more_than_was_reserved(
+def test_a_call_within_its_token_limits_never_costs_more_than_reserved(
     price: Price, usage: Usage, spare: int, more: int
 ) -> None:
     bound = max_cost_microusd(price, input_tokens=usage.input_tokens + spare, output_tokens=usage.output_tokens + more)
@@ -95,7 +95,7 @@ def test_no_call_within_its_bounds_costs_more_than_was_reserved(
 
 
 @given(price=prices, input_tokens=tokens, wanted=tokens, left=st.integers(-(10**9), 10**12))
-def test_what_is_affordable_fits_and_one_token_more_would_not(
+def test_affordable_output_tokens_is_the_largest_number_within_the_budget(
     price: Price, input_tokens: int, wanted: int, left: int
 ) -> None:
     found = affordable_output_tokens(
@@ -110,7 +110,7 @@ def test_what_is_affordable_fits_and_one_token_more_would_not(
         assert max_cost_microusd(price, input_tokens=input_tokens, output_tokens=found + 1) > left
 
 
-def test_what_is_free_is_bounded_by_nothing() -> None:
+def test_a_free_model_has_no_budget_limit_on_output_tokens() -> None:
     assert (
         affordable_output_tokens(FREE_PRICE, input_tokens_max=10**6, output_tokens_max=8_192, remaining_microusd=0)
         == 8_192
@@ -129,23 +129,25 @@ def test_what_is_free_is_bounded_by_nothing() -> None:
         ("2026-10-25T00:30:00+00:00", date(2026, 10, 25), (date(2026, 10, 1), date(2026, 10, 31))),
     ],
 )
-def test_a_day_and_a_month_are_those_of_the_owners_wall(moment: str, day: date, month: tuple[date, date]) -> None:
+def test_budget_days_and_months_use_the_time_zone_of_the_owner(
+    moment: str, day: date, month: tuple[date, date]
+) -> None:
     found = compute_budget_days(datetime.fromisoformat(moment), BERLIN)
     assert date_of_day_number(found.day) == day
     assert (date_of_day_number(found.month_first_day), date_of_day_number(found.month_last_day)) == month
 
 
-def test_days_are_counted_as_the_store_has_counted_them_before() -> None:
+def test_day_numbers_count_from_1970_in_utc() -> None:
     assert day_number(date(1970, 1, 1)) == 0
     moment = datetime(2026, 11, 15, 12, tzinfo=UTC)
     assert compute_budget_days(moment, ZoneInfo("UTC")) == NOVEMBER
     assert int(moment.timestamp()) // 86_400 == NOVEMBER.day
 
 
-# Caps
+# Limits
 
 
-def test_of_an_agents_cap_and_the_houses_the_tighter_holds() -> None:
+def test_the_lower_of_agent_and_server_budget_limits_applies() -> None:
     ada = Agent(name="ada", cost_microusd_max=500_000, tree_microusd_max=3_000_000, day_microusd_max=7)
     caps = build_budget_caps(ada, run_usd=1.0, tree_usd=2.0, server_month_usd=0.1, warn_share=0.5)
     assert caps == BudgetLimits(
@@ -158,52 +160,64 @@ def test_of_an_agents_cap_and_the_houses_the_tighter_holds() -> None:
     assert caps.has_any and not build_budget_caps(Agent(name="bo")).has_any
 
 
-def test_a_cap_of_nothing_is_a_cap() -> None:
+def test_a_budget_limit_of_zero_is_a_limit() -> None:
     caps = build_budget_caps(Agent(name="ada"), server_day_usd=0)
     assert caps.instance_day_microusd == 0 and caps.has_any
 
 
-# Granted and refused
+# Allowed and refused
 
 PRICE = Price(input=3_000_000, output=15_000_000)
 
 
-def asked(*, input_tokens: int = 1_000, output_tokens: int = 8_192) -> ModelCallReservationRequest:
+def make_reservation_request(*, input_tokens: int = 1_000, output_tokens: int = 8_192) -> ModelCallReservationRequest:
     return ModelCallReservationRequest(
         ref=CLAUDE, price=PRICE, input_tokens_max=input_tokens, output_tokens_max=output_tokens
     )
 
 
-def standing(what: str, cap: int, settled: int = 0, held: int = 0) -> BudgetBalance:
+def make_balance(what: str, cap: int, settled: int = 0, held: int = 0) -> BudgetBalance:
     return BudgetBalance(name=what, limit_microusd=cap, spent_microusd=settled, reserved_microusd=held)
 
 
-def test_the_tightest_cap_says_how_long_a_reply_may_be() -> None:
-    wide, tight = standing("house's day", 10_000_000), standing("run", 100_000, 20_000, 20_000)
-    assert grant_output_tokens(asked(), PRICE, [wide, tight], payer=ADA, period=NOVEMBER) == (60_000 - 3_000) // 15
-    assert grant_output_tokens(asked(), PRICE, [wide], payer=ADA, period=NOVEMBER) == 8_192
-    assert grant_output_tokens(asked(), PRICE, [], payer=ADA, period=NOVEMBER) == 8_192
+def test_the_tightest_budget_limits_the_output_tokens() -> None:
+    wide, tight = make_balance("instance's day", 10_000_000), make_balance("run", 100_000, 20_000, 20_000)
+    assert (
+        grant_output_tokens(make_reservation_request(), PRICE, [wide, tight], payer=ADA, period=NOVEMBER)
+        == (60_000 - 3_000) // 15
+    )
+    assert grant_output_tokens(make_reservation_request(), PRICE, [wide], payer=ADA, period=NOVEMBER) == 8_192
+    assert grant_output_tokens(make_reservation_request(), PRICE, [], payer=ADA, period=NOVEMBER) == 8_192
 
 
-def test_a_reply_that_would_be_too_short_is_not_asked_for() -> None:
+def test_a_call_is_refused_if_the_budget_allows_less_than_the_minimum_output() -> None:
     needs = max_cost_microusd(PRICE, input_tokens=1_000, output_tokens=OUTPUT_TOKENS_MIN)
-    enough = standing("run", needs)
-    assert grant_output_tokens(asked(), PRICE, [enough], payer=ADA, period=NOVEMBER) == OUTPUT_TOKENS_MIN
+    enough = make_balance("run", needs)
+    assert (
+        grant_output_tokens(make_reservation_request(), PRICE, [enough], payer=ADA, period=NOVEMBER)
+        == OUTPUT_TOKENS_MIN
+    )
     with pytest.raises(BudgetSpent):
-        grant_output_tokens(asked(), PRICE, [standing("run", needs - 1)], payer=ADA, period=NOVEMBER)
+        grant_output_tokens(
+            make_reservation_request(), PRICE, [make_balance("run", needs - 1)], payer=ADA, period=NOVEMBER
+        )
 
 
-def test_a_reply_that_was_meant_to_be_short_may_be() -> None:
+def test_a_reply_requested_below_the_minimum_output_is_granted() -> None:
     needs = max_cost_microusd(PRICE, input_tokens=1_000, output_tokens=100)
     assert (
-        grant_output_tokens(asked(output_tokens=100), PRICE, [standing("run", needs)], payer=ADA, period=NOVEMBER)
+        grant_output_tokens(
+            make_reservation_request(output_tokens=100), PRICE, [make_balance("run", needs)], payer=ADA, period=NOVEMBER
+        )
         == 100
     )
 
 
-def test_an_input_that_nothing_is_left_for_is_refused_however_short_the_reply() -> None:
+def test_a_call_is_refused_if_the_budget_does_not_cover_its_input() -> None:
     with pytest.raises(BudgetSpent):
-        grant_output_tokens(asked(output_tokens=0), PRICE, [standing("run", 2_999)], payer=ADA, period=NOVEMBER)
+        grant_output_tokens(
+            make_reservation_request(output_tokens=0), PRICE, [make_balance("run", 2_999)], payer=ADA, period=NOVEMBER
+        )
 
 
 @pytest.mark.parametrize(
@@ -215,17 +229,23 @@ def test_an_input_that_nothing_is_left_for_is_refused_however_short_the_reply() 
         ("agent's month", "the budget of agent 'ada' for this month is spent", "wait until 2026-12-01, or raise `mon"),
         ("person's day", "the budget of 'maria' for today is spent", "wait until 2026-11-16, or raise `budgets.perso"),
         (
-            "house's month",
+            "instance's month",
             "the budget of this server for this month is spent",
             "wait until 2026-12-01, or raise `budge",
         ),
     ],
 )
-def test_a_refusal_says_which_cap_how_much_of_it_when_it_is_free_again_and_what_to_raise(
+def test_a_budget_refusal_names_the_limit_the_amounts_the_reset_date_and_the_setting(
     what: str, sentence: str, try_this: str
 ) -> None:
     with pytest.raises(BudgetSpent) as refused:
-        grant_output_tokens(asked(), PRICE, [standing(what, 1_000_000, 950_000, 40_000)], payer=ADA, period=NOVEMBER)
+        grant_output_tokens(
+            make_reservation_request(),
+            PRICE,
+            [make_balance(what, 1_000_000, 950_000, 40_000)],
+            payer=ADA,
+            period=NOVEMBER,
+        )
     assert refused.value.code == "budget.spent"
     assert refused.value.sentence == sentence
     assert refused.value.because == (
@@ -234,16 +254,16 @@ def test_a_refusal_says_which_cap_how_much_of_it_when_it_is_free_again_and_what_
     assert refused.value.try_this.startswith(try_this)
 
 
-def test_every_cap_has_a_key_to_raise_it_by() -> None:
+def test_every_budget_limit_has_a_setting_key() -> None:
     keys = {what: budget_setting(what, "ada") for what in BudgetLimits().by_name()}
-    assert keys["house's day"] == "`budgets.house_day_usd`"
+    assert keys["instance's day"] == "`budgets.instance_day_usd`"
     assert keys["person's month"] == "`budgets.person_month_usd`"
     assert len(set(keys.values())) == len(keys)
     assert reset_date("run", NOVEMBER) is None is reset_date("tree", NOVEMBER)
 
 
-def test_a_warning_comes_with_the_call_that_crosses_the_share_and_with_no_other() -> None:
-    at = [standing("agent's day", 1_000_000, settled) for settled in (790_000, 800_000, 810_000)]
+def test_a_budget_warning_comes_only_with_the_call_that_crosses_the_share() -> None:
+    at = [make_balance("agent's day", 1_000_000, settled) for settled in (790_000, 800_000, 810_000)]
     assert [budget_warning(each, 0.8, last_microusd=10_000, payer=ADA) for each in at] == [
         None,
         "80% of the budget of agent 'ada' for today is spent: $0.80 of $1.00",
@@ -251,7 +271,7 @@ def test_a_warning_comes_with_the_call_that_crosses_the_share_and_with_no_other(
     ]
 
 
-def test_what_costs_nobody_knows_what_says_which_keys_to_set() -> None:
+def test_the_price_unknown_error_names_the_setting() -> None:
     error = PriceUnknown(CLAUDE)
     assert error.code == "model.price_unknown"
     assert '[models.entries."anthropic/claude"]' in error.try_this
@@ -270,5 +290,5 @@ def test_what_costs_nobody_knows_what_says_which_keys_to_set() -> None:
         (10**12, "$1,000,000.00"),
     ],
 )
-def test_amounts_are_shown_in_cents_or_as_small_as_they_are(microusd: int, shown: str) -> None:
+def test_dollar_amounts_are_formatted_with_enough_digits(microusd: int, shown: str) -> None:
     assert format_usd(microusd) == shown

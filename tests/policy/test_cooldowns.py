@@ -1,4 +1,4 @@
-"""How long a credential is left alone, and for what."""
+"""Test for how long, and after which failures, a credential is not used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORK = Credential(id="acme:work", provider="acme", source="env:ACME_KEY")
 HOUR = timedelta(hours=1)
 
 
-def failed(
+def make_failure(
     failure: ModelFailureKind, *, at: datetime = NOW, model: str = "big", retry_after_s: float | None = None
 ) -> CredentialFailureRecord:
     mark = cooldowns.build_failure_record(WORK, model, failure, at=at, retry_after_s=retry_after_s)
@@ -32,14 +32,14 @@ def failed(
     return mark
 
 
-def in_a_row(failure: ModelFailureKind, times: int) -> list[timedelta]:
-    """How long it is left alone after each failure, each coming the moment it is free again."""
-    stands: CredentialCooldown | None = None
+def list_cooldowns_in_a_row(failure: ModelFailureKind, times: int) -> list[timedelta]:
+    """Return the length of each cooldown when every failure comes at the end of the previous one."""
+    cooldown: CredentialCooldown | None = None
     at, spans = NOW, list[timedelta]()
     for _ in range(times):
-        stands = apply_failure(stands, failed(failure, at=at))
-        spans.append(stands.until - at)
-        at = stands.until
+        cooldown = apply_failure(cooldown, make_failure(failure, at=at))
+        spans.append(cooldown.until - at)
+        at = cooldown.until
     return spans
 
 
@@ -48,27 +48,27 @@ def in_a_row(failure: ModelFailureKind, times: int) -> list[timedelta]:
     "failure",
     [ModelFailureKind.RATE_LIMIT, ModelFailureKind.OVERLOADED, ModelFailureKind.TIMEOUT, ModelFailureKind.AUTH],
 )
-def test_failures_in_a_row_cool_for_1_5_25_and_then_60_minutes(failure: ModelFailureKind) -> None:
-    assert [span // timedelta(minutes=1) for span in in_a_row(failure, 6)] == [1, 5, 25, 60, 60, 60]
+def test_repeated_failures_cool_a_credential_down_for_1_5_25_and_then_60_minutes(failure: ModelFailureKind) -> None:
+    assert [span // timedelta(minutes=1) for span in list_cooldowns_in_a_row(failure, 6)] == [1, 5, 25, 60, 60, 60]
 
 
 @pytest.mark.spec("C37")
-def test_an_empty_purse_cools_for_5_hours_doubling_up_to_24() -> None:
-    assert [span // HOUR for span in in_a_row(ModelFailureKind.QUOTA, 4)] == [5, 10, 20, 24]
+def test_quota_failures_cool_down_for_5_hours_doubling_up_to_24() -> None:
+    assert [span // HOUR for span in list_cooldowns_in_a_row(ModelFailureKind.QUOTA, 4)] == [5, 10, 20, 24]
 
 
 @pytest.mark.spec("C37")
-def test_a_failure_more_than_a_day_after_the_last_counts_as_the_first() -> None:
-    thrice = None
+def test_a_failure_more_than_a_day_after_the_last_starts_a_new_series() -> None:
+    third_failure = None
     for _ in range(3):
-        thrice = apply_failure(thrice, failed(ModelFailureKind.RATE_LIMIT))
+        third_failure = apply_failure(third_failure, make_failure(ModelFailureKind.RATE_LIMIT))
     within, after = NOW + 24 * HOUR, NOW + 24 * HOUR + timedelta(seconds=1)
-    assert apply_failure(thrice, failed(ModelFailureKind.RATE_LIMIT, at=within)).errors == 4
-    assert apply_failure(thrice, failed(ModelFailureKind.RATE_LIMIT, at=after)).errors == 1
+    assert apply_failure(third_failure, make_failure(ModelFailureKind.RATE_LIMIT, at=within)).errors == 4
+    assert apply_failure(third_failure, make_failure(ModelFailureKind.RATE_LIMIT, at=after)).errors == 1
 
 
-def test_a_key_is_refused_for_every_model_and_a_rate_limit_is_of_one() -> None:
-    assert {failure: failed(failure).model for failure in COOLDOWN_FAILURES} == {
+def test_auth_and_quota_failures_cool_down_all_models_and_others_only_one() -> None:
+    assert {failure: make_failure(failure).model for failure in COOLDOWN_FAILURES} == {
         ModelFailureKind.AUTH: "",
         ModelFailureKind.QUOTA: "",
         ModelFailureKind.PERMISSION: "big",
@@ -76,30 +76,30 @@ def test_a_key_is_refused_for_every_model_and_a_rate_limit_is_of_one() -> None:
         ModelFailureKind.OVERLOADED: "big",
         ModelFailureKind.TIMEOUT: "big",
     }
-    states = CredentialCooldowns().with_failure(failed(ModelFailureKind.RATE_LIMIT))
+    states = CredentialCooldowns().with_failure(make_failure(ModelFailureKind.RATE_LIMIT))
     assert states.find_active(WORK, "big", NOW) is not None
     assert states.find_active(WORK, "small", NOW) is None
-    states = states.with_failure(failed(ModelFailureKind.AUTH))
+    states = states.with_failure(make_failure(ModelFailureKind.AUTH))
     assert states.find_active(WORK, "small", NOW) is not None
 
 
 @pytest.mark.parametrize("failure", sorted(set(ModelFailureKind) - COOLDOWN_FAILURES))
-def test_what_is_no_fault_of_the_credential_does_not_cool_it(failure: ModelFailureKind) -> None:
+def test_failures_not_caused_by_the_credential_cause_no_cooldown(failure: ModelFailureKind) -> None:
     assert cooldowns.build_failure_record(WORK, "big", failure, at=NOW) is None
 
 
-def test_a_provider_that_wants_more_time_gets_it_within_a_day() -> None:
+def test_retry_after_extends_a_cooldown_up_to_its_maximum() -> None:
     def until(retry_after_s: float) -> timedelta:
-        return apply_failure(None, failed(ModelFailureKind.RATE_LIMIT, retry_after_s=retry_after_s)).until - NOW
+        return apply_failure(None, make_failure(ModelFailureKind.RATE_LIMIT, retry_after_s=retry_after_s)).until - NOW
 
     assert until(7) == timedelta(minutes=1)
     assert until(600) == timedelta(minutes=10)
     assert until(1e300) == until(float("inf")) == RETRY_AFTER_MAX
 
 
-def test_what_failed_for_several_at_once_failed_once() -> None:
-    """Ten runs met the same limit at the same moment, and the credential was left alone for an hour."""
-    stands = apply_failure(None, failed(ModelFailureKind.RATE_LIMIT))
+def test_concurrent_failures_of_one_rate_limit_count_once() -> None:
+    """Ten runs meet the same limit at the same moment. Counting each would disable the credential for an hour."""
+    cooldown = apply_failure(None, make_failure(ModelFailureKind.RATE_LIMIT))
     for second in range(1, 10):
         late = cooldowns.build_failure_record(
             WORK,
@@ -109,13 +109,13 @@ def test_what_failed_for_several_at_once_failed_once() -> None:
             asked_at=NOW - timedelta(seconds=3),
         )
         assert late is not None
-        stands = apply_failure(stands, late)
-    assert stands.errors == 1 and stands.until <= NOW + timedelta(seconds=69)
+        cooldown = apply_failure(cooldown, late)
+    assert cooldown.errors == 1 and cooldown.until <= NOW + timedelta(seconds=69)
 
 
-def test_a_refused_key_does_not_shorten_the_wait_for_an_empty_purse() -> None:
-    empty = apply_failure(None, failed(ModelFailureKind.QUOTA))
-    assert apply_failure(empty, failed(ModelFailureKind.AUTH, at=NOW + HOUR)) == empty
+def test_an_auth_failure_does_not_shorten_a_quota_cooldown() -> None:
+    empty = apply_failure(None, make_failure(ModelFailureKind.QUOTA))
+    assert apply_failure(empty, make_failure(ModelFailureKind.AUTH, at=NOW + HOUR)) == empty
 
 
 @given(
@@ -129,12 +129,14 @@ def test_a_refused_key_does_not_shorten_the_wait_for_an_empty_purse() -> None:
         max_size=20,
     )
 )
-def test_no_failure_ever_frees_a_credential_sooner(story: list[tuple[ModelFailureKind, int, float | None]]) -> None:
+def test_a_further_failure_never_shortens_a_cooldown(
+    failures: list[tuple[ModelFailureKind, int, float | None]],
+) -> None:
     at, states = NOW, CredentialCooldowns()
-    for failure, later_s, retry_after_s in story:
+    for failure, later_s, retry_after_s in failures:
         at += timedelta(seconds=later_s)
         before = {model: states.find_active(WORK, model, at) for model in ("big", "small")}
-        states = states.with_failure(failed(failure, at=at, retry_after_s=retry_after_s))
+        states = states.with_failure(make_failure(failure, at=at, retry_after_s=retry_after_s))
         held = states.find_active(WORK, "big", at)
         assert held is not None and at < held.until <= at + max(RETRY_AFTER_MAX, QUOTA_BACKOFF_STEPS[-1])
         for model, earlier in before.items():

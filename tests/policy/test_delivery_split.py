@@ -1,4 +1,4 @@
-"""What an envelope becomes at the door of a place that can this much and no more."""
+"""Test how an envelope is split into delivery parts for a platform with limited capabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from retinue.domain.trust import Trust
 from retinue.policy.delivery_split import PARTS_MAX, DeliveryContext, parse_reply_tags, split_envelope
 from retinue.text.chunking import measure_length
 
-MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
+ACCEPTED_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 LIKE_TELEGRAM = ConnectorCapabilities(
     text_max=4096,
     unit=LengthUnit.UTF16,
@@ -33,7 +33,7 @@ LIKE_TELEGRAM = ConnectorCapabilities(
 LIKE_IRC = ConnectorCapabilities(text_max=400, unit=LengthUnit.BYTES, can_break_lines=False)
 
 
-def letter(
+def make_envelope(
     text: str, *, files: tuple[Attachment, ...] = (), kind: EnvelopeKind = EnvelopeKind.ANSWER, approval: str = ""
 ) -> Envelope:
     return Envelope(
@@ -53,11 +53,11 @@ def letter(
         silent=False,
         deliver_at=None,
         expires_at=None,
-        due_at=MOMENT,
+        due_at=ACCEPTED_AT,
         status=EnvelopeStatus.CLAIMED,
         attempts=1,
-        accepted_at=MOMENT,
-        claimed_at=MOMENT,
+        accepted_at=ACCEPTED_AT,
+        claimed_at=ACCEPTED_AT,
         settled_at=None,
         run=None,
         steered_into=None,
@@ -65,22 +65,22 @@ def letter(
     )
 
 
-def picture(number: int, *, media_type: str = "image/png", size_bytes: int = 1000) -> Attachment:
+def make_picture(number: int, *, media_type: str = "image/png", size_bytes: int = 1000) -> Attachment:
     return Attachment(hash=f"{number:064x}", name=f"{number}.png", media_type=media_type, size_bytes=size_bytes)
 
 
-def test_a_short_answer_is_one_parcel_with_the_envelopes_own_key() -> None:
-    [parcel] = split_envelope(letter("Lunch with Noor."), LIKE_TELEGRAM)
+def test_a_short_answer_is_one_part_with_the_envelope_id_as_key() -> None:
+    [part] = split_envelope(make_envelope("Lunch with Noor."), LIKE_TELEGRAM)
 
-    assert (parcel.text, parcel.key, parcel.count) == ("Lunch with Noor.", "1" * 32, 1)
+    assert (part.text, part.key, part.count) == ("Lunch with Noor.", "1" * 32, 1)
 
 
-def test_a_long_answer_is_as_many_as_it_needs_each_with_a_key_of_its_own() -> None:
-    parcels = split_envelope(letter("Words and words. " * 1_000), LIKE_TELEGRAM)
+def test_a_long_answer_is_split_into_parts_with_their_own_keys() -> None:
+    parts = split_envelope(make_envelope("Words and words. " * 1_000), LIKE_TELEGRAM)
 
-    assert len(parcels) > 3
-    assert [each.key for each in parcels] == [f"{'1' * 32}/{index}" for index in range(len(parcels))]
-    assert all(measure_length(each.text, LengthUnit.UTF16) <= 4096 for each in parcels)
+    assert len(parts) > 3
+    assert [each.key for each in parts] == [f"{'1' * 32}/{index}" for index in range(len(parts))]
+    assert all(measure_length(each.text, LengthUnit.UTF16) <= 4096 for each in parts)
 
 
 @given(
@@ -88,48 +88,48 @@ def test_a_long_answer_is_as_many_as_it_needs_each_with_a_key_of_its_own() -> No
     st.sampled_from([LIKE_TELEGRAM, LIKE_IRC, ConnectorCapabilities()]),
     st.sampled_from(StreamMode),
 )
-def test_whatever_it_says_no_place_is_given_more_than_it_takes(
-    text: str, able: ConnectorCapabilities, stream: StreamMode
+def test_no_part_exceeds_the_limits_of_the_platform(
+    text: str, capabilities: ConnectorCapabilities, stream: StreamMode
 ) -> None:
-    parcels = split_envelope(letter(text), able, ReplyDelivery(stream=stream))
+    parts = split_envelope(make_envelope(text), capabilities, ReplyDelivery(stream=stream))
 
-    assert 0 < len(parcels) <= PARTS_MAX
-    assert all(each.text and measure_length(each.text, able.unit) <= able.text_max for each in parcels)
-    assert able.can_break_lines or not any("\n" in each.text or "\r" in each.text for each in parcels)
-
-
-def test_pictures_go_first_in_tens_and_words_that_are_too_long_for_a_caption_after_them() -> None:
-    parcels = split_envelope(letter("w" * 1025, files=tuple(picture(n) for n in range(12))), LIKE_TELEGRAM)
-
-    assert [(len(each.files), len(each.text)) for each in parcels] == [(10, 0), (2, 0), (0, 1025)]
+    assert 0 < len(parts) <= PARTS_MAX
+    assert all(each.text and measure_length(each.text, capabilities.unit) <= capabilities.text_max for each in parts)
+    assert capabilities.can_break_lines or not any("\n" in each.text or "\r" in each.text for each in parts)
 
 
-def test_words_that_fit_stand_beside_the_first_file() -> None:
-    [parcel] = split_envelope(letter("w" * 1024, files=(picture(1),)), LIKE_TELEGRAM)
+def test_pictures_are_sent_first_in_albums_and_text_too_long_for_a_caption_after_them() -> None:
+    parts = split_envelope(make_envelope("w" * 1025, files=tuple(make_picture(n) for n in range(12))), LIKE_TELEGRAM)
 
-    assert (len(parcel.files), len(parcel.text)) == (1, 1024)
-
-
-def test_a_picture_and_a_document_are_not_in_one_album() -> None:
-    files = (picture(1), picture(2, media_type="video/mp4"), picture(3, media_type="application/pdf"))
-
-    assert [len(each.files) for each in split_envelope(letter("here", files=files), LIKE_TELEGRAM)] == [2, 1]
+    assert [(len(each.files), len(each.text)) for each in parts] == [(10, 0), (2, 0), (0, 1025)]
 
 
-def test_a_file_that_the_place_does_not_take_is_named() -> None:
-    huge = picture(1, size_bytes=60_000_000)
+def test_text_that_fits_becomes_the_caption_of_the_first_file() -> None:
+    [part] = split_envelope(make_envelope("w" * 1024, files=(make_picture(1),)), LIKE_TELEGRAM)
 
-    assert [each.text for each in split_envelope(letter("See.", files=(huge,)), LIKE_TELEGRAM)] == [
+    assert (len(part.files), len(part.text)) == (1, 1024)
+
+
+def test_pictures_and_documents_are_in_separate_parts() -> None:
+    files = (make_picture(1), make_picture(2, media_type="video/mp4"), make_picture(3, media_type="application/pdf"))
+
+    assert [len(each.files) for each in split_envelope(make_envelope("here", files=files), LIKE_TELEGRAM)] == [2, 1]
+
+
+def test_a_file_the_platform_does_not_accept_is_named_in_the_text() -> None:
+    huge = make_picture(1, size_bytes=60_000_000)
+
+    assert [each.text for each in split_envelope(make_envelope("See.", files=(huge,)), LIKE_TELEGRAM)] == [
         "See.\n[not sent: 1.png, 60.0 MB: the limit of this platform is 50.0 MB]"
     ]
-    assert [each.text for each in split_envelope(letter("See.", files=(huge,)), LIKE_IRC)] == [
+    assert [each.text for each in split_envelope(make_envelope("See.", files=(huge,)), LIKE_IRC)] == [
         "See.",
         "[not sent: 1.png, 60.0 MB: this platform accepts no files]",
     ]
 
 
 @pytest.mark.spec("C82")
-def test_reply_tags_are_taken_out_and_say_what_is_quoted() -> None:
+def test_reply_tags_are_removed_and_set_the_quoted_message() -> None:
     assert parse_reply_tags("[[reply_to_current]] Yes.").text.strip() == "Yes."
     assert parse_reply_tags("[[reply_to_current]] Yes.").reply_to == "current"
     assert parse_reply_tags("Yes. [[reply_to: 17 ]]").reply_to == "17"
@@ -139,96 +139,96 @@ def test_reply_tags_are_taken_out_and_say_what_is_quoted() -> None:
 
 
 @pytest.mark.spec("C82")
-def test_an_agents_words_lose_their_tags_and_the_houses_do_not() -> None:
-    [own] = split_envelope(letter("[[reply_to_current]]\nYes."), LIKE_TELEGRAM)
-    [house] = split_envelope(letter("[[reply_to_current]]", kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM)
+def test_reply_tags_are_removed_from_answers_and_not_from_notices() -> None:
+    [agent_part] = split_envelope(make_envelope("[[reply_to_current]]\nYes."), LIKE_TELEGRAM)
+    [server] = split_envelope(make_envelope("[[reply_to_current]]", kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM)
 
-    assert (own.text, house.text) == ("Yes.", "[[reply_to_current]]")
+    assert (agent_part.text, server.text) == ("Yes.", "[[reply_to_current]]")
 
 
 @pytest.mark.spec("H19")
-def test_the_first_parcel_quotes_and_no_other_unless_all_are_to() -> None:
+def test_only_the_first_part_quotes_unless_quoting_is_set_to_all() -> None:
     text, setting = "Words and words. " * 600, DeliveryContext(quote="17")
 
-    assert [each.quoted_message_id for each in split_envelope(letter(text), LIKE_TELEGRAM, context=setting)] == [
+    assert [each.quoted_message_id for each in split_envelope(make_envelope(text), LIKE_TELEGRAM, context=setting)] == [
         "17",
         "",
         "",
     ]
-    every = split_envelope(letter(text), LIKE_TELEGRAM, ReplyDelivery(quoting=QuoteMode.ALL), setting)
+    every = split_envelope(make_envelope(text), LIKE_TELEGRAM, ReplyDelivery(quoting=QuoteMode.ALL), setting)
     assert {each.quoted_message_id for each in every} == {"17"}
     assert {
         each.quoted_message_id
-        for each in split_envelope(letter(text), LIKE_TELEGRAM, ReplyDelivery(quoting=QuoteMode.OFF), setting)
+        for each in split_envelope(make_envelope(text), LIKE_TELEGRAM, ReplyDelivery(quoting=QuoteMode.OFF), setting)
     } == {""}
-    assert {each.quoted_message_id for each in split_envelope(letter(text), LIKE_IRC, context=setting)} == {""}
+    assert {each.quoted_message_id for each in split_envelope(make_envelope(text), LIKE_IRC, context=setting)} == {""}
 
 
 @pytest.mark.spec("C82")
-def test_an_answer_bears_the_prefix_with_its_variables_filled_in_and_unknown_ones_as_they_are() -> None:
+def test_the_answer_prefix_replaces_known_variables_and_keeps_unknown_ones() -> None:
     words = ReplyDelivery(prefix="[{identity.name} on {model} {nothing}]")
     known = DeliveryContext(known={"identity.name": "Ada", "model": "smollm"})
 
-    [parcel] = split_envelope(letter("Yes."), LIKE_TELEGRAM, words, known)
-    [notice] = split_envelope(letter("It failed.", kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM, words, known)
+    [part] = split_envelope(make_envelope("Yes."), LIKE_TELEGRAM, words, known)
+    [notice] = split_envelope(make_envelope("It failed.", kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM, words, known)
 
-    assert parcel.text == "[Ada on smollm {nothing}] Yes."
+    assert part.text == "[Ada on smollm {nothing}] Yes."
     assert notice.text == "It failed."
 
 
-def test_a_question_has_buttons_below_its_last_part_where_there_are_buttons() -> None:
-    question = letter(
+def test_an_approval_question_has_buttons_on_its_last_part() -> None:
+    question = make_envelope(
         "May I?\n/allow aaaaaaaa session" + " words" * 1000, kind=EnvelopeKind.APPROVAL, approval="a" * 32
     )
 
-    parcels = split_envelope(question, LIKE_TELEGRAM)
+    parts = split_envelope(question, LIKE_TELEGRAM)
 
-    assert [bool(each.buttons) for each in parcels] == [False, True]
-    assert [button.data for row in parcels[-1].buttons for button in row] == [
+    assert [bool(each.buttons) for each in parts] == [False, True]
+    assert [button.data for row in parts[-1].buttons for button in row] == [
         f"allow:{question.id}",
         f"deny:{question.id}",
         f"session:{question.id}",
     ]
 
 
-def test_where_there_are_no_buttons_a_question_ends_with_a_number_for_each_answer() -> None:
+def test_an_approval_question_without_buttons_lists_numbered_answers() -> None:
     text = "May I?\n/allow aaaaaaaa session, or /allow aaaaaaaa always"
-    question = letter(text, kind=EnvelopeKind.APPROVAL, approval="a" * 32)
+    question = make_envelope(text, kind=EnvelopeKind.APPROVAL, approval="a" * 32)
 
-    [parcel] = split_envelope(question, replace(LIKE_TELEGRAM, can_show_buttons=False))
+    [part] = split_envelope(question, replace(LIKE_TELEGRAM, can_show_buttons=False))
 
     numbers = "1: Allow, 2: Deny, 3: Allow: session, 4: Allow: always"
-    assert (parcel.buttons, parcel.text) == ((), f"{text}\nOr answer with a number. {numbers}")
+    assert (part.buttons, part.text) == ((), f"{text}\nOr answer with a number. {numbers}")
 
 
 @pytest.mark.spec("C97")
-def test_tags_for_speech_are_shown_to_nobody_also_where_nothing_is_spoken() -> None:
+def test_speech_tags_are_removed_from_the_text_if_nothing_is_spoken() -> None:
     tagged = "[[tts:voice=nova]]Good morning.[[tts:text]]Morning![[/tts:text]]"
-    [parcel] = split_envelope(letter(tagged), LIKE_TELEGRAM)
-    assert parcel.text == "Good morning."
+    [part] = split_envelope(make_envelope(tagged), LIKE_TELEGRAM)
+    assert part.text == "Good morning."
 
 
 @pytest.mark.spec("C81")
-def test_blocks_are_short_messages_and_only_for_what_an_agent_says() -> None:
+def test_block_streaming_splits_answers_of_agents_into_short_parts_and_not_notices() -> None:
     text = " ".join(f"Sentence {n} is here." for n in range(150))
     words = ReplyDelivery(stream=StreamMode.BLOCKS, block_min=200, block_max=400)
 
-    own = split_envelope(letter(text), LIKE_TELEGRAM, words)
+    agent_part = split_envelope(make_envelope(text), LIKE_TELEGRAM, words)
 
-    assert all(200 <= len(each.text) <= 400 for each in own[:-1])
-    assert len(split_envelope(letter(text, kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM, words)) == 1
+    assert all(200 <= len(each.text) <= 400 for each in agent_part[:-1])
+    assert len(split_envelope(make_envelope(text, kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM, words)) == 1
 
 
 @pytest.mark.spec("C80")
-def test_in_paragraph_mode_a_thousand_paragraphs_are_not_a_thousand_messages() -> None:
+def test_newline_chunk_mode_limits_the_number_of_parts() -> None:
     words = ReplyDelivery(chunk_mode=ChunkMode.NEWLINE)
 
-    assert len(split_envelope(letter("One.\n\nTwo."), LIKE_TELEGRAM, words)) == 2
-    assert len(split_envelope(letter("One.\n\n" * 1_000), LIKE_TELEGRAM, words)) == 2
+    assert len(split_envelope(make_envelope("One.\n\nTwo."), LIKE_TELEGRAM, words)) == 2
+    assert len(split_envelope(make_envelope("One.\n\n" * 1_000), LIKE_TELEGRAM, words)) == 2
 
 
-def test_more_than_anyone_would_read_is_cut_and_says_so() -> None:
-    parcels = split_envelope(letter("word " * 20_000), LIKE_IRC)
+def test_text_beyond_the_maximum_number_of_parts_is_truncated_with_a_note() -> None:
+    parts = split_envelope(make_envelope("word " * 20_000), LIKE_IRC)
 
-    assert len(parcels) == PARTS_MAX
-    assert "more characters, which exceed the limit of this platform" in parcels[-1].text
+    assert len(parts) == PARTS_MAX
+    assert "more characters, which exceed the limit of this platform" in parts[-1].text

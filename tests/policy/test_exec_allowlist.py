@@ -1,4 +1,4 @@
-"""What the list of commands lets through: a shell asked for the same line would run exactly the same argv."""
+"""Test the command allowlist: for an allowed line, a shell runs exactly the parsed argv."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from retinue.text.shell_parser import (
     quote_word,
 )
 
-BIN = {
+PROGRAMS = {
     "ls": ResolvedProgram("/usr/bin/ls", "/usr/bin/ls"),
     "git": ResolvedProgram("/usr/bin/git", "/usr/bin/git"),
     "/usr/bin/git": ResolvedProgram("/usr/bin/git", "/usr/bin/git"),
@@ -68,14 +68,14 @@ BIN = {
 }
 
 
-def listed(rules: list[str], command: str, *, programs: Mapping[str, ResolvedProgram] = BIN) -> Decision:
+def decide_by_rules(rules: list[str], command: str, *, programs: Mapping[str, ResolvedProgram] = PROGRAMS) -> Decision:
     writable = [PurePosixPath("/home/ada/work")]
     return decide_by_allowlist(
         [parse_command_rule(each) for each in rules], parse_command_line(command), programs, writable=writable
     )
 
 
-# A line and its meaning
+# Lines and their parsed commands
 
 
 @pytest.mark.spec("C62")
@@ -136,7 +136,7 @@ def listed(rules: list[str], command: str, *, programs: Mapping[str, ResolvedPro
         "'' a",
     ],
 )
-def test_whatever_a_shell_would_read_in_its_own_way_is_refused(command: str) -> None:
+def test_shell_syntax_that_a_shell_would_interpret_is_refused(command: str) -> None:
     with pytest.raises(ShellSyntaxRefused) as refused:
         parse_command_line(command)
 
@@ -146,12 +146,12 @@ def test_whatever_a_shell_would_read_in_its_own_way_is_refused(command: str) -> 
 @pytest.mark.parametrize(
     "command", ["", "  ", "ls \x00", "ls \x1b[31m", "ls \u202ecod.exe", "x" * (COMMAND_CHARS_MAX + 1)]
 )
-def test_a_command_that_cannot_be_shown_is_none(command: str) -> None:
+def test_an_empty_unprintable_or_oversized_command_is_invalid(command: str) -> None:
     with pytest.raises(Invalid, match=r"command\.invalid"):
         parse_command_line(command)
 
 
-def test_a_line_is_bounded() -> None:
+def test_the_number_of_words_and_commands_in_a_line_is_limited() -> None:
     assert len(parse_command_line(" ".join(["a"] * WORDS_MAX)).commands[0].argv) == WORDS_MAX
     with pytest.raises(ShellSyntaxRefused, match="words"):
         parse_command_line(" ".join(["a"] * (WORDS_MAX + 1)))
@@ -161,7 +161,7 @@ def test_a_line_is_bounded() -> None:
 
 
 @pytest.mark.spec("C62")
-def test_a_line_is_split_outside_quotes_only() -> None:
+def test_a_command_line_is_split_only_outside_quotes() -> None:
     line = parse_command_line("""git log 'a && b' "c | d" e\\;f && ls || cat x ; sort | ls""")
 
     assert line == CommandLine(
@@ -188,23 +188,23 @@ def test_a_line_is_split_outside_quotes_only() -> None:
         ("ls a#b x=y é", ("ls", "a#b", "x=y", "é")),
     ],
 )
-def test_words_are_read_as_a_shell_reads_them(command: str, argv: tuple[str, ...]) -> None:
+def test_quotes_and_escapes_are_parsed_like_a_shell(command: str, argv: tuple[str, ...]) -> None:
     assert parse_command_line(command).argv == argv
 
 
-# Against a real shell
+# Compared with a real shell
 
 RECORDER = """#!/bin/sh
 printf '%s\\0' "$0" "$@" > "$RECORDED/$$"
 """
-PLAIN = st.sampled_from(
+PLAIN_FRAGMENTS = st.sampled_from(
     [
         *(" ", " ", "\t", "a", "b.c", "-x", "=", "y=1", "%", "^", "@", "+", "é", "\u00a0", "-", ",", "a#"),
         *("'$x *'", "'a b'", '"a b"', '"\\$x"', '"\\\\"', '"\\a"', '"it\'s"', "''", '""', "\\ ", "\\$", "\\'", '\\"'),
         *("\\\\", "\\*", "\\;", "\\~", "\\#", "'\"'", "\\a"),
     ]
 )
-HOSTILE = st.sampled_from(
+HOSTILE_FRAGMENTS = st.sampled_from(
     [
         *(
             '"`"',
@@ -230,8 +230,8 @@ HOSTILE = st.sampled_from(
         *("\\", "#", "\u0085"),
     ]
 )
-FREE = st.text(alphabet="ab \t'\"\\=-é\u4e2d\x81\x82\u2003;|&#", max_size=3)
-FRAGMENTS = st.sampled_from([PLAIN] * 12 + [HOSTILE, FREE]).flatmap(lambda kind: kind)
+FREE_TEXT = st.text(alphabet="ab \t'\"\\=-é\u4e2d\x81\x82\u2003;|&#", max_size=3)
+FRAGMENTS = st.sampled_from([PLAIN_FRAGMENTS] * 12 + [HOSTILE_FRAGMENTS, FREE_TEXT]).flatmap(lambda kind: kind)
 ARGUMENTS = st.lists(FRAGMENTS, max_size=8).map(lambda parts: " " + "".join(parts))
 LINES = st.lists(st.tuples(ARGUMENTS, st.sampled_from([" && ", "||", ";", " | "])), min_size=1, max_size=3)
 ANY_WORD = st.text(
@@ -246,7 +246,7 @@ SHELLS = [["/bin/sh", "-c"], ["/bin/bash", "-c"]]
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program that writes down how it was called, in a folder with files for a pattern to find."""
+    """Write a program that records how it was called, in a folder with files that a pattern can match."""
     folder = tmp_path_factory.mktemp("recorder")
     program = folder / "rec"
     program.write_text(RECORDER)
@@ -272,8 +272,8 @@ def run_by(shell: list[str], command: str, recorder: Path) -> Counter[tuple[str,
     return Counter(tuple(os.fsdecode(word) for word in each.split(b"\0")[:-1]) for each in recorded)
 
 
-def meant(line: CommandLine) -> Counter[tuple[str, ...]]:
-    """Which commands run where each one succeeds."""
+def expected_commands(line: CommandLine) -> Counter[tuple[str, ...]]:
+    """Return the commands that run when each one succeeds."""
     ran: list[tuple[str, ...]] = []
     running = True
     for part in line.commands:
@@ -292,7 +292,9 @@ def meant(line: CommandLine) -> Counter[tuple[str, ...]]:
 @example([(" [a] b*", ";")])
 @example([(" {a,b}", ";")])
 @example([(" \\$x", "||"), (" a", " && "), (" b", ";")])
-def test_what_is_accepted_is_what_a_shell_would_run(recorder: Path, pieces: list[tuple[str, str]]) -> None:
+def test_an_accepted_command_line_runs_the_same_argv_in_a_real_shell(
+    recorder: Path, pieces: list[tuple[str, str]]
+) -> None:
     command = "".join(f"{recorder}{arguments}{follows}" for arguments, follows in pieces)
     command = command[: -len(pieces[-1][1])]
     try:
@@ -303,30 +305,30 @@ def test_what_is_accepted_is_what_a_shell_would_run(recorder: Path, pieces: list
         return  # no other program is run here
 
     for shell in SHELLS:
-        assert run_by(shell, command, recorder) == meant(line)
-        assert run_by(shell, format_command_line(line), recorder) == meant(line)
+        assert run_by(shell, command, recorder) == expected_commands(line)
+        assert run_by(shell, format_command_line(line), recorder) == expected_commands(line)
 
 
 @pytest.mark.spec("C62")
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ANY_WORD, max_size=4))
-def test_any_words_survive_being_quoted(recorder: Path, words: list[str]) -> None:
+def test_quoted_words_round_trip_through_the_parser_and_a_shell(recorder: Path, words: list[str]) -> None:
     line = CommandLine((SimpleCommand((str(recorder), *words)),))
 
     assert parse_command_line(format_command_line(line)) == line
     assert parse_command_line(" ".join(map(quote_word, line.commands[0].argv))) == line
-    assert run_by(SHELLS[0], format_command_line(line), recorder) == meant(line)
+    assert run_by(SHELLS[0], format_command_line(line), recorder) == expected_commands(line)
 
 
 @pytest.mark.parametrize(
     ("word", "seen"), [('"$x"', "EXPANDED"), ("~", "/h"), ("[a]", "a"), ("b*", "b.c"), ("$((1+1))", "2")]
 )
-def test_the_recorder_sees_an_expansion_that_is_let_through(recorder: Path, word: str, seen: str) -> None:
-    """The negative control: what the parser refuses would have run as something else."""
+def test_the_recorder_detects_a_shell_expansion(recorder: Path, word: str, seen: str) -> None:
+    """The negative control: a shell runs the lines that the parser refuses as something else."""
     assert run_by(SHELLS[0], f"{recorder} {word}", recorder) == Counter([(str(recorder), seen)])
 
 
-# The list
+# The allowlist
 
 
 @pytest.mark.spec("C62")
@@ -349,8 +351,8 @@ def test_the_recorder_sees_an_expansion_that_is_let_through(recorder: Path, word
         (["cp *"], "cp a b"),
     ],
 )
-def test_a_command_that_a_rule_names_passes(rules: list[str], command: str) -> None:
-    assert listed(rules, command).kind is DecisionKind.ALLOW
+def test_a_command_that_matches_a_rule_is_allowed(rules: list[str], command: str) -> None:
+    assert decide_by_rules(rules, command).kind is DecisionKind.ALLOW
 
 
 @pytest.mark.spec("C62")
@@ -386,8 +388,8 @@ def test_a_command_that_a_rule_names_passes(rules: list[str], command: str) -> N
         (["cp *"], "mv a b", "no rule"),
     ],
 )
-def test_a_command_that_no_rule_means_is_asked_about(rules: list[str], command: str, because: str) -> None:
-    decision = listed(rules, command)
+def test_a_command_that_matches_no_rule_needs_approval(rules: list[str], command: str, because: str) -> None:
+    decision = decide_by_rules(rules, command)
 
     assert decision.kind is DecisionKind.ASK
     assert because in decision.because
@@ -395,30 +397,30 @@ def test_a_command_that_no_rule_means_is_asked_about(rules: list[str], command: 
 
 @pytest.mark.spec("C62")
 @pytest.mark.parametrize("name", sorted(CODE_RUNNERS - {".", "time"}))
-def test_a_program_that_runs_others_never_passes_by_a_blanket_rule(name: str) -> None:
+def test_a_code_runner_is_never_allowed_by_a_wildcard_rule(name: str) -> None:
     for found in (name, f"{name}-3.11", f"{name}-12"):
         program = {found: ResolvedProgram(f"/usr/bin/{found}", f"/usr/bin/{found}")}
 
-        assert listed([f"{found} *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
-        assert listed(["/usr/bin/* *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
+        assert decide_by_rules([f"{found} *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
+        assert decide_by_rules(["/usr/bin/* *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
 
 
-def test_a_link_to_an_interpreter_is_one() -> None:
+def test_a_symlink_to_an_interpreter_counts_as_an_interpreter() -> None:
     harmless = {"report": ResolvedProgram("/usr/local/bin/report", "/usr/bin/perl")}
 
-    assert listed(["report *"], "report -e 1", programs=harmless).kind is DecisionKind.ASK
+    assert decide_by_rules(["report *"], "report -e 1", programs=harmless).kind is DecisionKind.ASK
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "* *", "li* x", "./ls", "a/b", "ls 'a b'", "ls $HOME", "ls; id", "ls | cat", "/opt/../bin/ls", "ls \x07"],
 )
-def test_a_rule_that_says_something_else_than_it_seems_is_refused(text: str) -> None:
+def test_an_ambiguous_command_rule_is_invalid(text: str) -> None:
     with pytest.raises(Invalid, match=r"command\.rule_invalid"):
         parse_command_rule(text)
 
 
-def test_the_names_to_look_up_are_those_of_the_line_and_of_the_rules() -> None:
+def test_program_names_are_listed_from_the_command_line_and_the_rules() -> None:
     named = list_program_names(
         parse_command_line("ls | cat x"), [parse_command_rule("git status"), parse_command_rule("/opt/* *")]
     )
@@ -426,11 +428,11 @@ def test_the_names_to_look_up_are_those_of_the_line_and_of_the_rules() -> None:
     assert named == {"ls", "cat", "git"}
 
 
-# Where it runs, and who is asked
+# Where a command runs, and who is asked
 
-OPEN = ElevationGates(is_for_owner=True, is_foreground=True)
-HIT = Decision(DecisionKind.ALLOW, "listed")
-MISS = Decision(DecisionKind.ASK, "not listed")
+OPEN_GATES = ElevationGates(is_for_owner=True, is_foreground=True)
+LISTED = Decision(DecisionKind.ALLOW, "listed")
+NOT_LISTED = Decision(DecisionKind.ASK, "not listed")
 
 
 @pytest.mark.spec("C60")
@@ -450,10 +452,10 @@ MISS = Decision(DecisionKind.ASK, "not listed")
         security=st.none() | st.sampled_from(CommandSecurity),
         ask=st.none() | st.sampled_from(CommandAsk),
     ),
-    st.sampled_from([HIT, MISS]),
+    st.sampled_from([LISTED, NOT_LISTED]),
     st.booleans(),
 )
-def test_what_a_call_asks_for_never_makes_anything_looser(
+def test_the_arguments_of_a_call_never_loosen_the_exec_policy(
     policy: ExecPolicy, wish: ExecRequest, on_list: Decision, sandbox_works: bool
 ) -> None:
     strict = [DecisionKind.DENY, DecisionKind.ASK, DecisionKind.ALLOW]
@@ -469,18 +471,18 @@ def test_what_a_call_asks_for_never_makes_anything_looser(
 
 
 @pytest.mark.spec("C60")
-def test_the_host_is_not_to_be_had_by_asking_for_it() -> None:
-    resolved = resolve_placement(ExecPolicy(), ExecRequest(host=CommandLocation.HOST), OPEN, sandbox_works=True)
+def test_a_call_cannot_choose_the_host_without_elevation() -> None:
+    resolved = resolve_placement(ExecPolicy(), ExecRequest(host=CommandLocation.HOST), OPEN_GATES, sandbox_works=True)
 
-    assert decide_exec(resolved, HIT).is_denied
-    assert "elevated" in decide_exec(resolved, HIT).because
+    assert decide_exec(resolved, LISTED).is_denied
+    assert "elevated" in decide_exec(resolved, LISTED).because
 
 
 @pytest.mark.spec("C60")
 @pytest.mark.parametrize(
     ("gates", "level", "because"),
     [
-        (OPEN, ElevatedPolicy.OFF, "tools.exec.elevated"),
+        (OPEN_GATES, ElevatedPolicy.OFF, "tools.exec.elevated"),
         (ElevationGates(is_for_owner=False, is_foreground=True), ElevatedPolicy.FULL, "owner"),
         (ElevationGates(is_for_owner=True, is_foreground=False), ElevatedPolicy.FULL, "no person takes part"),
         (
@@ -490,26 +492,30 @@ def test_the_host_is_not_to_be_had_by_asking_for_it() -> None:
         ),
     ],
 )
-def test_one_closed_gate_keeps_a_command_inside(gates: ElevationGates, level: ElevatedPolicy, because: str) -> None:
+def test_one_closed_elevation_gate_keeps_a_command_in_the_sandbox(
+    gates: ElevationGates, level: ElevatedPolicy, because: str
+) -> None:
     resolved = resolve_placement(ExecPolicy(elevated=level), ExecRequest(elevated=True), gates, sandbox_works=True)
 
     assert resolved.where is CommandLocation.SANDBOX
-    assert decide_exec(resolved, HIT).is_denied and because in decide_exec(resolved, HIT).because
+    assert decide_exec(resolved, LISTED).is_denied and because in decide_exec(resolved, LISTED).because
 
 
 @pytest.mark.spec("C60")
-def test_through_open_gates_a_command_leaves_the_sandbox_as_it_is_set() -> None:
+def test_an_elevated_command_runs_on_the_host_as_the_elevated_setting_decides() -> None:
     def elevated(level: ElevatedPolicy, ask: CommandAsk | None = None) -> Decision:
         resolved = resolve_placement(
-            ExecPolicy(elevated=level), ExecRequest(elevated=True, ask=ask), OPEN, sandbox_works=True
+            ExecPolicy(elevated=level), ExecRequest(elevated=True, ask=ask), OPEN_GATES, sandbox_works=True
         )
         assert resolved.where is CommandLocation.HOST
-        return decide_exec(resolved, MISS)
+        return decide_exec(resolved, NOT_LISTED)
 
     assert elevated(ElevatedPolicy.ASK).kind is DecisionKind.ASK
     bare = ExecPolicy(elevated=ElevatedPolicy.ASK, security=CommandSecurity.FULL, ask=CommandAsk.OFF)
     assert (
-        decide_exec(resolve_placement(bare, ExecRequest(elevated=True), OPEN, sandbox_works=True), MISS).kind
+        decide_exec(
+            resolve_placement(bare, ExecRequest(elevated=True), OPEN_GATES, sandbox_works=True), NOT_LISTED
+        ).kind
         is DecisionKind.ASK
     )
     assert elevated(ElevatedPolicy.FULL).kind is DecisionKind.ALLOW
@@ -520,26 +526,26 @@ def test_through_open_gates_a_command_leaves_the_sandbox_as_it_is_set() -> None:
 @pytest.mark.parametrize(
     ("setting", "level", "where", "verdict"),
     [
-        (ElevatedPolicy.FULL, None, CommandLocation.SANDBOX, DecisionKind.ALLOW),  # nobody asked for it
+        (ElevatedPolicy.FULL, None, CommandLocation.SANDBOX, DecisionKind.ALLOW),  # elevation was not requested
         (ElevatedPolicy.FULL, Elevation.OFF, CommandLocation.SANDBOX, DecisionKind.ALLOW),
         (ElevatedPolicy.FULL, Elevation.ON, CommandLocation.HOST, DecisionKind.ASK),
         (ElevatedPolicy.FULL, Elevation.ASK, CommandLocation.HOST, DecisionKind.ASK),
         (ElevatedPolicy.FULL, Elevation.FULL, CommandLocation.HOST, DecisionKind.ALLOW),
-        (ElevatedPolicy.ASK, Elevation.FULL, CommandLocation.HOST, DecisionKind.ASK),  # no looser than the setting
+        (ElevatedPolicy.ASK, Elevation.FULL, CommandLocation.HOST, DecisionKind.ASK),  # never looser than the setting
         (ElevatedPolicy.OFF, Elevation.FULL, CommandLocation.SANDBOX, DecisionKind.ALLOW),
     ],
 )
-def test_a_conversation_may_have_all_its_commands_leave_the_sandbox_and_none_looser_than_it_is_set(
+def test_session_elevation_applies_to_all_commands_and_is_never_looser_than_the_setting(
     setting: ElevatedPolicy, level: Elevation | None, where: CommandLocation, verdict: DecisionKind
 ) -> None:
-    gates = replace(OPEN, level=level)
+    gates = replace(OPEN_GATES, level=level)
     resolved = resolve_placement(ExecPolicy(elevated=setting), ExecRequest(), gates, sandbox_works=True)
 
-    assert (resolved.where, decide_exec(resolved, MISS).kind) == (where, verdict)
+    assert (resolved.where, decide_exec(resolved, NOT_LISTED).kind) == (where, verdict)
     inside = resolve_placement(
         ExecPolicy(elevated=setting), ExecRequest(host=CommandLocation.SANDBOX), gates, sandbox_works=True
     )
-    assert inside.where is CommandLocation.SANDBOX, "a call may always ask for the stricter place"
+    assert inside.where is CommandLocation.SANDBOX, "a call may always request the stricter location"
     for closed in (
         replace(gates, is_for_owner=False),
         replace(gates, is_foreground=False),
@@ -550,30 +556,32 @@ def test_a_conversation_may_have_all_its_commands_leave_the_sandbox_and_none_loo
 
 
 @pytest.mark.spec("C30")
-def test_a_conversation_that_has_it_turned_off_keeps_a_call_inside_that_asks_to_leave() -> None:
-    gates = replace(OPEN, level=Elevation.OFF)
+def test_session_elevation_off_denies_a_call_that_asks_for_elevation() -> None:
+    gates = replace(OPEN_GATES, level=Elevation.OFF)
     resolved = resolve_placement(
         ExecPolicy(elevated=ElevatedPolicy.FULL), ExecRequest(elevated=True), gates, sandbox_works=True
     )
 
-    assert decide_exec(resolved, HIT).is_denied and "/elevated" in decide_exec(resolved, HIT).because
+    assert decide_exec(resolved, LISTED).is_denied and "/elevated" in decide_exec(resolved, LISTED).because
 
 
 @pytest.mark.spec("C60")
-def test_without_a_sandbox_that_works_a_person_is_asked() -> None:
-    resolved = resolve_placement(ExecPolicy(), ExecRequest(), OPEN, sandbox_works=False)
+def test_a_command_needs_approval_if_the_sandbox_does_not_work() -> None:
+    resolved = resolve_placement(ExecPolicy(), ExecRequest(), OPEN_GATES, sandbox_works=False)
 
     assert resolved.where is CommandLocation.HOST
-    assert decide_exec(resolved, HIT).kind is DecisionKind.ASK
-    assert decide_exec(resolve_placement(ExecPolicy(), ExecRequest(), OPEN, sandbox_works=True), MISS).is_allowed
+    assert decide_exec(resolved, LISTED).kind is DecisionKind.ASK
+    assert decide_exec(
+        resolve_placement(ExecPolicy(), ExecRequest(), OPEN_GATES, sandbox_works=True), NOT_LISTED
+    ).is_allowed
 
 
 @pytest.mark.spec("C60")
-def test_a_list_without_asking_denies_what_it_does_not_name() -> None:
+def test_an_allowlist_with_ask_off_denies_unlisted_commands() -> None:
     resolved = resolve_placement(
-        ExecPolicy(host=CommandLocation.HOST, ask=CommandAsk.OFF), ExecRequest(), OPEN, sandbox_works=True
+        ExecPolicy(host=CommandLocation.HOST, ask=CommandAsk.OFF), ExecRequest(), OPEN_GATES, sandbox_works=True
     )
 
-    assert decide_exec(resolved, HIT).is_allowed
-    assert decide_exec(resolved, MISS).is_denied
-    assert re.search("not listed", decide_exec(resolved, MISS).because)
+    assert decide_exec(resolved, LISTED).is_allowed
+    assert decide_exec(resolved, NOT_LISTED).is_denied
+    assert re.search("not listed", decide_exec(resolved, NOT_LISTED).because)

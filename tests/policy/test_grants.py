@@ -1,4 +1,4 @@
-"""What was granted, as far as it reaches: by agent, session, kind of session and time."""
+"""Test the reach of grants: agent, session, kind of session and time."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ def grant(**kw: Any) -> Grant:
     return Grant(**{**given, **kw})
 
 
-def held(*grants: Grant, agent: str = "ada", origin: OriginKind = OriginKind.TERMINAL) -> tuple[Permission, ...]:
+def list_held(*grants: Grant, agent: str = "ada", origin: OriginKind = OriginKind.TERMINAL) -> tuple[Permission, ...]:
     return list_active_permissions(grants, agent=agent, session=HERE, origin=origin, now=NOON)
 
 
 @pytest.mark.parametrize("origin", list(OriginKind))
-def test_what_was_granted_for_good_counts_where_a_person_opened_the_session(origin: OriginKind) -> None:
-    assert held(grant(), origin=origin) == ((WEB_PERMISSION,) if origin in ("chat", "web", "terminal") else ())
-    assert held(grant(session=HERE), origin=origin) == (WEB_PERMISSION,), "what was granted in a session counts there"
-    assert held(grant(session=THERE), origin=origin) == ()
+def test_a_permanent_grant_applies_only_in_sessions_opened_by_a_person(origin: OriginKind) -> None:
+    assert list_held(grant(), origin=origin) == ((WEB_PERMISSION,) if origin in ("chat", "web", "terminal") else ())
+    assert list_held(grant(session=HERE), origin=origin) == (WEB_PERMISSION,), "a grant of a session counts there"
+    assert list_held(grant(session=THERE), origin=origin) == ()
 
 
-def test_a_grant_is_for_its_agent_and_its_time() -> None:
-    assert held(grant(), agent="bob") == ()
-    assert held(grant(revoked_at=NOON)) == ()
-    assert held(grant(expires_at=NOON)) == () and held(grant(expires_at=NOON + timedelta(seconds=1))) == (
+def test_a_grant_applies_only_to_its_agent_and_until_it_expires_or_is_revoked() -> None:
+    assert list_held(grant(), agent="bob") == ()
+    assert list_held(grant(revoked_at=NOON)) == ()
+    assert list_held(grant(expires_at=NOON)) == () and list_held(grant(expires_at=NOON + timedelta(seconds=1))) == (
         WEB_PERMISSION,
     )
 
 
-def test_what_a_call_lacks_is_what_no_grant_covers() -> None:
+def test_missing_permissions_are_those_not_covered_by_rights_or_grants() -> None:
     rights = AgentRights(workspace=Path("/w"))
     assert find_missing_permissions([READ, WEB_PERMISSION, READ], rights, []) == (READ, WEB_PERMISSION)
-    assert find_missing_permissions([READ], rights, [WRITE]) == (), "to write a folder is to read what is in it"
+    assert find_missing_permissions([READ], rights, [WRITE]) == (), "permission to write a folder includes reading it"
     assert find_missing_permissions([WRITE], rights, [READ]) == (WRITE,)
     assert find_missing_permissions([Permission(PermissionKind.READ, "/srv/music2")], rights, [READ]) != ()
     assert find_missing_permissions([WEB_PERMISSION], AgentRights(workspace=Path("/w"), web=True), []) == ()
 
 
-def test_a_tool_that_is_asked_about_is_used_by_a_grant_that_names_it() -> None:
-    exec_, every_web = Permission(PermissionKind.TOOL, "exec"), Permission(PermissionKind.TOOL, "web_*")
+def test_a_tool_grant_is_found_by_tool_name_or_pattern() -> None:
+    exec_, every_web_tool = Permission(PermissionKind.TOOL, "exec"), Permission(PermissionKind.TOOL, "web_*")
     assert find_tool_grant([WEB_PERMISSION, exec_], "exec") is exec_
     assert find_tool_grant([exec_], "execute") is None
-    assert find_tool_grant([every_web], "web_fetch") is every_web
-    assert find_tool_grant([READ, WEB_PERMISSION], "read") is None, "a permission for a place is none for a tool"
+    assert find_tool_grant([every_web_tool], "web_fetch") is every_web_tool
+    assert find_tool_grant([READ, WEB_PERMISSION], "read") is None, "a permission for a path is none for a tool"

@@ -1,4 +1,4 @@
-"""Which addresses are out in the world."""
+"""Test which IP addresses are public."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NOT_PUBLIC_V6 = [
     "::",
     "::1",
     "::127.0.0.1",
-    "::8.8.8.8",  # compatible: nobody uses it any more, and a stack may unpack it
+    "::8.8.8.8",  # IPv4-compatible: obsolete, but a network stack may still unpack it
     "100::1",
     "2001::1",
     "2001:2::1",
@@ -66,19 +66,19 @@ NOT_PUBLIC_V6 = [
 
 @pytest.mark.spec("A75", "C66")
 @pytest.mark.parametrize("address", NOT_PUBLIC + NOT_PUBLIC_V6)
-def test_an_address_that_is_not_out_in_the_world_is_refused(address: str) -> None:
+def test_a_non_public_address_is_refused(address: str) -> None:
     assert explain_refused_address(address)
     assert explain_refused_host(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC + PUBLIC_V6)
-def test_a_public_address_is_not(address: str) -> None:
+def test_a_public_address_is_allowed(address: str) -> None:
     assert explain_refused_address(address) == ""
     assert explain_refused_host(address) == ""
 
 
-def carriers(inner: str) -> list[str]:
-    """The ways in which one address travels inside another."""
+def embed_in_ipv6(inner: str) -> list[str]:
+    """Return the IPv6 forms that embed an IPv4 address."""
     number = int(IPv4Address(inner))
     return [
         str(IPv6Address((0xFFFF << 32) | number)),
@@ -94,16 +94,16 @@ def carriers(inner: str) -> list[str]:
 
 @pytest.mark.spec("C66")
 @pytest.mark.parametrize("inner", NOT_PUBLIC)
-def test_an_address_inside_another_is_found(inner: str) -> None:
-    for carrier in carriers(inner):
-        assert explain_refused_address(carrier), carrier
-        assert explain_refused_host(f"[{carrier}]"), carrier
+def test_a_non_public_ipv4_address_embedded_in_ipv6_is_refused(inner: str) -> None:
+    for embedding_address in embed_in_ipv6(inner):
+        assert explain_refused_address(embedding_address), embedding_address
+        assert explain_refused_host(f"[{embedding_address}]"), embedding_address
 
 
 @pytest.mark.parametrize("inner", PUBLIC)
-def test_a_public_address_inside_another_may_be_reached(inner: str) -> None:
-    for carrier in carriers(inner):
-        assert explain_refused_address(carrier) == "", carrier
+def test_a_public_ipv4_address_embedded_in_ipv6_is_allowed(inner: str) -> None:
+    for embedding_address in embed_in_ipv6(inner):
+        assert explain_refused_address(embedding_address) == "", embedding_address
 
 
 @pytest.mark.spec("C66")
@@ -122,7 +122,7 @@ def test_a_public_address_inside_another_may_be_reached(inner: str) -> None:
         "127.0.0.01",
         "1.1.1.0x1",
         "8.8.8.010",
-        "134744072",  # 8.8.8.8: also a public one, for nobody can say which of the readers is right
+        "134744072",  # 8.8.8.8 is public, but parsers disagree on this spelling
         "256.1.1.1",
         "1.2.3.4.5",
         "0x",
@@ -132,7 +132,7 @@ def test_a_public_address_inside_another_may_be_reached(inner: str) -> None:
         "①②⑦.0.0.1",
     ],
 )
-def test_a_host_that_reads_as_a_number_is_refused(host: str) -> None:
+def test_a_host_in_a_numeric_notation_is_refused(host: str) -> None:
     assert explain_refused_host(host)
 
 
@@ -173,7 +173,7 @@ def test_a_host_that_reads_as_a_number_is_refused(host: str) -> None:
         "é" * 5_000,
     ],
 )
-def test_a_name_of_this_machine_or_no_name_at_all_is_refused(host: str) -> None:
+def test_a_local_or_invalid_host_name_is_refused(host: str) -> None:
     assert explain_refused_host(host)
 
 
@@ -193,7 +193,7 @@ def test_a_name_of_this_machine_or_no_name_at_all_is_refused(host: str) -> None:
         ("8.8.8.8", "8.8.8.8"),
     ],
 )
-def test_any_other_name_is_written_in_one_way(host: str, plain: str) -> None:
+def test_other_host_names_are_normalized(host: str, plain: str) -> None:
     assert normalize_host(host) == plain
     assert explain_refused_host(host) == ""
 
@@ -201,12 +201,12 @@ def test_any_other_name_is_written_in_one_way(host: str, plain: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "example.com", "127.1", "1.2.3.4 ", "::1%eth0", "fe80::1%1", "1.2.3.4/32", "٨.8.8.8"]
 )
-def test_what_is_no_address_is_refused_as_one(text: str) -> None:
+def test_text_that_is_not_an_ip_address_is_refused(text: str) -> None:
     assert explain_refused_address(text) == "it is not an IP address"
     assert not is_ip_address(text)
 
 
-def test_what_an_owner_can_have_at_home_is_less_than_what_is_not_public() -> None:
+def test_is_private_address_covers_only_part_of_the_non_public_ranges() -> None:
     assert all(
         map(is_private_address, ["10.0.0.1", "127.0.0.1", "192.168.1.5", "172.20.0.1", "100.64.1.1", "::1", "fd00::1"])
     )
@@ -218,13 +218,13 @@ def test_what_an_owner_can_have_at_home_is_less_than_what_is_not_public() -> Non
 
 
 @given(st.ip_addresses(v=4))
-def test_the_standard_library_knows_no_private_address_that_we_let_through(address: IPv4Address) -> None:
+def test_every_ipv4_address_that_is_not_global_is_refused(address: IPv4Address) -> None:
     if not address.is_global or address.is_multicast:
         assert explain_refused_address(str(address))
 
 
 @given(st.ip_addresses(v=6))
-def test_nor_one_of_the_sixth_version(address: IPv6Address) -> None:
+def test_every_ipv6_address_that_is_not_global_is_refused(address: IPv6Address) -> None:
     carried = address.ipv4_mapped or address.sixtofour or address.teredo or address in IPv6_NAT64
     if not carried and (not address.is_global or address.is_multicast):
         assert explain_refused_address(str(address))
@@ -239,7 +239,7 @@ IPv6_NAT64 = _Nat64()
 
 
 @given(st.text(max_size=300))
-def test_any_text_at_all_gets_an_answer(text: str) -> None:
+def test_arbitrary_text_never_crashes_the_host_check(text: str) -> None:
     assert isinstance(explain_refused_host(text), str)
     plain = normalize_host(text)
     assert plain == "" or plain.isascii()

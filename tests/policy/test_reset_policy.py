@@ -1,4 +1,4 @@
-"""When a context begins anew: pure facts, against the clock on the wall."""
+"""Test when a context is reset. The rules are pure functions of facts and the wall clock time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from retinue.policy.limits.reset_policy import (
 )
 
 BERLIN, UTC_ZONE = ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")
-AT_FOUR = ResetRules(daily_at="4:00")
+DAILY_AT_FOUR = ResetRules(daily_at="4:00")
 
 
 def at(text: str, zone: ZoneInfo = UTC_ZONE) -> int:
     return to_ms(datetime.fromisoformat(text).replace(tzinfo=zone).astimezone(UTC))
 
 
-def a_session(
+def make_session(
     *,
     began: int = 0,
     active: int = 0,
@@ -42,7 +42,7 @@ def a_session(
     chat_type: ChatType | None = None,
     said: int = 4,
 ) -> Session:
-    """With so many records since its context began."""
+    """Return a session with this many records since its context began."""
     return Session(
         id=SessionId("5" * 32),
         agent="ada",
@@ -63,47 +63,47 @@ def a_session(
     )
 
 
-def daily(began: int, now: int, zone: ZoneInfo = UTC_ZONE, rules: ResetRules = AT_FOUR) -> str:
-    return explain_due_reset(rules, a_session(began=began, active=now - 1), now_ms=now, zone=zone)
+def explain_daily_reset(began: int, now: int, zone: ZoneInfo = UTC_ZONE, rules: ResetRules = DAILY_AT_FOUR) -> str:
+    return explain_due_reset(rules, make_session(began=began, active=now - 1), now_ms=now, zone=zone)
 
 
-# Daily
+# Daily resets
 
 
 @pytest.mark.spec("H40", "C12")
-def test_the_first_run_after_the_boundary_begins_afresh_and_the_next_one_does_not() -> None:
+def test_the_first_run_after_the_daily_boundary_resets_the_context_and_the_next_does_not() -> None:
     yesterday, boundary = at("2026-03-01 22:00"), at("2026-03-02 04:00")
-    assert not daily(yesterday, boundary - 1)
-    assert daily(yesterday, boundary) == "contexts are reset daily at 04:00 (2026-03-02T04:00:00+00:00)"
-    assert daily(yesterday, boundary + 7 * 86_400_000), "however late that run comes"
-    assert not daily(boundary, boundary + 1), "it began with that boundary"
-    assert not daily(boundary + 60_000, boundary + 86_399_999)
+    assert not explain_daily_reset(yesterday, boundary - 1)
+    assert explain_daily_reset(yesterday, boundary) == "contexts are reset daily at 04:00 (2026-03-02T04:00:00+00:00)"
+    assert explain_daily_reset(yesterday, boundary + 7 * 86_400_000), "however late that run starts"
+    assert not explain_daily_reset(boundary, boundary + 1), "the context began at that boundary"
+    assert not explain_daily_reset(boundary + 60_000, boundary + 86_399_999)
 
 
 @pytest.mark.spec("H40", "C12")
-def test_the_boundary_is_by_the_owners_clock() -> None:
+def test_the_daily_reset_uses_the_time_zone_of_the_owner() -> None:
     evening = at("2026-07-01 20:00", BERLIN)
-    assert not daily(evening, at("2026-07-02 03:59", BERLIN), BERLIN)
-    assert daily(evening, at("2026-07-02 04:00", BERLIN), BERLIN)
-    assert not daily(evening, at("2026-07-02 04:00", BERLIN), UTC_ZONE), "which shows two in the morning"
+    assert not explain_daily_reset(evening, at("2026-07-02 03:59", BERLIN), BERLIN)
+    assert explain_daily_reset(evening, at("2026-07-02 04:00", BERLIN), BERLIN)
+    assert not explain_daily_reset(evening, at("2026-07-02 04:00", BERLIN), UTC_ZONE), "it is 02:00 in UTC"
 
 
 @pytest.mark.spec("C12")
-def test_where_the_clock_skips_the_time_the_day_begins_as_much_later() -> None:
+def test_a_daily_reset_in_a_skipped_dst_hour_happens_an_hour_later() -> None:
     rules = ResetRules(daily_at="02:30")
-    began = at("2026-03-28 12:00", BERLIN)  # the night in which 02:00 becomes 03:00
+    began = at("2026-03-28 12:00", BERLIN)  # the night in which the clock goes from 02:00 to 03:00
     at_half_past_three = at("2026-03-29 03:30", BERLIN)
-    assert not daily(began, at_half_past_three - 1, BERLIN, rules)
-    assert daily(began, at_half_past_three, BERLIN, rules)
-    assert not daily(at_half_past_three, at("2026-03-30 02:29", BERLIN), BERLIN, rules)
+    assert not explain_daily_reset(began, at_half_past_three - 1, BERLIN, rules)
+    assert explain_daily_reset(began, at_half_past_three, BERLIN, rules)
+    assert not explain_daily_reset(at_half_past_three, at("2026-03-30 02:29", BERLIN), BERLIN, rules)
 
 
 @pytest.mark.spec("C12")
-def test_where_the_clock_shows_the_time_twice_the_day_begins_once() -> None:
+def test_a_daily_reset_in_a_repeated_dst_hour_happens_once() -> None:
     rules = ResetRules(daily_at="02:30")
-    first = to_ms(datetime(2026, 10, 25, 0, 30, tzinfo=UTC))  # 02:30 summer time; again an hour later
-    assert daily(at("2026-10-24 12:00", BERLIN), first, BERLIN, rules)
-    assert not daily(first, first + 3_600_000, BERLIN, rules), "not once more"
+    first = to_ms(datetime(2026, 10, 25, 0, 30, tzinfo=UTC))  # 02:30 summer time; it occurs again an hour later
+    assert explain_daily_reset(at("2026-10-24 12:00", BERLIN), first, BERLIN, rules)
+    assert not explain_daily_reset(first, first + 3_600_000, BERLIN, rules), "not again"
 
 
 ZONES = [ZoneInfo(name) for name in ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia", "UTC")]
@@ -116,24 +116,24 @@ ZONES = [ZoneInfo(name) for name in ("Europe/Berlin", "America/New_York", "Austr
     minute=st.integers(0, 59),
     apart=st.integers(1, 200_000),
 )
-def test_between_two_moments_lies_a_boundary_just_where_the_wall_clock_says_so(
+def test_a_daily_reset_is_due_exactly_when_the_next_reset_time_has_passed(
     zone: ZoneInfo, days: int, hour: int, minute: int, apart: int
 ) -> None:
     rules = ResetRules(daily_at=f"{hour:02}:{minute:02}")
     began = datetime(2026, 1, 1, 11, 7, tzinfo=UTC) + timedelta(days=days, seconds=apart % 86_399)
     now = began + timedelta(seconds=apart)
-    found = find_next_reset(rules, a_session(began=to_ms(began)), now_ms=to_ms(began), zone=zone)
+    found = find_next_reset(rules, make_session(began=to_ms(began)), now_ms=to_ms(began), zone=zone)
     assert found is not None and began < found.at <= began + timedelta(hours=49)
-    assert bool(daily(to_ms(began), to_ms(now), zone, rules)) == (found.at <= now)
+    assert bool(explain_daily_reset(to_ms(began), to_ms(now), zone, rules)) == (found.at <= now)
 
 
-# Idle, and whichever comes first
+# Idle resets, and both rules together
 
 
 @pytest.mark.spec("H41", "C12")
-def test_longer_than_the_time_out_is_idle_and_just_as_long_is_not() -> None:
+def test_an_idle_reset_is_due_only_after_more_than_the_idle_minutes() -> None:
     rules, last = ResetRules(idle_minutes=30), at("2026-03-01 12:00")
-    session = a_session(began=last - 86_400_000, active=last)
+    session = make_session(began=last - 86_400_000, active=last)
     half_an_hour = last + 30 * 60_000
     assert not explain_due_reset(rules, session, now_ms=half_an_hour, zone=UTC_ZONE)
     because = explain_due_reset(rules, session, now_ms=half_an_hour + 1, zone=UTC_ZONE)
@@ -141,13 +141,13 @@ def test_longer_than_the_time_out_is_idle_and_just_as_long_is_not() -> None:
 
 
 @pytest.mark.spec("C12")
-def test_whichever_comes_first_wins() -> None:
+def test_the_earlier_of_daily_and_idle_reset_wins() -> None:
     rules = ResetRules(daily_at="04:00", idle_minutes=60)
     late = at("2026-03-01 23:30")
-    session = a_session(began=at("2026-03-01 09:00"), active=late)
+    session = make_session(began=at("2026-03-01 09:00"), active=late)
     found = find_next_reset(rules, session, now_ms=late, zone=UTC_ZONE)
     assert found == (from_ms(late + 3_600_000), "idle")
-    at_night = a_session(began=late, active=at("2026-03-02 03:30"))
+    at_night = make_session(began=late, active=at("2026-03-02 03:30"))
     assert find_next_reset(rules, at_night, now_ms=at("2026-03-02 03:30"), zone=UTC_ZONE) == (
         from_ms(at("2026-03-02 04:00")),
         "daily",
@@ -158,22 +158,22 @@ def test_whichever_comes_first_wins() -> None:
     assert "there was no activity" in explain_due_reset(rules, session, now_ms=at("2026-03-02 00:31"), zone=UTC_ZONE)
 
 
-def test_a_context_in_which_nothing_was_said_yet_is_as_fresh_as_can_be() -> None:
-    session = a_session(said=0)
-    assert not explain_due_reset(AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
-    assert find_next_reset(AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE) is None
-    assert explain_due_reset(AT_FOUR, a_session(), now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
+def test_a_context_without_records_is_never_reset() -> None:
+    session = make_session(said=0)
+    assert not explain_due_reset(DAILY_AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
+    assert find_next_reset(DAILY_AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE) is None
+    assert explain_due_reset(DAILY_AT_FOUR, make_session(), now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
 
 
 @pytest.mark.parametrize("rules", [NO_RESET_RULES, ResetRules(daily_at="never", idle_minutes=0, context_tokens_max=0)])
-def test_without_a_rule_nothing_begins_anew(rules: ResetRules) -> None:
-    assert not explain_due_reset(rules, a_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE)
-    assert find_next_reset(rules, a_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE) is None
+def test_without_reset_rules_a_context_is_never_reset(rules: ResetRules) -> None:
+    assert not explain_due_reset(rules, make_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE)
+    assert find_next_reset(rules, make_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE) is None
     assert not explain_context_limit(rules, 10**9)
 
 
 @pytest.mark.spec("H42")
-def test_a_context_is_too_long_above_its_limit_and_one_that_nobody_knows_is_not() -> None:
+def test_a_context_exceeds_its_limit_only_if_its_known_length_is_above_it() -> None:
     rules = ResetRules(context_tokens_max=1_000)
     assert explain_context_limit(rules, 1_001) == "the context had 1,001 tokens; the limit is 1,000"
     assert not explain_context_limit(rules, 1_000)
@@ -194,13 +194,13 @@ def test_a_context_is_too_long_above_its_limit_and_one_that_nobody_knows_is_not(
         ("schedule:0123abcd", OriginKind.SCHEDULE, True),
     ],
 )
-def test_what_the_clock_sends_keeps_only_its_own_conversation_awake(
+def test_a_schedule_envelope_counts_as_activity_only_in_a_schedule_session(
     sender: str, kind: OriginKind, *, counts: bool
 ) -> None:
     assert counts_as_activity(address.parse_address(sender), Origin(kind, "key")) is counts
 
 
-def test_what_goes_on_with_something_begins_nothing() -> None:
+def test_answers_notices_and_decisions_do_not_start_new_work() -> None:
     assert {kind for kind in EnvelopeKind if not starts_new_work(kind)} == {
         EnvelopeKind.ANSWER,
         EnvelopeKind.NOTICE,
@@ -208,36 +208,42 @@ def test_what_goes_on_with_something_begins_nothing() -> None:
     }
 
 
-# Whose word holds
+# Which setting wins
 
 
 @pytest.mark.spec("C12")
-def test_each_rule_is_that_of_the_first_who_has_a_word_on_it() -> None:
-    house = ResetRules(daily_at="01:00", idle_minutes=1, context_tokens_max=1)
+def test_each_reset_rule_comes_from_the_most_specific_setting() -> None:
+    server = ResetRules(daily_at="01:00", idle_minutes=1, context_tokens_max=1)
     by_kind = {"chat": ResetRules(daily_at="02:00", idle_minutes=2), "group": ResetRules(daily_at="03:00")}
     by_channel = {"telegram": ResetRules(daily_at="04:00")}
 
-    def held(session: Session, own: ResetRules = NO_RESET_RULES) -> tuple[object, ...]:
-        rules = resolve_reset_rules(session, own, house, by_kind=by_kind, by_channel=by_channel)
+    def resolve_rules(session: Session, own: ResetRules = NO_RESET_RULES) -> tuple[object, ...]:
+        rules = resolve_reset_rules(session, own, server, by_kind=by_kind, by_channel=by_channel)
         return rules.daily_at, rules.idle_minutes, rules.context_tokens_max
 
-    assert held(a_session()) == ("01:00", 1, 1)
-    chat = a_session(kind=OriginKind.CHAT, key="channel:irc:42")
-    assert held(chat) == ("02:00", 2, 1)
-    assert held(a_session(kind=OriginKind.CHAT, key="channel:irc:42", chat_type=ChatType.GROUP)) == ("03:00", 2, 1)
-    telegram = a_session(kind=OriginKind.CHAT, key="channel:telegram:42", chat_type=ChatType.GROUP)
-    assert held(telegram) == ("04:00", 2, 1)
-    assert held(telegram, ResetRules(daily_at="never")) == ("never", 2, 1)
-    known_by_key = a_session(kind=OriginKind.CHAT, key="agent:ada:telegram:work:direct:42")
-    assert held(known_by_key) == ("04:00", 2, 1)
+    assert resolve_rules(make_session()) == ("01:00", 1, 1)
+    chat = make_session(kind=OriginKind.CHAT, key="channel:irc:42")
+    assert resolve_rules(chat) == ("02:00", 2, 1)
+    assert resolve_rules(make_session(kind=OriginKind.CHAT, key="channel:irc:42", chat_type=ChatType.GROUP)) == (
+        "03:00",
+        2,
+        1,
+    )
+    telegram = make_session(kind=OriginKind.CHAT, key="channel:telegram:42", chat_type=ChatType.GROUP)
+    assert resolve_rules(telegram) == ("04:00", 2, 1)
+    assert resolve_rules(telegram, ResetRules(daily_at="never")) == ("never", 2, 1)
+    known_by_key = make_session(kind=OriginKind.CHAT, key="agent:ada:telegram:work:direct:42")
+    assert resolve_rules(known_by_key) == ("04:00", 2, 1)
 
 
 @pytest.mark.parametrize("kind", ["subagent", "background", "schedule", "heartbeat"])
-def test_one_that_was_sent_out_and_the_clocks_own_keep_their_context_unless_their_kind_is_named(kind: str) -> None:
-    session = a_session(kind=OriginKind(kind), key="5" * 32)
-    assert resolve_reset_rules(session, AT_FOUR, AT_FOUR, by_kind={}, by_channel={}) == NO_RESET_RULES
+def test_subagent_and_schedule_sessions_have_no_reset_rules_unless_set_for_their_kind(kind: str) -> None:
+    session = make_session(kind=OriginKind(kind), key="5" * 32)
+    assert resolve_reset_rules(session, DAILY_AT_FOUR, DAILY_AT_FOUR, by_kind={}, by_channel={}) == NO_RESET_RULES
     named = {kind: ResetRules(idle_minutes=5)}
-    assert resolve_reset_rules(session, AT_FOUR, AT_FOUR, by_kind=named, by_channel={}) == ResetRules(idle_minutes=5)
+    assert resolve_reset_rules(session, DAILY_AT_FOUR, DAILY_AT_FOUR, by_kind=named, by_channel={}) == ResetRules(
+        idle_minutes=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,11 +257,11 @@ def test_one_that_was_sent_out_and_the_clocks_own_keep_their_context_unless_thei
         ("", ()),
     ],
 )
-def test_a_chats_connector_is_read_from_its_key(key: str, names: tuple[str, ...]) -> None:
+def test_connector_names_are_parsed_from_the_session_key(key: str, names: tuple[str, ...]) -> None:
     assert connector_names(key) == names
 
 
-def test_times_of_day_and_reasons() -> None:
+def test_times_of_day_are_parsed_strictly_and_reasons_are_joined_once() -> None:
     assert [str(parse_time_of_day(text)) for text in ("4:05", "04:05", "23:59", "0:00")] == [
         "04:05:00",
         "04:05:00",

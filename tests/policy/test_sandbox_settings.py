@@ -1,4 +1,4 @@
-"""An agent's own word on its sandbox counts where it is stricter than the house's, and never where it is looser."""
+"""Test that an agent's sandbox settings apply only where they are stricter than the server's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOSE = SandboxSettings(
     mode=SandboxMode.OFF,
     scope=SandboxScope.SHARED,
     workspace=WorkspaceAccess.WRITE,
-    sessions=SandboxVisibleSessions.ALL,
+    visible_sessions=SandboxVisibleSessions.ALL,
     docker=DockerSettings(cpus=4.0, idle_hours=24.0, age_days=7.0),
 )
 STRICT = replace(
@@ -23,25 +23,25 @@ STRICT = replace(
     mode=SandboxMode.ALL,
     scope=SandboxScope.SESSION,
     workspace=WorkspaceAccess.NONE,
-    sessions=SandboxVisibleSessions.SPAWNED,
+    visible_sessions=SandboxVisibleSessions.SPAWNED,
     browser=False,
     docker=DockerSettings(cpus=0.5, idle_hours=1.0, age_days=1.0),
 )
-AS_STRICT = SandboxRules(
+STRICT_RULES = SandboxRules(
     mode=SandboxMode.ALL,
     scope=SandboxScope.SESSION,
     workspace=WorkspaceAccess.NONE,
-    sessions=SandboxVisibleSessions.SPAWNED,
+    visible_sessions=SandboxVisibleSessions.SPAWNED,
     browser=False,
     cpus=0.5,
     idle_hours=1.0,
     age_days=1.0,
 )
-AS_LOOSE = SandboxRules(
+LOOSE_RULES = SandboxRules(
     mode=SandboxMode.OFF,
     scope=SandboxScope.SHARED,
     workspace=WorkspaceAccess.WRITE,
-    sessions=SandboxVisibleSessions.ALL,
+    visible_sessions=SandboxVisibleSessions.ALL,
     browser=True,
     cpus=4.0,
     idle_hours=24.0,
@@ -53,21 +53,23 @@ AS_LOOSE = SandboxRules(
     "C113.sandbox_mode", "C113.sandbox_scope", "C113.sandbox_sessions", "C113.sandbox_docker", "C113.sandbox_prune"
 )
 @pytest.mark.parametrize(
-    ("house", "own", "holds"),
+    ("server", "own", "holds"),
     [
-        (LOOSE, AS_STRICT, STRICT),
-        (STRICT, AS_LOOSE, STRICT),
-        (LOOSE, AS_LOOSE, LOOSE),
+        (LOOSE, STRICT_RULES, STRICT),
+        (STRICT, LOOSE_RULES, STRICT),
+        (LOOSE, LOOSE_RULES, LOOSE),
         (LOOSE, SandboxRules(), LOOSE),
         (STRICT, SandboxRules(), STRICT),
         (LOOSE, SandboxRules(mode=SandboxMode.NON_MAIN), replace(LOOSE, mode=SandboxMode.NON_MAIN)),
     ],
 )
-def test_of_two_words_the_stricter_holds(house: SandboxSettings, own: SandboxRules, holds: SandboxSettings) -> None:
-    assert merge_sandbox_settings(house, Agent(name="ada", sandbox=own)) == holds
+def test_the_stricter_of_server_and_agent_sandbox_settings_applies(
+    server: SandboxSettings, own: SandboxRules, holds: SandboxSettings
+) -> None:
+    assert merge_sandbox_settings(server, Agent(name="ada", sandbox=own)) == holds
 
 
-def test_an_image_is_neither_stricter_nor_looser_and_the_agents_is_taken() -> None:
+def test_the_sandbox_image_of_the_agent_overrides_the_server_image() -> None:
     assert (
         merge_sandbox_settings(STRICT, Agent(name="ada", sandbox=SandboxRules(image="own:1"))).docker.image == "own:1"
     )
@@ -77,7 +79,7 @@ def test_an_image_is_neither_stricter_nor_looser_and_the_agents_is_taken() -> No
     )
 
 
-def test_who_sits_before_a_session_says_whether_it_is_confined() -> None:
+def test_only_the_owners_terminal_session_is_unconfined_in_non_main_mode() -> None:
     assert is_main_session(Origin(OriginKind.TERMINAL, "person:owner/work"), "person:owner")
     assert not is_main_session(Origin(OriginKind.TERMINAL, "person:maria"), "person:owner")
     assert not is_main_session(Origin(OriginKind.CHAT, "channel:quiet:1"), "person:owner")
@@ -88,8 +90,8 @@ def test_who_sits_before_a_session_says_whether_it_is_confined() -> None:
     assert not is_confined(replace(STRICT, kind=SandboxKind.OFF), is_main=False)
 
 
-def test_one_who_was_sent_out_is_as_confined_as_whoever_sent_it() -> None:
-    loose, strict = Agent(name="bo", sandbox=AS_LOOSE), Agent(name="ada", sandbox=AS_STRICT)
+def test_a_subagent_gets_the_stricter_sandbox_of_itself_and_its_parent() -> None:
+    loose, strict = Agent(name="bo", sandbox=LOOSE_RULES), Agent(name="ada", sandbox=STRICT_RULES)
     assert merge_sandbox_settings(LOOSE, loose, strict) == STRICT
     assert merge_sandbox_settings(LOOSE, strict, loose) == STRICT
     assert merge_sandbox_settings(LOOSE, loose) == LOOSE

@@ -1,10 +1,10 @@
-"""Whether what is said leaves the house: pure facts."""
+"""Test the send policy: whether an agent may send messages from a session."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from policy.test_reset_policy import a_session
+from policy.test_reset_policy import make_session
 
 from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.send_policy import SendAction, SendRule
@@ -12,11 +12,11 @@ from retinue.domain.session import OriginKind, Session, SessionOptions
 from retinue.domain.session_keys import ChatType
 from retinue.policy.access.send_policy import may_send
 
-GROUP = a_session(kind=OriginKind.CHAT, key="channel:telegram:-100", chat_type=ChatType.GROUP)
+GROUP = make_session(kind=OriginKind.CHAT, key="channel:telegram:-100", chat_type=ChatType.GROUP)
 ALLOW, DENY = SendAction.ALLOW, SendAction.DENY
 
 
-def decided(*rules: SendRule, session: Session = GROUP, default: SendAction = ALLOW) -> Decision:
+def decide(*rules: SendRule, session: Session = GROUP, default: SendAction = ALLOW) -> Decision:
     named = {f"r{number}": rule for number, rule in enumerate(rules)}
     return may_send(session, "telegram", named, default)
 
@@ -36,33 +36,33 @@ def decided(*rules: SendRule, session: Session = GROUP, default: SendAction = AL
         (SendRule(channel="telegram", chat_type=ChatType.DIRECT), False),
     ],
 )
-def test_a_rule_fits_where_all_that_it_names_does(rule: SendRule, *, fits: bool) -> None:
-    assert decided(rule).is_denied is fits
+def test_a_send_rule_matches_only_if_all_its_conditions_match(rule: SendRule, *, fits: bool) -> None:
+    assert decide(rule).is_denied is fits
 
 
 @pytest.mark.spec("C15")
-def test_a_rule_that_denies_wins_and_one_that_allows_goes_before_the_default() -> None:
+def test_a_deny_rule_wins_and_an_allow_rule_overrides_the_default() -> None:
     deny, allow = SendRule(channel="telegram"), SendRule(action=ALLOW, chat_type=ChatType.GROUP)
     for rules in ((deny, allow), (allow, deny)):
-        assert decided(*rules).is_denied
-    assert decided(allow, default=DENY).is_allowed
-    assert decided().is_allowed
-    assert decided(default=DENY) == Decision(
+        assert decide(*rules).is_denied
+    assert decide(allow, default=DENY).is_allowed
+    assert decide().is_allowed
+    assert decide(default=DENY) == Decision(
         DecisionKind.DENY, "no rule allows it, and the default is deny", "sessions.send.default"
     )
 
 
 @pytest.mark.spec("C15")
-def test_a_conversations_own_word_goes_before_all_rules() -> None:
+def test_the_send_option_of_a_session_overrides_all_send_rules() -> None:
     on, off = (replace(GROUP, options=SessionOptions(send=send)) for send in (True, False))
-    assert decided(SendRule(), session=on).is_allowed and decided(session=on, default=DENY).is_allowed
-    assert decided(SendRule(action=ALLOW), session=off) == Decision(
+    assert decide(SendRule(), session=on).is_allowed and decide(session=on, default=DENY).is_allowed
+    assert decide(SendRule(action=ALLOW), session=off) == Decision(
         DecisionKind.DENY, "/send off was set in this conversation", "/send"
     )
 
 
-def test_a_denial_names_its_rule() -> None:
+def test_a_denied_send_names_the_matching_rule() -> None:
     because = "the rule r0 matches: deny for channel telegram, chat_type group"
-    assert decided(SendRule(channel="telegram", chat_type=ChatType.GROUP)) == Decision(
+    assert decide(SendRule(channel="telegram", chat_type=ChatType.GROUP)) == Decision(
         DecisionKind.DENY, because, "sessions.send.rules.r0"
     )

@@ -1,4 +1,4 @@
-"""Speech: when an answer is spoken, which words of it, and what is done where a program fails."""
+"""Test speech settings: when a reply is spoken, which part of it, and what happens when a program fails."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from retinue.sandbox.host import HostSandbox
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.testing.loop_time import skip_loop_time_on_increase
 
-SPEAKS = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), voice="alloy")
-HEARS = SpeechCommand(command=("/bin/cat", "{input}"))
-BREAKS = SpeechCommand(command=("/bin/false",))
+WORKING_SPEAKER = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), voice="alloy")
+WORKING_LISTENER = SpeechCommand(command=("/bin/cat", "{input}"))
+FAILING_COMMAND = SpeechCommand(command=("/bin/false",))
 LONG = "One sentence after the other. " * 200
 
 
 def settings(mode: SpeechMode = SpeechMode.ALWAYS, **more: Any) -> SpeechSettings:
-    more.setdefault("speakers", {"first": SPEAKS})
+    more.setdefault("speakers", {"first": WORKING_SPEAKER})
     return SpeechSettings(mode=mode, **more)
 
 
-# --- what is decided ---
+# --- decisions ---
 
 
 @pytest.mark.spec("C97")
@@ -44,14 +44,16 @@ def settings(mode: SpeechMode = SpeechMode.ALWAYS, **more: Any) -> SpeechSetting
         (SpeechMode.TAGGED, "[[tts:voice=nova]] A good morning.", False, True),
     ],
 )
-def test_each_mode_speaks_when_it_should(mode: SpeechMode, text: str, answers_voice: bool, spoken: bool) -> None:
+def test_each_speech_mode_decides_whether_an_answer_is_spoken(
+    mode: SpeechMode, text: str, answers_voice: bool, spoken: bool
+) -> None:
     decided = decide_speech(settings(mode), text, answers_voice=answers_voice)
     assert bool(decided.spoken_text) is spoken
     assert bool(decided.because) is not spoken
-    assert decided.visible_text == "A good morning."  # tags are shown to nobody
+    assert decided.visible_text == "A good morning."  # tags are not shown
 
 
-def test_nothing_is_spoken_that_is_short_or_has_a_sound_or_that_no_program_could_speak() -> None:
+def test_short_answers_answers_with_sound_and_unconfigured_speech_are_not_spoken() -> None:
     assert decide_speech(settings(), "Yes.", answers_voice=True).because == "it is too short"
     assert decide_speech(settings(), "A good morning.", answers_voice=True, has_sound=True).because
     assert (
@@ -62,7 +64,7 @@ def test_nothing_is_spoken_that_is_short_or_has_a_sound_or_that_no_program_could
 
 
 @pytest.mark.spec("C97")
-def test_a_tag_names_other_words_to_speak_and_sets_only_what_the_owner_lets_it() -> None:
+def test_a_speech_tag_replaces_the_spoken_text_and_sets_only_allowed_overrides() -> None:
     text = "[[tts:voice=nova]][[tts:speed=1.5]]The table:\n|a|b|[[tts:text]]It has two columns.[[/tts:text]]"
     decided = decide_speech(settings(SpeechMode.TAGGED, overrides=("voice",)), text, answers_voice=False)
     assert decided.spoken_text == "It has two columns."
@@ -82,146 +84,153 @@ def test_a_tag_names_other_words_to_speak_and_sets_only_what_the_owner_lets_it()
         "[[tts:a=" + "b" * 500,
     ],
 )
-def test_what_is_no_whole_tag_stays_as_it_is_written(text: str) -> None:
+def test_an_incomplete_speech_tag_stays_in_the_text(text: str) -> None:
     assert parse_speech_tags(text).visible_text == text
     assert not parse_speech_tags(text).is_requested
 
 
-def test_a_text_of_nothing_but_brackets_is_read_to_its_end() -> None:
+def test_speech_text_with_many_brackets_is_parsed_in_linear_time() -> None:
     text = "[[tts" * 50_000
     assert parse_speech_tags(text).visible_text == text
     assert to_spoken_text("[" * 200_000 + "](") is not None
 
 
-def test_words_to_speak_have_no_code_no_marks_and_of_an_address_only_its_host() -> None:
+def test_spoken_text_has_no_code_no_markdown_and_only_the_host_of_urls() -> None:
     code = "```py\nprint(1)\n```"
     text = f"# Hello\n\n**Bold** and [a page](https://example.com/x).\n{code}\n- see https://a.example/b?c=d now"
     assert to_spoken_text(text) == "Hello\nBold and a page.\nsee a.example now"
 
 
-def test_what_is_too_long_is_cut_at_the_end_of_a_sentence() -> None:
+def test_long_speech_is_shortened_at_the_end_of_a_sentence() -> None:
     assert shorten_speech("One two. Three four. Five six seven", 25) == "One two. Three four."
     assert shorten_speech("abcdefghij" * 10, 20) == "abcdefghij" * 2 + "…"
     assert shorten_speech("short", 20) == "short"
 
 
-def test_the_program_that_a_tag_names_is_tried_first_and_the_others_after_it() -> None:
-    now = settings(speakers={"one": SPEAKS, "two": SPEAKS, "three": SPEAKS})
-    assert order_speakers(now, {}) == ("one", "two", "three")
-    assert order_speakers(now, {"provider": "three"}) == ("three", "one", "two")
-    assert order_speakers(now, {"provider": "unheard"}) == ("one", "two", "three")
+def test_the_speaker_named_by_a_tag_is_tried_first_and_the_others_after_it() -> None:
+    current_settings = settings(speakers={"one": WORKING_SPEAKER, "two": WORKING_SPEAKER, "three": WORKING_SPEAKER})
+    assert order_speakers(current_settings, {}) == ("one", "two", "three")
+    assert order_speakers(current_settings, {"provider": "three"}) == ("three", "one", "two")
+    assert order_speakers(current_settings, {"provider": "unheard"}) == ("one", "two", "three")
 
 
-# --- what is done ---
+# --- programs ---
 
 
-async def bare() -> Sandbox:
+async def make_host_sandbox() -> Sandbox:
     return HostSandbox()
 
 
-def voice(tmp_path: Path, now: SpeechSettings, **more: Any) -> tuple[SpeechPrograms, AttachmentFiles]:
+def voice(tmp_path: Path, current_settings: SpeechSettings, **more: Any) -> tuple[SpeechPrograms, AttachmentFiles]:
     files = AttachmentFiles(tmp_path / "files")
-    more.setdefault("sandbox", bare)
-    return SpeechPrograms(lambda: now, files, data_dir=tmp_path, environment={}, **more), files
+    more.setdefault("sandbox", make_host_sandbox)
+    return SpeechPrograms(lambda: current_settings, files, data_dir=tmp_path, environment={}, **more), files
 
 
-def content(files: AttachmentFiles, attachment: Attachment) -> str:
+def read_file(files: AttachmentFiles, attachment: Attachment) -> str:
     with files.open(attachment.hash) as opened:
         return opened.read().decode()
 
 
 @pytest.mark.spec("C97")
-async def test_an_answer_becomes_a_voice_message_beside_its_words(tmp_path: Path) -> None:
+async def test_an_answer_gets_a_voice_file_beside_its_text(tmp_path: Path) -> None:
     speech, files = voice(tmp_path, settings())
-    uttered = await speech.prepare_reply("A **good** morning.", answers_voice=False)
-    assert uttered.text == "A **good** morning."
-    assert uttered.voice is not None
-    assert (uttered.voice.name, uttered.voice.media_type) == ("voice.ogg", "audio/ogg")
-    assert content(files, uttered.voice) == "A good morning."
+    reply = await speech.prepare_reply("A **good** morning.", answers_voice=False)
+    assert reply.text == "A **good** morning."
+    assert reply.voice is not None
+    assert (reply.voice.name, reply.voice.media_type) == ("voice.ogg", "audio/ogg")
+    assert read_file(files, reply.voice) == "A good morning."
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
 @pytest.mark.spec("C97")
-async def test_where_one_program_fails_the_next_is_tried_and_where_all_fail_words_stay_words(tmp_path: Path) -> None:
+async def test_the_next_speaker_is_tried_after_a_failure_and_the_text_remains_if_all_fail(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     sleeps = SpeechCommand(command=("/bin/sh", "-c", f"printf x >> {begun}; exec sleep 600"))
     silent = SpeechCommand(command=("/bin/true",))
     links = SpeechCommand(command=("/bin/ln", "-s", "/etc/passwd", "{output}"))
     gone = SpeechCommand(command=("/no/such/program", "{output}"))
-    bad = {"breaks": BREAKS, "sleeps": sleeps, "silent": silent, "links": links, "gone": gone, "unset": SpeechCommand()}
-    speech, files = voice(tmp_path, settings(speakers={**bad, "works": SPEAKS}, timeout_s=60))
+    bad = {
+        "breaks": FAILING_COMMAND,
+        "sleeps": sleeps,
+        "silent": silent,
+        "links": links,
+        "gone": gone,
+        "unset": SpeechCommand(),
+    }
+    speech, files = voice(tmp_path, settings(speakers={**bad, "works": WORKING_SPEAKER}, timeout_s=60))
     async with skip_loop_time_on_increase(60, count=lambda: begun.exists() and len(begun.read_text())):
-        uttered = await speech.prepare_reply("A good morning.", answers_voice=False)
-    assert uttered.voice is not None
-    assert content(files, uttered.voice) == "A good morning."
+        reply = await speech.prepare_reply("A good morning.", answers_voice=False)
+    assert reply.voice is not None
+    assert read_file(files, reply.voice) == "A good morning."
     speech, _ = voice(tmp_path, settings(speakers=bad, timeout_s=60))
     begun.unlink()
     async with skip_loop_time_on_increase(60, count=lambda: begun.exists() and len(begun.read_text())):
-        uttered = await speech.prepare_reply("A good morning.", answers_voice=False)
-    assert (uttered.text, uttered.voice) == ("A good morning.", None)
-    assert uttered.because
+        reply = await speech.prepare_reply("A good morning.", answers_voice=False)
+    assert (reply.text, reply.voice) == ("A good morning.", None)
+    assert reply.because
 
 
 @pytest.mark.spec("C97")
-async def test_a_long_answer_is_told_in_short_before_it_is_spoken(tmp_path: Path) -> None:
+async def test_a_long_answer_is_summarized_before_it_is_spoken(tmp_path: Path) -> None:
     broken = SpeechCommand(command=("/bin/false",))
     silent = SpeechCommand(command=("/bin/true",))
     counts = SpeechCommand(
         command=("/bin/sh", "-c", 'echo "**Many** sentences: $(wc -c < "$1") to $2."', "sh", "{input}", "{chars}")
     )
-    tellers = {"broken": broken, "silent": silent, "counts": counts}
-    speech, files = voice(tmp_path, settings(summarisers=tellers))
-    uttered = await speech.prepare_reply(LONG, answers_voice=False)
-    assert uttered.voice is not None
-    assert content(files, uttered.voice) == f"Many sentences: {len(LONG.strip())} to 1500."
-    assert uttered.text == LONG
+    summarizers = {"broken": broken, "silent": silent, "counts": counts}
+    speech, files = voice(tmp_path, settings(summarizers=summarizers))
+    reply = await speech.prepare_reply(LONG, answers_voice=False)
+    assert reply.voice is not None
+    assert read_file(files, reply.voice) == f"Many sentences: {len(LONG.strip())} to 1500."
+    assert reply.text == LONG
     brief = await speech.prepare_reply("A good morning.", answers_voice=False)
-    assert brief.voice is not None and content(files, brief.voice) == "A good morning."
+    assert brief.voice is not None and read_file(files, brief.voice) == "A good morning."
 
 
 @pytest.mark.spec("C97")
-@pytest.mark.parametrize(("more", "most"), [({}, 1_500), ({"summarise": False}, 4_096)])
-async def test_a_long_answer_that_nobody_tells_in_short_is_spoken_to_its_bound(
+@pytest.mark.parametrize(("more", "most"), [({}, 1_500), ({"summarize": False}, 4_096)])
+async def test_a_long_answer_is_spoken_up_to_its_limit_if_it_is_not_summarized(
     tmp_path: Path, more: dict[str, Any], most: int
 ) -> None:
-    tellers = {"broken": SpeechCommand(command=("/bin/false",))}
-    speech, files = voice(tmp_path, settings(summarisers=tellers, **more))
-    uttered = await speech.prepare_reply(LONG, answers_voice=False)
-    assert uttered.voice is not None
-    said = content(files, uttered.voice)
-    assert most // 2 < len(said) <= most
-    assert said.endswith(".")
+    summarizers = {"broken": SpeechCommand(command=("/bin/false",))}
+    speech, files = voice(tmp_path, settings(summarizers=summarizers, **more))
+    reply = await speech.prepare_reply(LONG, answers_voice=False)
+    assert reply.voice is not None
+    spoken_text_read = read_file(files, reply.voice)
+    assert most // 2 < len(spoken_text_read) <= most
+    assert spoken_text_read.endswith(".")
 
 
-async def test_a_voice_that_an_agent_chose_reaches_the_program_as_part_of_one_word(tmp_path: Path) -> None:
+async def test_a_voice_chosen_by_a_tag_is_passed_as_part_of_one_argument(tmp_path: Path) -> None:
     says = SpeechCommand(command=("/bin/echo", "--voice={voice}", "{model}"), voice="alloy", model="{input}")
     speech, files = voice(tmp_path, settings(SpeechMode.TAGGED, speakers={"says": says}, overrides=("voice",)))
-    uttered = await speech.prepare_reply("[[tts:voice=nova]] A good morning.", answers_voice=False)
-    assert uttered.voice is not None
-    assert content(files, uttered.voice) == "--voice=nova {input}\n"
+    reply = await speech.prepare_reply("[[tts:voice=nova]] A good morning.", answers_voice=False)
+    assert reply.voice is not None
+    assert read_file(files, reply.voice) == "--voice=nova {input}\n"
 
 
-async def test_nothing_is_run_bare_where_no_sandbox_holds(tmp_path: Path) -> None:
-    async def none() -> Sandbox:
+async def test_no_speech_command_runs_without_a_working_sandbox(tmp_path: Path) -> None:
+    async def raise_sandbox_failed() -> Sandbox:
         raise SandboxFailed("it was not begun", because="no sandbox works here")
 
-    speech, _ = voice(tmp_path, settings(), sandbox=none)
+    speech, _ = voice(tmp_path, settings(), sandbox=raise_sandbox_failed)
     assert (await speech.prepare_reply("A good morning.", answers_voice=False)).voice is None
 
 
 @pytest.mark.spec("C97")
-async def test_a_voice_message_is_heard_by_the_first_program_that_can_tell_its_words(tmp_path: Path) -> None:
+async def test_a_voice_message_is_transcribed_by_the_first_working_listener(tmp_path: Path) -> None:
     silent = SpeechCommand(command=("/bin/true",))
-    writes = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), ending="txt")
-    speech, files = voice(tmp_path, SpeechSettings(listeners={"a": BREAKS, "b": silent, "c": writes}))
-    came = files.store([b" Buy some milk. "], name="voice.oga", media_type="audio/ogg")
-    assert await speech.transcribe(came) == "Buy some milk."
-    speech, _ = voice(tmp_path, SpeechSettings(listeners={"a": HEARS}))
-    assert await speech.transcribe(came) == "Buy some milk."
+    writes = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), file_extension="txt")
+    speech, files = voice(tmp_path, SpeechSettings(listeners={"a": FAILING_COMMAND, "b": silent, "c": writes}))
+    audio_file = files.store([b" Buy some milk. "], name="voice.oga", media_type="audio/ogg")
+    assert await speech.transcribe(audio_file) == "Buy some milk."
+    speech, _ = voice(tmp_path, SpeechSettings(listeners={"a": WORKING_LISTENER}))
+    assert await speech.transcribe(audio_file) == "Buy some milk."
 
 
-async def test_what_is_no_voice_or_too_large_or_by_nobody_heard_gives_no_words(tmp_path: Path) -> None:
-    speech, files = voice(tmp_path, SpeechSettings(listeners={"a": HEARS}, audio_bytes_max=1_024))
+async def test_files_without_audio_oversized_audio_and_no_listener_give_an_empty_transcript(tmp_path: Path) -> None:
+    speech, files = voice(tmp_path, SpeechSettings(listeners={"a": WORKING_LISTENER}, audio_bytes_max=1_024))
     picture = files.store([b"picture"], name="a.png", media_type="image/png")
     large = files.store([b"x" * 2_000], name="a.ogg", media_type="audio/ogg")
     assert [await speech.transcribe(each) for each in (picture, large)] == ["", ""]

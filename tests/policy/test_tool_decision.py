@@ -1,4 +1,4 @@
-"""The whole verdict on one call: what each layer says, and what a yes for longer would grant."""
+"""Test the complete decision on one call: each policy layer's part, and what a longer grant would cover."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ SPEC = ToolSpec(name="fetch", description="", parameters={})
 TOOL = Permission(PermissionKind.TOOL, "fetch")
 
 
-def chain(**lists: Any) -> ToolPolicyChain:
+def make_chain(**lists: Any) -> ToolPolicyChain:
     agent = Agent(name="ada", model="m", tools=ToolRules(**lists))
     return ToolPolicyChain(build_layers(ToolSettings(), agent, ToolPolicyContext()), [SPEC])
 
 
-def test_a_call_that_nothing_speaks_against_is_allowed() -> None:
-    assert decide_tool_call(chain(), SPEC).decision.kind is DecisionKind.ALLOW
+def test_a_call_without_objections_is_allowed() -> None:
+    assert decide_tool_call(make_chain(), SPEC).decision.kind is DecisionKind.ALLOW
 
 
-def test_what_a_rule_asks_about_a_grant_allows_and_a_denial_stands() -> None:
-    asks = decide_tool_call(chain(ask=("fetch",)), SPEC)
+def test_a_grant_overrides_an_ask_rule_and_not_a_deny_rule() -> None:
+    asks = decide_tool_call(make_chain(ask=("fetch",)), SPEC)
     assert asks.decision.kind is DecisionKind.ASK and asks.would_grant == (TOOL,)
-    granted = decide_tool_call(chain(ask=("fetch",)), SPEC, held=(TOOL,))
+    granted = decide_tool_call(make_chain(ask=("fetch",)), SPEC, held=(TOOL,))
     assert granted.decision.kind is DecisionKind.ALLOW and granted.findings[-1].layer == "grants"
-    denied = decide_tool_call(chain(deny=("fetch",)), SPEC, held=(TOOL,), missing=(WEB_PERMISSION,))
+    denied = decide_tool_call(make_chain(deny=("fetch",)), SPEC, held=(TOOL,), missing=(WEB_PERMISSION,))
     assert denied.decision.kind is DecisionKind.DENY and denied.would_grant == ()
 
 
-def test_what_a_call_lacks_is_asked_for_and_would_be_granted() -> None:
-    lacks = decide_tool_call(chain(), SPEC, missing=(WEB_PERMISSION,))
+def test_a_missing_permission_needs_approval_and_would_be_granted() -> None:
+    lacks = decide_tool_call(make_chain(), SPEC, missing=(WEB_PERMISSION,))
     assert lacks.decision.kind is DecisionKind.ASK and "needs web" in lacks.decision.because
     assert lacks.would_grant == (WEB_PERMISSION,)
-    both = decide_tool_call(chain(ask=("fetch",)), SPEC, missing=(WEB_PERMISSION,))
+    both = decide_tool_call(make_chain(ask=("fetch",)), SPEC, missing=(WEB_PERMISSION,))
     assert both.would_grant == (TOOL, WEB_PERMISSION)
     assert (
-        decide_tool_call(chain(ask=("fetch",)), SPEC, held=(TOOL,), missing=(WEB_PERMISSION,)).decision.kind
+        decide_tool_call(make_chain(ask=("fetch",)), SPEC, held=(TOOL,), missing=(WEB_PERMISSION,)).decision.kind
         is DecisionKind.ASK
     )
 
 
 @pytest.mark.parametrize("layer", ["provenance", "sandbox"])
-def test_what_depends_on_the_arguments_is_asked_about_each_time(layer: str) -> None:
-    said: dict[str, Any] = {layer: Decision(DecisionKind.ASK, "these words came from outside")}
-    asked = decide_tool_call(chain(ask=("fetch",)), SPEC, missing=(WEB_PERMISSION,), **said)
+def test_decisions_about_arguments_need_approval_each_time_despite_grants(layer: str) -> None:
+    layer_decision: dict[str, Any] = {layer: Decision(DecisionKind.ASK, "these words came from outside")}
+    asked = decide_tool_call(make_chain(ask=("fetch",)), SPEC, missing=(WEB_PERMISSION,), **layer_decision)
     assert asked.decision.kind is DecisionKind.ASK and asked.would_grant == ()
-    granted = decide_tool_call(chain(ask=("fetch",)), SPEC, held=(TOOL,), **said)
-    assert granted.decision.kind is DecisionKind.ASK, "no grant speaks for arguments"
+    granted = decide_tool_call(make_chain(ask=("fetch",)), SPEC, held=(TOOL,), **layer_decision)
+    assert granted.decision.kind is DecisionKind.ASK, "no grant covers arguments"
     denied: dict[str, Any] = {layer: Decision(DecisionKind.DENY, "no")}
-    assert decide_tool_call(chain(), SPEC, **denied).decision.kind is DecisionKind.DENY
+    assert decide_tool_call(make_chain(), SPEC, **denied).decision.kind is DecisionKind.DENY
     allowed: dict[str, Any] = {layer: Decision(DecisionKind.ALLOW, "explained")}
-    assert decide_tool_call(chain(ask=("fetch",)), SPEC, **allowed).decision.kind is DecisionKind.ASK, (
-        "nor does it undo a rule"
+    assert decide_tool_call(make_chain(ask=("fetch",)), SPEC, **allowed).decision.kind is DecisionKind.ASK, (
+        "a grant does not override a rule"
     )

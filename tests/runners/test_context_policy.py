@@ -1,4 +1,4 @@
-"""What comes before a model call, what comes after a refusal, and what people are told of it."""
+"""What happens before a model call, after an overflow, and which notices people get."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from datetime import date
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runners.histories import asks, bodies, histories, paired, record, result, says, told, user
+from runners.histories import (
+    are_calls_paired,
+    bodies,
+    histories,
+    make_call_reply,
+    make_records,
+    make_reply,
+    record,
+    result,
+    user,
+)
 
 from retinue.config.models import (
     CompactionMode,
@@ -46,12 +56,12 @@ from retinue.runners.model_context import arrange_records, pair_calls_with_resul
 from retinue.runners.result_pruner import ResultShortener, result_chars_max
 from retinue.runners.token_estimate import ContextMeter, ContextSize, estimate_records_tokens
 
-WINDOW = 200_000
+WINDOW_TOKENS = 200_000
 DEFAULTS = ContextSettings()
 NO_FLUSH = ContextSettings(compaction=CompactionSettings(memory_flush=MemoryFlushSettings(enabled=False)))
 
 
-def measured(tokens: int, *, by_records: int = 0, base: int = 0, flushed: bool = False) -> ContextSize:
+def make_size(tokens: int, *, by_records: int = 0, base: int = 0, flushed: bool = False) -> ContextSize:
     return ContextSize(
         tokens=tokens,
         records_tokens=by_records,
@@ -63,8 +73,8 @@ def measured(tokens: int, *, by_records: int = 0, base: int = 0, flushed: bool =
     )
 
 
-def decided(
-    measure: ContextSize, context: ContextSettings = DEFAULTS, *, window: int = WINDOW, writes: bool = False
+def decide(
+    measure: ContextSize, context: ContextSettings = DEFAULTS, *, window: int = WINDOW_TOKENS, writes: bool = False
 ) -> ContextAction:
     return next_action(ContextState(size=measure, can_write=writes), context, window)
 
@@ -78,81 +88,83 @@ def compaction(**changes: object) -> ContextSettings:
 
 @pytest.mark.spec("D23")
 def test_compaction_starts_at_75_percent_of_the_window() -> None:
-    assert decided(measured(149_999)) == Proceed()
-    action = decided(measured(150_000))
+    assert decide(make_size(149_999)) == Proceed()
+    action = decide(make_size(150_000))
     assert isinstance(action, CompactContext) and action.reason is CompactionReason.FULL
 
 
 @pytest.mark.spec("C116")
-def test_compaction_starts_earlier_where_the_reserve_would_be_touched() -> None:
+def test_compaction_starts_earlier_if_the_token_reserve_would_be_used() -> None:
     floor = compaction(reserve_tokens_floor=80_000)
-    assert decided(measured(119_999), floor) == Proceed()
-    assert isinstance(decided(measured(120_000), floor), CompactContext)
-    assert compaction_start_tokens(0, compaction(start_share=0.95), WINDOW) == 180_000
-    assert compaction_start_tokens(0, compaction(start_share=0.95, reserve_tokens_floor=0), WINDOW) == 190_000
+    assert decide(make_size(119_999), floor) == Proceed()
+    assert isinstance(decide(make_size(120_000), floor), CompactContext)
+    assert compaction_start_tokens(0, compaction(start_share=0.95), WINDOW_TOKENS) == 180_000
+    assert compaction_start_tokens(0, compaction(start_share=0.95, reserve_tokens_floor=0), WINDOW_TOKENS) == 190_000
 
 
 @pytest.mark.spec("C116")
-def test_the_documented_defaults_are_the_real_ones() -> None:
+def test_the_documented_compaction_defaults_apply() -> None:
     assert DEFAULTS.compaction.mode is CompactionMode.DEFAULT
     assert DEFAULTS.compaction.reserve_tokens_floor == 20_000
     assert DEFAULTS.compaction.max_history_share == 0.5
     assert DEFAULTS.compaction.memory_flush == MemoryFlushSettings(enabled=True, soft_threshold_tokens=4_000)
     assert DEFAULTS.emergency_context_limit == 200_000
-    action = decided(measured(150_000))
+    action = decide(make_size(150_000))
     assert isinstance(action, CompactContext) and action.keep_tokens == 100_000
 
 
 @pytest.mark.spec("C116")
-def test_the_share_of_history_bounds_what_stays() -> None:
-    action = decided(measured(150_000), compaction(max_history_share=0.1))
+def test_the_history_share_limits_the_tokens_kept_by_a_compaction() -> None:
+    action = decide(make_size(150_000), compaction(max_history_share=0.1))
     assert isinstance(action, CompactContext) and action.keep_tokens == 20_000
 
 
 @given(st.integers(16_000, 2_000_000), st.floats(0.1, 0.95), st.integers(0, 100_000), st.floats(0, 0.9))
-def test_in_no_window_does_compaction_start_at_once(window: int, share: float, floor: int, base_share: float) -> None:
+def test_compaction_never_starts_right_away_in_any_context_window(
+    window: int, share: float, floor: int, base_share: float
+) -> None:
     context = compaction(start_share=share, reserve_tokens_floor=floor, max_history_share=0.9)
     base = int(window * base_share)
     start = compaction_start_tokens(base, context, window)
     assert base + min(4_000, (window - base) // 2) - 1 <= start <= window
-    action = decided(measured(start, base=base), replace(context, emergency_context_limit=10**9), window=window)
+    action = decide(make_size(start, base=base), replace(context, emergency_context_limit=10**9), window=window)
     assert isinstance(action, CompactContext)
-    assert 0 <= action.keep_tokens <= (start - base) * 0.75  # so that the next one is not due at once
+    assert 0 <= action.keep_tokens <= (start - base) * 0.75  # so that the next compaction is not due at once
 
 
-def test_the_emergency_limit_is_neared_like_the_window() -> None:
-    """A model with a large window has its conversations told in short before they are given up."""
-    action = decided(measured(100_000, by_records=150_000), window=1_000_000)
+def test_compaction_starts_before_the_emergency_limit_as_before_the_window_limit() -> None:
+    """With a large context window, a conversation is compacted before it reaches the emergency limit."""
+    action = decide(make_size(100_000, by_records=150_000), window=1_000_000)
     assert isinstance(action, CompactContext) and action.keep_tokens <= 112_500
-    assert decided(measured(149_000, by_records=149_999), window=1_000_000) == Proceed()
+    assert decide(make_size(149_000, by_records=149_999), window=1_000_000) == Proceed()
 
 
 @pytest.mark.spec("D24")
-def test_a_compaction_that_came_to_nothing_is_tried_again_only_after_some_growth() -> None:
-    state = ContextState(size=measured(150_000), compaction_failed_at_tokens=150_000)
-    assert next_action(state, DEFAULTS, WINDOW) == Proceed()
-    assert next_action(replace(state, size=measured(159_999)), DEFAULTS, WINDOW) == Proceed()
-    assert isinstance(next_action(replace(state, size=measured(160_000)), DEFAULTS, WINDOW), CompactContext)
+def test_a_failed_compaction_is_retried_only_after_the_context_has_grown() -> None:
+    state = ContextState(size=make_size(150_000), compaction_failed_at_tokens=150_000)
+    assert next_action(state, DEFAULTS, WINDOW_TOKENS) == Proceed()
+    assert next_action(replace(state, size=make_size(159_999)), DEFAULTS, WINDOW_TOKENS) == Proceed()
+    assert isinstance(next_action(replace(state, size=make_size(160_000)), DEFAULTS, WINDOW_TOKENS), CompactContext)
 
 
 # The emergency limit
 
 
 @pytest.mark.spec("D81")
-def test_at_the_emergency_limit_a_context_is_begun_afresh_and_one_token_below_it_is_not() -> None:
-    action = decided(measured(10, by_records=200_000))
+def test_a_context_is_reset_at_the_emergency_limit_but_not_one_token_below() -> None:
+    action = decide(make_size(10, by_records=200_000))
     assert isinstance(action, ResetContext)
     assert "200,000" in action.notice and "emergency_context_limit" in action.notice and "again" in action.notice
-    assert not isinstance(decided(measured(10, by_records=199_999)), ResetContext)
+    assert not isinstance(decide(make_size(10, by_records=199_999)), ResetContext)
 
 
 @pytest.mark.spec("D81")
-def test_the_emergency_limit_is_compared_with_the_characters_of_the_records() -> None:
+def test_the_emergency_limit_applies_to_the_estimated_characters_of_the_records() -> None:
     context = ContextSettings(emergency_context_limit=1_000)
-    at = told(user("x" * 2_000), says("y" * 2_000, tokens=5))
-    below = told(user("x" * 2_000), says("y" * 1_996, tokens=5))
-    assert isinstance(decided(ContextMeter().measure(at), context), ResetContext)
-    assert not isinstance(decided(ContextMeter().measure(below), context), ResetContext)
+    at = make_records(user("x" * 2_000), make_reply("y" * 2_000, tokens=5))
+    below = make_records(user("x" * 2_000), make_reply("y" * 1_996, tokens=5))
+    assert isinstance(decide(ContextMeter().measure(at), context), ResetContext)
+    assert not isinstance(decide(ContextMeter().measure(below), context), ResetContext)
     fresh = arrange_records([*at, record(3, ContextStart()), record(4, user("after the marker"))])
     assert estimate_records_tokens(fresh) == 4
 
@@ -161,66 +173,71 @@ def test_the_emergency_limit_is_compared_with_the_characters_of_the_records() ->
 
 
 @pytest.mark.spec("C116")
-def test_shortly_before_compaction_the_agent_may_write_down_what_it_wants_to_keep() -> None:
-    assert decided(measured(145_999), writes=True) == Proceed()
-    assert decided(measured(146_000), writes=True) == FlushMemory()
-    assert decided(measured(150_000), writes=True) == FlushMemory()
+def test_a_memory_flush_is_due_shortly_before_compaction() -> None:
+    assert decide(make_size(145_999), writes=True) == Proceed()
+    assert decide(make_size(146_000), writes=True) == FlushMemory()
+    assert decide(make_size(150_000), writes=True) == FlushMemory()
     sooner = compaction(memory_flush=MemoryFlushSettings(soft_threshold_tokens=10_000))
-    assert decided(measured(140_000), sooner, writes=True) == FlushMemory()
+    assert decide(make_size(140_000), sooner, writes=True) == FlushMemory()
 
 
 @pytest.mark.spec("C116")
 @pytest.mark.parametrize(
     ("context", "writes", "flushed"), [(NO_FLUSH, True, False), (DEFAULTS, False, False), (DEFAULTS, True, True)]
 )
-def test_no_flush_where_it_is_off_cannot_be_written_or_was_done(
+def test_no_memory_flush_if_it_is_disabled_impossible_or_already_done(
     context: ContextSettings, writes: bool, flushed: bool
 ) -> None:
-    assert decided(measured(146_000, flushed=flushed), context, writes=writes) == Proceed()
-    assert isinstance(decided(measured(150_000, flushed=flushed), context, writes=writes), CompactContext)
+    assert decide(make_size(146_000, flushed=flushed), context, writes=writes) == Proceed()
+    assert isinstance(decide(make_size(150_000, flushed=flushed), context, writes=writes), CompactContext)
 
 
-def test_a_flush_that_would_not_fit_is_left_out() -> None:
-    assert isinstance(decided(measured(199_000), writes=True), CompactContext)
+def test_a_memory_flush_that_would_not_fit_is_skipped() -> None:
+    assert isinstance(decide(make_size(199_000), writes=True), CompactContext)
 
 
-def test_a_flush_is_done_once_in_each_cycle() -> None:
-    records = told(user("q" * 584_000))
-    assert decided(ContextMeter().measure(records), writes=True) == FlushMemory()
+def test_a_memory_flush_is_done_once_before_each_compaction() -> None:
+    records = make_records(user("q" * 584_000))
+    assert decide(ContextMeter().measure(records), writes=True) == FlushMemory()
     records.append(record(2, Note(text=flush_text(date(2026, 1, 5)))))
-    assert decided(ContextMeter().measure(records), writes=True) == Proceed()
+    assert decide(ContextMeter().measure(records), writes=True) == Proceed()
     assert "memory/2026-01-05.md" in flush_text(date(2026, 1, 5)) and "`write`" in flush_text(date(2026, 1, 5))
     compacted = arrange_records([*records, record(3, Summary(text="s", kept_from=1))])
-    assert decided(ContextMeter().measure(compacted), writes=True) == FlushMemory()
+    assert decide(ContextMeter().measure(compacted), writes=True) == FlushMemory()
 
 
 # After a refusal
 
 
 @pytest.mark.spec("C40", "D25")
-def test_an_overflow_leads_to_three_compactions_then_short_results_then_a_fresh_context() -> None:
-    tries, kept = OverflowAttempts(), list[int]()
+def test_context_overflow_leads_to_three_compactions_then_truncated_results_then_a_reset() -> None:
+    attempts, kept = OverflowAttempts(), list[int]()
     for _ in range(3):
-        action = action_after_overflow(ModelFailureKind.CONTEXT_OVERFLOW, tries, measured(180_000), DEFAULTS, WINDOW)
+        action = action_after_overflow(
+            ModelFailureKind.CONTEXT_OVERFLOW, attempts, make_size(180_000), DEFAULTS, WINDOW_TOKENS
+        )
         assert (
             isinstance(action, CompactContext)
             and action.reason is CompactionReason.OVERFLOW
             and action.gain_tokens_min == 0
         )
         kept.append(action.keep_tokens)
-        tries = tries.after_compaction(helped=True)
+        attempts = attempts.after_compaction(helped=True)
     assert kept == sorted(kept, reverse=True) and len(set(kept)) == 3
-    assert action_after_overflow(ModelFailureKind.TOO_LARGE, tries, measured(1), DEFAULTS, WINDOW) == TruncateResults()
-    tries = tries.after_truncation()
-    action = action_after_overflow(ModelFailureKind.CONTEXT_OVERFLOW, tries, measured(1), DEFAULTS, WINDOW)
+    assert (
+        action_after_overflow(ModelFailureKind.TOO_LARGE, attempts, make_size(1), DEFAULTS, WINDOW_TOKENS)
+        == TruncateResults()
+    )
+    attempts = attempts.after_truncation()
+    action = action_after_overflow(ModelFailureKind.CONTEXT_OVERFLOW, attempts, make_size(1), DEFAULTS, WINDOW_TOKENS)
     assert action == ResetContext(OVERFLOW_NOTICE) and "send your last message again" in OVERFLOW_NOTICE
 
 
 @pytest.mark.spec("C40")
-def test_a_compaction_that_came_to_nothing_is_not_tried_three_times() -> None:
-    tries = OverflowAttempts().after_compaction(helped=False)
+def test_after_an_overflow_a_compaction_without_effect_is_not_repeated() -> None:
+    attempts = OverflowAttempts().after_compaction(helped=False)
     assert (
-        action_after_overflow(ModelFailureKind.CONTEXT_OVERFLOW, tries, measured(1), DEFAULTS, WINDOW)
+        action_after_overflow(ModelFailureKind.CONTEXT_OVERFLOW, attempts, make_size(1), DEFAULTS, WINDOW_TOKENS)
         == TruncateResults()
     )
 
@@ -229,11 +246,11 @@ def test_a_compaction_that_came_to_nothing_is_not_tried_three_times() -> None:
 @pytest.mark.parametrize(
     "failure", sorted(set(ModelFailureKind) - {ModelFailureKind.CONTEXT_OVERFLOW, ModelFailureKind.TOO_LARGE})
 )
-def test_no_other_failure_touches_the_context(failure: ModelFailureKind) -> None:
-    assert action_after_overflow(failure, OverflowAttempts(), measured(190_000), DEFAULTS, WINDOW) is None
+def test_model_failures_other_than_overflow_do_not_change_the_context(failure: ModelFailureKind) -> None:
+    assert action_after_overflow(failure, OverflowAttempts(), make_size(190_000), DEFAULTS, WINDOW_TOKENS) is None
     assert (
         action_after_overflow(
-            failure, OverflowAttempts(compactions=3, is_truncated=True), measured(1), DEFAULTS, WINDOW
+            failure, OverflowAttempts(compactions=3, is_truncated=True), make_size(1), DEFAULTS, WINDOW_TOKENS
         )
         is None
     )
@@ -242,28 +259,28 @@ def test_no_other_failure_touches_the_context(failure: ModelFailureKind) -> None
 # A session never becomes unusable
 
 
-class Session:
+class SimulatedSession:
     """A context and the loop around it, with a model of which only the size of its window is known."""
 
     def __init__(
-        self, records: list[Record], context: ContextSettings, window: int, really: int, answers: list[str]
+        self, records: list[Record], context: ContextSettings, window: int, real_window_tokens: int, answers: list[str]
     ) -> None:
         self.records = pair_calls_with_results(arrange_records(records))
         self.context = context
         self.window = window
-        self.really = really  # what fits in truth, by its own count
+        self.real_window_tokens = real_window_tokens  # what really fits, by the model's own count
         self.answers = answers
-        self.tries = OverflowAttempts()
+        self.attempts = OverflowAttempts()
         self.failed_at: int | None = None
-        self.asked = 0
+        self.summary_count = 0
 
     def measure(self) -> ContextSize:
         cap = result_chars_max(self.window)
         return ContextMeter().measure(self.records, instructions="i" * 400, result_chars_max=cap)
 
-    async def scribe(self, request: SummaryRequest) -> Reply:
-        self.asked += 1
-        answer = self.answers[self.asked % len(self.answers)]
+    async def summarize(self, request: SummaryRequest) -> Reply:
+        self.summary_count += 1
+        answer = self.answers[self.summary_count % len(self.answers)]
         if answer == "fails":
             raise ModelFailed("down", failure=ModelFailureKind.SERVER)
         return Reply(text=answer)
@@ -281,7 +298,7 @@ class Session:
             return False
         try:
             mode = self.context.compaction.mode
-            text = await summarize_cut(cut, self.scribe, window_tokens=self.window, mode=mode)
+            text = await summarize_cut(cut, self.summarize, window_tokens=self.window, mode=mode)
         except (NotCompacted, ModelFailed):
             return False
         before = estimate_records_tokens(self.records)
@@ -297,11 +314,11 @@ class Session:
             PruningSettings(),
             window_tokens=self.window,
             idle_s=None,
-            truncate=self.tries.is_truncated,
+            truncate=self.attempts.is_truncated,
         )
-        return ContextMeter().measure(view, instructions="i" * 400).tokens <= self.really
+        return ContextMeter().measure(view, instructions="i" * 400).tokens <= self.real_window_tokens
 
-    async def turn(self) -> str:
+    async def take_turn(self) -> str:
         for _ in range(60):
             state = ContextState(size=self.measure(), compaction_failed_at_tokens=self.failed_at)
             action = next_action(state, self.context, self.window)
@@ -309,7 +326,7 @@ class Session:
                 if self.fits():
                     return "answered"
                 refused = action_after_overflow(
-                    ModelFailureKind.CONTEXT_OVERFLOW, self.tries, state.size, self.context, self.window
+                    ModelFailureKind.CONTEXT_OVERFLOW, self.attempts, state.size, self.context, self.window
                 )
                 assert refused is not None
                 action = refused
@@ -319,12 +336,12 @@ class Session:
                     assert self.fits()
                     return "reset"
                 case CompactContext(reason=CompactionReason.OVERFLOW):
-                    self.tries = self.tries.after_compaction(helped=await self.compact(action))
+                    self.attempts = self.attempts.after_compaction(helped=await self.compact(action))
                 case CompactContext():
                     if not await self.compact(action):
                         self.failed_at = state.size.tokens
                 case TruncateResults():
-                    self.tries = self.tries.after_truncation()
+                    self.attempts = self.attempts.after_truncation()
                 case _:
                     raise AssertionError(action)
         raise AssertionError("it went round and round")
@@ -340,17 +357,17 @@ class Session:
     st.sampled_from(CompactionMode),
     st.sampled_from([12_000, 200_000]),
 )
-async def test_whatever_the_model_answers_a_context_ends_in_bounds_or_afresh(
-    records: list[Record], window: int, really: float, answers: list[str], mode: CompactionMode, limit: int
+async def test_a_context_ends_within_its_limits_or_reset_whatever_the_summaries_are(
+    records: list[Record], window: int, real_window_tokens: float, answers: list[str], mode: CompactionMode, limit: int
 ) -> None:
     context = ContextSettings(emergency_context_limit=limit, compaction=CompactionSettings(mode=mode))
-    session = Session(records, context, window, int(window * really), answers)
+    session = SimulatedSession(records, context, window, int(window * real_window_tokens), answers)
     newest = records[-1].body
     assert isinstance(newest, UserTurn)
     for _ in range(3):
-        outcome = await session.turn()
-        assert paired(session.records)
-        if outcome == "answered" and not session.tries.is_truncated:
+        outcome = await session.take_turn()
+        assert are_calls_paired(session.records)
+        if outcome == "answered" and not session.attempts.is_truncated:
             assert session.fits()
         if outcome == "reset":
             return
@@ -358,50 +375,60 @@ async def test_whatever_the_model_answers_a_context_ends_in_bounds_or_afresh(
             isinstance(body, Summary) and newest.text.strip()[:500] in body.text for body in bodies(session.records)
         )
         seq = max(r.seq for r in session.records) + 1
-        session.records.append(record(seq, asks(f"again-{seq}")))
+        session.records.append(record(seq, make_call_reply(f"again-{seq}")))
         session.records.append(record(seq + 1, result(f"again-{seq}", "more " * 1_000)))
-        session.tries, session.failed_at = OverflowAttempts(), None
+        session.attempts, session.failed_at = OverflowAttempts(), None
 
 
-# What people are told
+# Notices
 
 
 @pytest.mark.spec("D26", "C32")
-def test_a_report_says_how_much_was_in_mind_at_the_last_reply() -> None:
+def test_context_figures_show_the_tokens_of_the_last_reply_and_by_part() -> None:
     records = [
         record(9, Summary(text="s" * 400, kept_from=5)),
-        *(r._replace(seq=r.seq + 10) for r in told(user("u" * 40), asks("1"), result("1", "r" * 80))),
-        record(20, says("k", tokens=50_000)),
+        *(
+            r._replace(seq=r.seq + 10)
+            for r in make_records(user("u" * 40), make_call_reply("1"), result("1", "r" * 80))
+        ),
+        record(20, make_reply("k", tokens=50_000)),
     ]
     tool = ToolSpec(name="read", description="Read.", parameters={})
     lines = context_figures(
         records,
         model="acme/large",
-        window_tokens=WINDOW,
+        window_tokens=WINDOW_TOKENS,
         instructions="i" * 400,
         tools=[tool],
         compactions=2,
         capped_results=1,
         pruned_results=3,
     )
-    assert lines["last-reply"] == "50,000 of 200,000 tokens (25%) by test/model"
-    assert lines["compactions"] == 2 and lines["records-in-context"] == 5
-    assert lines["results-shortened"] == "1 capped, 3 pruned"
-    assert lines["about-tokens-by-part"] == "instructions 100, tools 3, summary 100, turns 13, results 20"
+    assert lines["last_reply"] == "50,000 of 200,000 tokens (25%) by test/model"
+    assert lines["compactions"] == 2 and lines["records_in_context"] == 5
+    assert lines["results_shortened"] == "1 capped, 3 pruned"
+    assert lines["tokens_by_part"] == "instructions 100, tools 3, summary 100, turns 13, results 20"
 
 
 @pytest.mark.spec("D26")
-def test_a_report_before_the_first_reply_says_that_there_is_none_yet() -> None:
-    lines = context_figures(told(user()), model="m", window_tokens=WINDOW, instructions="", tools=(), compactions=0)
-    assert lines["last-reply"] == "none yet"
+def test_context_figures_without_a_counted_reply_say_so() -> None:
     lines = context_figures(
-        told(user(), says("k")), model="m", window_tokens=WINDOW, instructions="", tools=(), compactions=0
+        make_records(user()), model="m", window_tokens=WINDOW_TOKENS, instructions="", tools=(), compactions=0
     )
-    assert lines["last-reply"] == "not counted by test/model"
+    assert lines["last_reply"] == "none yet"
+    lines = context_figures(
+        make_records(user(), make_reply("k")),
+        model="m",
+        window_tokens=WINDOW_TOKENS,
+        instructions="",
+        tools=(),
+        compactions=0,
+    )
+    assert lines["last_reply"] == "not counted by test/model"
 
 
-def test_compaction_by_hand_leaves_only_the_newest_turn() -> None:
-    action = requested_compaction(measured(300), DEFAULTS, WINDOW)
+def test_a_requested_compaction_keeps_only_the_newest_turn() -> None:
+    action = requested_compaction(make_size(300), DEFAULTS, WINDOW_TOKENS)
     assert action.keep_fewest and action.gain_tokens_min == 0 and action.reason is CompactionReason.REQUESTED
     assert compacted_notice(12_000, 800, 2) == "Compacted: about 12,000 tokens became 800 (compactions so far: 2)."
     assert COMPACTING_NOTICE

@@ -1,4 +1,4 @@
-"""Our own tool loop: what it does next is read off the run's records, and nothing else."""
+"""The tool loop: its next action depends only on the records of the run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SESSION = Session(
 ADA = Agent(name="ada", model="scripted")
 
 
-def own(*bodies: Any) -> list[Record]:
+def make_run_records(*bodies: Any) -> list[Record]:
     return [
         Record(session=RUN.session, seq=n, kind=body_kind(body), body=body, at_ms=to_ms(NOON), run=RUN.id)
         for n, body in enumerate(bodies, start=2)
@@ -94,37 +94,42 @@ def result(n: int) -> ToolResult:
     return ToolResult(call=f"{n}", tool="append_line", output="appended")
 
 
-USER = UserTurn(text="hello")
-ONE, TWO = call(1), call(2)
+USER_TURN = UserTurn(text="hello")
+CALL_1, CALL_2 = call(1), call(2)
 
 
 @pytest.mark.parametrize(
     ("bodies", "move"),
     [
-        ((USER,), RequestReply(0)),
-        ((USER, Reply(text="hi")), FinishRun(Reply(text="hi"))),
-        ((USER, Reply(text="", calls=(ONE, TWO))), PerformCalls(0, (ONE, TWO), (1, 2))),
-        ((USER, Reply(text="", calls=(ONE, TWO)), result(2)), PerformCalls(0, (ONE,), (1,))),
-        ((USER, Reply(text="", calls=(ONE, TWO)), result(1)), PerformCalls(0, (TWO,), (2,))),
-        ((USER, Reply(text="", calls=(ONE, TWO)), result(2), result(1)), RequestReply(1)),
-        ((USER, Reply(text="", calls=(ONE,)), result(1), Reply(text="", calls=(TWO,))), PerformCalls(1, (TWO,), (1,))),
-        ((USER, Reply(text="", calls=(ONE,)), result(1), Reply(text="done")), FinishRun(Reply(text="done"))),
-        ((USER, Reply(text="", calls=(ONE,)), result(1), USER), RequestReply(1)),
-        ((USER, Reply(text="hi"), USER), RequestReply(1)),
-        ((USER, Reply(text="hi"), USER, Reply(text="ho")), FinishRun(Reply(text="ho"))),
+        ((USER_TURN,), RequestReply(0)),
+        ((USER_TURN, Reply(text="hi")), FinishRun(Reply(text="hi"))),
+        ((USER_TURN, Reply(text="", calls=(CALL_1, CALL_2))), PerformCalls(0, (CALL_1, CALL_2), (1, 2))),
+        ((USER_TURN, Reply(text="", calls=(CALL_1, CALL_2)), result(2)), PerformCalls(0, (CALL_1,), (1,))),
+        ((USER_TURN, Reply(text="", calls=(CALL_1, CALL_2)), result(1)), PerformCalls(0, (CALL_2,), (2,))),
+        ((USER_TURN, Reply(text="", calls=(CALL_1, CALL_2)), result(2), result(1)), RequestReply(1)),
+        (
+            (USER_TURN, Reply(text="", calls=(CALL_1,)), result(1), Reply(text="", calls=(CALL_2,))),
+            PerformCalls(1, (CALL_2,), (1,)),
+        ),
+        ((USER_TURN, Reply(text="", calls=(CALL_1,)), result(1), Reply(text="done")), FinishRun(Reply(text="done"))),
+        ((USER_TURN, Reply(text="", calls=(CALL_1,)), result(1), USER_TURN), RequestReply(1)),
+        ((USER_TURN, Reply(text="hi"), USER_TURN), RequestReply(1)),
+        ((USER_TURN, Reply(text="hi"), USER_TURN, Reply(text="ho")), FinishRun(Reply(text="ho"))),
         ((), RequestReply(0)),
     ],
 )
-def test_the_next_move_follows_from_the_records(bodies: Sequence[Any], move: object) -> None:
-    assert next_step(own(*bodies), ()) == move
+def test_the_next_step_follows_from_the_records_of_the_run(bodies: Sequence[Any], move: object) -> None:
+    assert next_step(make_run_records(*bodies), ()) == move
 
 
-def test_stored_calls_come_first_and_keep_their_places() -> None:
+def test_stored_calls_are_performed_first_and_keep_their_indexes() -> None:
     noted = Note(text="it returned", call="1")
-    assert next_step(own(USER), (ONE, TWO)) == PerformStoredCalls((ONE, TWO), (1, 2))
-    assert next_step(own(USER, noted), (ONE, TWO)) == PerformStoredCalls((TWO,), (2,))
-    assert next_step(own(USER, replace(noted, call="2")), (ONE, TWO)) == PerformStoredCalls((ONE,), (1,))
-    assert next_step(own(USER, noted, replace(noted, call="2")), (ONE, TWO)) == RequestReply(0)
+    assert next_step(make_run_records(USER_TURN), (CALL_1, CALL_2)) == PerformStoredCalls((CALL_1, CALL_2), (1, 2))
+    assert next_step(make_run_records(USER_TURN, noted), (CALL_1, CALL_2)) == PerformStoredCalls((CALL_2,), (2,))
+    assert next_step(make_run_records(USER_TURN, replace(noted, call="2")), (CALL_1, CALL_2)) == PerformStoredCalls(
+        (CALL_1,), (1,)
+    )
+    assert next_step(make_run_records(USER_TURN, noted, replace(noted, call="2")), (CALL_1, CALL_2)) == RequestReply(0)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +142,12 @@ def test_stored_calls_come_first_and_keep_their_places() -> None:
         ({}, ""),
     ],
 )
-def test_a_bound_is_reached_exactly_there(bounds: dict[str, Any], words: str) -> None:
+def test_a_limit_on_turns_tokens_or_cost_is_reached_at_its_exact_value(bounds: dict[str, Any], words: str) -> None:
     usage = Usage(input_tokens=10, output_tokens=5, cost_microusd=7_000)
-    said = reached_limit(replace(ADA, **bounds), own(USER, Reply(text="", usage=usage), Reply(text="", usage=usage)))
-    assert (words in said) if words else said == ""
+    text = reached_limit(
+        replace(ADA, **bounds), make_run_records(USER_TURN, Reply(text="", usage=usage), Reply(text="", usage=usage))
+    )
+    assert (words in text) if words else text == ""
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_a_bound_is_reached_exactly_there(bounds: dict[str, Any], words: str) ->
         ({1: "x"}, {"1": "x"}),
     ],
 )
-def test_arguments_are_what_the_store_gives_back(given: Any, kept: Any) -> None:
+def test_normalized_arguments_are_equal_to_what_the_store_returns(given: Any, kept: Any) -> None:
     import msgspec
 
     assert normalize_value(given) == kept
@@ -164,7 +171,7 @@ def test_arguments_are_what_the_store_gives_back(given: Any, kept: Any) -> None:
     )
 
 
-# A journal of its own kind: in memory, and able to lose the power before any step.
+# A journal in memory that can lose power before any step.
 
 
 class PowerCut(Exception):
@@ -173,7 +180,7 @@ class PowerCut(Exception):
 
 @dataclass(slots=True)
 class MemoryJournal:
-    """What a run has written, and how often each effect was begun."""
+    """Stores what a run has written, and how often each effect was started."""
 
     run_records: list[Record]
     run: Run = RUN
@@ -205,7 +212,7 @@ class MemoryJournal:
     async def flush(self) -> None:
         return
 
-    def record_failure(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+    def record_failure(self, turn: int, error: ModelFailed, *, next_action: str) -> None:
         return
 
     async def add_note(self, note: Note) -> None:
@@ -230,7 +237,7 @@ class MemoryJournal:
         if was_open and not repeatable:
             done = ToolResult(call=call.id, tool=call.tool, output="interrupted", failed=True)
         else:
-            assert (turn, index) not in self.open, "two calls in one place"
+            assert (turn, index) not in self.open, "two calls at one index"
             self.open[turn, index] = call.id
             self._step()
             done = await act()
@@ -247,7 +254,7 @@ class MemoryJournal:
         self._keep(Note(text=result.output, call=result.call))
 
     def _keep(self, body: Reply | ToolResult | Note) -> None:
-        self.run_records.append(own(body)[0]._replace(seq=len(self.run_records) + 2))
+        self.run_records.append(make_run_records(body)[0]._replace(seq=len(self.run_records) + 2))
 
     def _step(self) -> None:
         self.left -= 1
@@ -255,7 +262,7 @@ class MemoryJournal:
             raise PowerCut
 
 
-class Nobody:
+class NoApprovalAnswers:
     def state_of(self, call: Call) -> ApprovalState | None:
         return None
 
@@ -266,8 +273,8 @@ class Nobody:
         return ()
 
 
-class Somebody:
-    """Has answered everything in the same way."""
+class SameApprovalAnswer:
+    """Answers every approval with the same state."""
 
     def __init__(self, state: ApprovalState) -> None:
         self.state = state
@@ -282,20 +289,20 @@ class Somebody:
         return ()
 
 
-class Ear:
+class DeltaRecorder:
     def __init__(self) -> None:
-        self.heard: list[Delta] = []
+        self.recorded: list[Delta] = []
 
     def on_tool_call(self, run: RunId, tool: str) -> None:
         pass
 
     def on_delta(self, delta: Delta) -> None:
-        self.heard.append(delta)
+        self.recorded.append(delta)
 
 
 @dataclass(slots=True)
-class Desk:
-    """Everything a loop needs, and a witness of what it did."""
+class LoopSetup:
+    """Everything that a loop needs, and a file that shows its effects."""
 
     root: Path
     model: ScriptedModel = field(default_factory=lambda: ScriptedModel(FakeClock()))
@@ -305,29 +312,29 @@ class Desk:
     @property
     def loop(self) -> ToolLoop:
         toolbox = Toolbox([AppendLineTool(self.root / "witness")])
-        # A model of the house needs no key, so nothing about keys is ever looked up.
+        # A built-in model needs no key, so keys are never looked up.
         nothing = cast(Any, None)
         return Thoughts(nothing, self.model.clock, [self.model], toolbox, ZoneInfo("UTC")).loop
 
     @property
-    def witness(self) -> list[str]:
+    def appended_lines(self) -> list[str]:
         file = self.root / "witness"
         return [line.split(" ", 1)[1] for line in file.read_text().splitlines()] if file.exists() else []
 
-    async def work(self, journal: MemoryJournal, ask: Any = None) -> RunAnswer:
+    async def run_loop(self, journal: MemoryJournal, ask: Any = None) -> RunAnswer:
         assignment = RunAssignment(
             agent=self.agent, session=SESSION, agent_directory=self.root, stored_calls=self.stored
         )
-        return await self.loop.take_turns(assignment, journal, ask or Nobody(), Ear())
+        return await self.loop.take_turns(assignment, journal, ask or NoApprovalAnswers(), DeltaRecorder())
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def setup(tmp_path: Path) -> LoopSetup:
+    return LoopSetup(tmp_path)
 
 
-def script(prompt: ModelPrompt) -> Any:
-    """Three turns, each depending on nothing but what it reads."""
+def reply_with_three_calls(prompt: ModelPrompt) -> Any:
+    """Reply in three turns, which depend only on what the model reads."""
     done = sum(isinstance(record.body, ToolResult) for record in prompt.records)
     match done:
         case 0:
@@ -338,86 +345,86 @@ def script(prompt: ModelPrompt) -> Any:
             return text_reply("done")
 
 
-async def test_a_run_ends_when_the_model_asks_for_nothing_more(desk: Desk) -> None:
-    desk.model.rule = script
-    journal = MemoryJournal(own(USER))
-    finished = await desk.work(journal)
+async def test_a_run_ends_with_a_reply_without_tool_calls(setup: LoopSetup) -> None:
+    setup.model.rule = reply_with_three_calls
+    journal = MemoryJournal(make_run_records(USER_TURN))
+    finished = await setup.run_loop(journal)
     assert finished.text == "done"
     assert finished.context_length == 15
-    assert desk.witness == ["one", "two", "three"]
+    assert setup.appended_lines == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("left", range(12))
-async def test_a_run_taken_up_after_a_power_cut_anywhere_does_nothing_twice(desk: Desk, left: int) -> None:
-    desk.model.rule = script
-    journal = MemoryJournal(own(USER), left=left)
+async def test_a_run_resumed_after_a_power_cut_at_any_step_repeats_no_effect(setup: LoopSetup, left: int) -> None:
+    setup.model.rule = reply_with_three_calls
+    journal = MemoryJournal(make_run_records(USER_TURN), left=left)
     try:
-        await desk.work(journal)
+        await setup.run_loop(journal)
     except PowerCut:
         journal.left = 10**9
-        assert (await desk.work(journal)).text == "done"
-    assert len(desk.witness) == len(set(desk.witness))
+        assert (await setup.run_loop(journal)).text == "done"
+    assert len(setup.appended_lines) == len(set(setup.appended_lines))
     outputs = [record.body.output for record in journal.run_records if isinstance(record.body, ToolResult)]
     assert outputs.count("interrupted") <= 1
     assert len(outputs) == 3
 
 
 @pytest.mark.parametrize("left", range(5))
-async def test_stored_calls_taken_up_after_a_power_cut_are_not_made_twice(desk: Desk, left: int) -> None:
-    desk.stored = (call(1, text="same"), call(2, text="same"))
-    desk.agent = replace(ADA, tools=ToolRules(ask=("*",)))
-    desk.model.rule = lambda prompt: text_reply("done")
-    journal = MemoryJournal(own(USER), left=left)
-    said_yes = Somebody(ApprovalState.ALLOWED)
+async def test_stored_calls_resumed_after_a_power_cut_are_not_performed_twice(setup: LoopSetup, left: int) -> None:
+    setup.stored = (call(1, text="same"), call(2, text="same"))
+    setup.agent = replace(ADA, tools=ToolRules(ask=("*",)))
+    setup.model.rule = lambda prompt: text_reply("done")
+    journal = MemoryJournal(make_run_records(USER_TURN), left=left)
+    all_allowed = SameApprovalAnswer(ApprovalState.ALLOWED)
     try:
-        await desk.work(journal, said_yes)
+        await setup.run_loop(journal, all_allowed)
     except PowerCut:
         journal.left = 10**9
-        await desk.work(journal, said_yes)
-    assert len(desk.witness) <= 2
+        await setup.run_loop(journal, all_allowed)
+    assert len(setup.appended_lines) <= 2
     notes = [record.body for record in journal.run_records if isinstance(record.body, Note)]
     assert [note.call for note in notes] == ["1", "2"]
-    assert sum(note.text == "interrupted" for note in notes) + len(desk.witness) >= 2
+    assert sum(note.text == "interrupted" for note in notes) + len(setup.appended_lines) >= 2
 
 
-async def test_a_stored_call_that_nobody_allowed_is_not_made(desk: Desk) -> None:
-    desk.stored = (call(1, text="never"),)
-    desk.agent = replace(ADA, tools=ToolRules(ask=("*",)))
-    desk.model.rule = lambda prompt: text_reply("done")
-    for ask in (Nobody(), Somebody(ApprovalState.DENIED), Somebody(ApprovalState.OPEN)):
-        journal = MemoryJournal(own(USER))
-        await desk.work(journal, ask)
-    assert desk.witness == []
+async def test_a_stored_call_without_approval_is_not_performed(setup: LoopSetup) -> None:
+    setup.stored = (call(1, text="never"),)
+    setup.agent = replace(ADA, tools=ToolRules(ask=("*",)))
+    setup.model.rule = lambda prompt: text_reply("done")
+    for ask in (NoApprovalAnswers(), SameApprovalAnswer(ApprovalState.DENIED), SameApprovalAnswer(ApprovalState.OPEN)):
+        journal = MemoryJournal(make_run_records(USER_TURN))
+        await setup.run_loop(journal, ask)
+    assert setup.appended_lines == []
 
 
-async def test_a_call_that_asks_parks_the_run_after_the_others_are_done(desk: Desk) -> None:
-    desk.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
-    desk.model.will_reply(tool_call_reply("append_line", text="never"))
-    journal = MemoryJournal(own(USER))
-    with pytest.raises(Suspended) as parked:
-        await desk.work(journal)
-    assert (parked.value.turn, [c.arguments for c in parked.value.calls]) == (0, [{"text": "never"}])
-    assert parked.value.because == "the agent ada requires approval for 'append_line'"
-    assert desk.witness == []
+async def test_a_call_that_requires_approval_suspends_the_run(setup: LoopSetup) -> None:
+    setup.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
+    setup.model.will_reply(tool_call_reply("append_line", text="never"))
+    journal = MemoryJournal(make_run_records(USER_TURN))
+    with pytest.raises(Suspended) as suspended:
+        await setup.run_loop(journal)
+    assert (suspended.value.turn, [c.arguments for c in suspended.value.calls]) == (0, [{"text": "never"}])
+    assert suspended.value.because == "the agent ada requires approval for 'append_line'"
+    assert setup.appended_lines == []
 
 
-async def test_ids_of_calls_are_ours_and_the_same_on_each_attempt(desk: Desk) -> None:
+async def test_call_ids_are_derived_from_the_run_and_equal_on_each_attempt(setup: LoopSetup) -> None:
     for _ in range(2):
-        desk.model.will_reply(replace(text_reply(""), calls=(("append_line", {"text": "x"}),) * 3))
-        journal = MemoryJournal(own(USER))
+        setup.model.will_reply(replace(text_reply(""), calls=(("append_line", {"text": "x"}),) * 3))
+        journal = MemoryJournal(make_run_records(USER_TURN))
         journal.left = 1
         with pytest.raises(PowerCut):
-            await desk.work(journal)
+            await setup.run_loop(journal)
         (reply,) = [record.body for record in journal.run_records if isinstance(record.body, Reply)]
         assert [c.id for c in reply.calls] == ["abcdef01-0-1", "abcdef01-0-2", "abcdef01-0-3"]
 
 
-# Hearing a model out
+# Streamed replies
 
 
 @dataclass(slots=True)
-class Speaker:
-    """Says exactly these chunks, and notices when nobody listens any more."""
+class ChunkModel:
+    """Sends exactly these chunks, and notices when its reader stops."""
 
     chunks: Sequence[ReplyChunk]
     error: Exception | None = None
@@ -439,53 +446,56 @@ class Speaker:
             self.closed = True
 
 
-async def hear(speaker: Speaker, ear: Ear) -> Reply:
+async def read_reply_from(chunk_model: ChunkModel, delta_recorder: DeltaRecorder) -> Reply:
     prompt = ModelPrompt(session=RUN.session, instructions="", records=(), tools=())
-    return await read_reply(speaker, prompt, RUN, ear, turn=3, attempt=2)
+    return await read_reply(chunk_model, prompt, RUN, delta_recorder, turn=3, attempt=2)
 
 
 END = EndChunk(StopReason.END, Usage(input_tokens=1))
 
 
-async def test_a_reply_is_told_as_it_is_said_with_offsets_for_each_kind() -> None:
-    ear = Ear()
-    reply = await hear(
-        Speaker([ThinkingChunk("hm"), TextChunk("Good "), ThinkingChunk("m."), TextChunk("day"), END]), ear
+async def test_deltas_of_a_reply_are_sent_with_an_offset_for_each_kind() -> None:
+    delta_recorder = DeltaRecorder()
+    reply = await read_reply_from(
+        ChunkModel([ThinkingChunk("hm"), TextChunk("Good "), ThinkingChunk("m."), TextChunk("day"), END]),
+        delta_recorder,
     )
     assert (reply.text, reply.thinking, reply.model) == ("Good day", "hmm.", "speaker")
-    assert [(d.kind, d.offset, d.text) for d in ear.heard] == [
+    assert [(d.kind, d.offset, d.text) for d in delta_recorder.recorded] == [
         (DeltaKind.THINKING, 0, "hm"),
         (DeltaKind.TEXT, 0, "Good "),
         (DeltaKind.THINKING, 2, "m."),
         (DeltaKind.TEXT, 5, "day"),
     ]
-    assert {(d.run, d.turn, d.attempt) for d in ear.heard} == {(RUN.id, 3, 2)}
+    assert {(d.run, d.turn, d.attempt) for d in delta_recorder.recorded} == {(RUN.id, 3, 2)}
 
 
-async def test_words_no_store_can_keep_are_replaced_before_anyone_hears_them() -> None:
-    ear = Ear()
+async def test_characters_that_cannot_be_stored_are_replaced_in_the_reply_and_its_deltas() -> None:
+    delta_recorder = DeltaRecorder()
     asked = Call(id="x", tool="t\x00", arguments={"a": "\ud800"})
-    reply = await hear(Speaker([TextChunk("a\x00b"), ThinkingChunk("\udfff"), ToolCallChunk(asked), END]), ear)
+    reply = await read_reply_from(
+        ChunkModel([TextChunk("a\x00b"), ThinkingChunk("\udfff"), ToolCallChunk(asked), END]), delta_recorder
+    )
     assert (reply.text, reply.thinking) == ("a\ufffdb", "\ufffd")
     assert reply.calls[0] == Call(id="abcdef01-3-1", tool="t\ufffd", arguments={"a": "\ufffd"})
-    assert [d.text for d in ear.heard] == ["a\ufffdb", "\ufffd"]
+    assert [d.text for d in delta_recorder.recorded] == ["a\ufffdb", "\ufffd"]
 
 
-async def test_a_stream_is_closed_as_soon_as_the_reply_is_whole() -> None:
-    speaker = Speaker([TextChunk("done"), END, TextChunk("and more")])
-    assert (await hear(speaker, Ear())).text == "done"
-    assert speaker.closed
+async def test_a_model_stream_is_closed_as_soon_as_the_reply_is_complete() -> None:
+    chunk_model = ChunkModel([TextChunk("done"), END, TextChunk("and more")])
+    assert (await read_reply_from(chunk_model, DeltaRecorder())).text == "done"
+    assert chunk_model.closed
 
 
-async def test_a_stream_that_ends_without_an_end_is_no_reply() -> None:
-    speaker = Speaker([TextChunk("half a sen")])
+async def test_a_model_stream_without_an_end_chunk_fails() -> None:
+    chunk_model = ChunkModel([TextChunk("half a sen")])
     with pytest.raises(ModelFailed) as raised:
-        await hear(speaker, Ear())
+        await read_reply_from(chunk_model, DeltaRecorder())
     assert raised.value.code == "model.truncated"
-    broken = Speaker([TextChunk("half")], error=OSError("gone"))
+    broken = ChunkModel([TextChunk("half")], error=OSError("gone"))
     with pytest.raises(OSError, match="gone"):
-        await hear(broken, Ear())
-    assert speaker.closed and broken.closed
+        await read_reply_from(broken, DeltaRecorder())
+    assert chunk_model.closed and broken.closed
 
 
 def nested(deep: int) -> Any:
@@ -496,33 +506,35 @@ def nested(deep: int) -> Any:
 
 
 @pytest.mark.parametrize("deep", [ARGUMENTS_DEPTH_MAX + 1, 300, 900])
-async def test_arguments_nested_without_end_are_a_call_that_cannot_be_made_and_no_broken_run(deep: int) -> None:
+async def test_arguments_nested_too_deep_become_unparsed_and_do_not_fail_the_run(deep: int) -> None:
     asked = Call(id="x", tool="t", arguments=nested(deep))
-    reply = await hear(Speaker([ToolCallChunk(asked), END]), Ear())
+    reply = await read_reply_from(ChunkModel([ToolCallChunk(asked), END]), DeltaRecorder())
     assert reply.calls[0].arguments == {UNPARSED: "nested more than 64 deep"}
     shallow = Call(id="x", tool="t", arguments=nested(ARGUMENTS_DEPTH_MAX))
-    assert (await hear(Speaker([ToolCallChunk(shallow), END]), Ear())).calls[0].arguments == shallow.arguments
+    assert (await read_reply_from(ChunkModel([ToolCallChunk(shallow), END]), DeltaRecorder())).calls[
+        0
+    ].arguments == shallow.arguments
 
 
-async def test_a_reply_that_asks_for_calls_without_end_is_none() -> None:
+async def test_a_reply_with_too_many_tool_calls_fails() -> None:
     asked = ToolCallChunk(Call(id="x", tool="t" * 10_000))
-    assert len((await hear(Speaker([asked, END]), Ear())).calls[0].tool) == 200
+    assert len((await read_reply_from(ChunkModel([asked, END]), DeltaRecorder())).calls[0].tool) == 200
     with pytest.raises(ModelFailed) as failed:
-        await hear(Speaker([*[asked] * (CALLS_MAX + 1), END]), Ear())
+        await read_reply_from(ChunkModel([*[asked] * (CALLS_MAX + 1), END]), DeltaRecorder())
     assert failed.value.code == "model.too_many_calls"
 
 
-async def test_a_reply_that_does_not_come_to_an_end_is_none() -> None:
-    speaker = Speaker([*[TextChunk("word " * 50_000)] * 10, *[ThinkingChunk("hmm, " * 50_000)] * 10, END])
+async def test_a_reply_with_too_much_text_fails() -> None:
+    chunk_model = ChunkModel([*[TextChunk("word " * 50_000)] * 10, *[ThinkingChunk("hmm, " * 50_000)] * 10, END])
     with pytest.raises(ModelFailed) as failed:
-        await hear(speaker, Ear())
+        await read_reply_from(chunk_model, DeltaRecorder())
     assert "4,000,000" in failed.value.because
-    assert speaker.closed
+    assert chunk_model.closed
 
 
 @pytest.mark.parametrize("count", [-5, -(2**70), 2**70])
-async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count: int) -> None:
-    """Less than nothing would have given back money that was spent, and no store has room for 2**70."""
+async def test_impossible_usage_numbers_are_clamped_to_a_valid_range(count: int) -> None:
+    """A negative number would have returned money that was spent, and no database integer holds 2**70."""
     usage = Usage(
         input_tokens=count,
         output_tokens=count,
@@ -531,27 +543,31 @@ async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count
         cache_write_tokens=count,
         reasoning_tokens=count,
     )
-    heard = (await hear(Speaker([TextChunk("Yes."), EndChunk(StopReason.END, usage)]), Ear())).usage
-    assert all(0 <= value <= 10**12 for value in structs.astuple(heard))
+    recorded = (
+        await read_reply_from(ChunkModel([TextChunk("Yes."), EndChunk(StopReason.END, usage)]), DeltaRecorder())
+    ).usage
+    assert all(0 <= value <= 10**12 for value in structs.astuple(recorded))
 
 
 @pytest.mark.parametrize(("words", "known"), [("Yes.", True), ("word " * 40, False)])
-async def test_words_that_were_counted_as_none_cost_what_nobody_knows(words: str, known: bool) -> None:
-    """Anthropic's count begins with one token, and a server that never tells the rest has not said what it costs."""
-    speaker = Speaker(
+async def test_usage_is_marked_as_estimated_if_the_output_count_is_too_low_for_the_text(
+    words: str, known: bool
+) -> None:
+    """Anthropic's count starts at one token, so the number is wrong if a server never sends the final count."""
+    chunk_model = ChunkModel(
         [TextChunk(words), EndChunk(StopReason.END, Usage(input_tokens=10, output_tokens=1))], price=Price(output=1)
     )
-    usage = (await hear(speaker, Ear())).usage
+    usage = (await read_reply_from(chunk_model, DeltaRecorder())).usage
     assert usage.estimated is not known
 
 
-async def test_a_call_that_cannot_be_read_is_not_made_and_nobody_is_asked_about_it(desk: Desk) -> None:
-    desk.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
-    desk.model.will_reply(replace(text_reply(""), calls=(("append_line", {UNPARSED: '{"text": "hal'}),)))
-    desk.model.will_reply(text_reply("I see."))
-    journal = MemoryJournal(own(USER))
-    assert (await desk.work(journal)).text == "I see."
+async def test_a_call_with_unparsed_arguments_fails_without_asking_for_approval(setup: LoopSetup) -> None:
+    setup.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
+    setup.model.will_reply(replace(text_reply(""), calls=(("append_line", {UNPARSED: '{"text": "hal'}),)))
+    setup.model.will_reply(text_reply("I see."))
+    journal = MemoryJournal(make_run_records(USER_TURN))
+    assert (await setup.run_loop(journal)).text == "I see."
     (result,) = [record.body for record in journal.run_records if isinstance(record.body, ToolResult)]
     assert result.failed
     assert "could not be read" in result.output
-    assert desk.witness == []
+    assert setup.appended_lines == []

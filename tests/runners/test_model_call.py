@@ -1,4 +1,4 @@
-"""Whom a run asks, where the house itself would not ask one of them."""
+"""Which model a run calls if policy excludes some of them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import ScriptedModel, ScriptedReply
 
 
-class Unpriced(ScriptedModel):
-    """Nobody knows what it costs."""
+class UnpricedModel(ScriptedModel):
+    """A model with an unknown price."""
 
     @property
     def facts(self) -> ModelFacts:
         return replace(ScriptedModel.facts.fget(self), price=None)  # pyright: ignore[reportOptionalCall]
 
 
-def ada(model: str, *fallbacks: str) -> Agent:
+def make_ada(model: str, *fallbacks: str) -> Agent:
     return Agent(name="ada", model=model, fallbacks=fallbacks, day_microusd_max=1_000_000)
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> LocalInstance:
-    household = LocalInstance(tmp_path)
-    small = ScriptedModel(household.clock, name="small", window_tokens=8_000)
-    household.models = (household.model, small, Unpriced(household.clock, name="unpriced"))
-    return household
+def instance(tmp_path: Path) -> LocalInstance:
+    instance = LocalInstance(tmp_path)
+    small = ScriptedModel(instance.clock, name="small", window_tokens=8_000)
+    instance.models = (instance.model, small, UnpricedModel(instance.clock, name="unpriced"))
+    return instance
 
 
 @pytest.mark.parametrize(
@@ -45,58 +45,67 @@ def household(tmp_path: Path) -> LocalInstance:
         ("small", "the context window of small is too small: 8,000 tokens"),
     ],
 )
-async def test_after_a_model_that_the_house_would_not_ask_the_next_is_asked(
-    household: LocalInstance, first: str, why: str
+async def test_a_model_without_a_price_or_with_a_small_window_is_skipped_for_its_fallback(
+    instance: LocalInstance, first: str, why: str
 ) -> None:
-    household.agents = (ada(first, "scripted"),)
-    household.model.will_reply("At six.")
-    async with household.run(drain_s=0) as house:
-        posted = await house.send("When?")
+    instance.agents = (make_ada(first, "scripted"),)
+    instance.model.will_reply("At six.")
+    async with instance.run(drain_s=0) as server:
+        posted = await server.send("When?")
         assert (
-            await house.wait_for_answer(posted.envelope)
+            await server.wait_for_answer(posted.envelope)
             == f"At six.\n\n[answered by scripted instead of {first}: {why}]"
         )
-        assert (await house.execute_sql("SELECT count(*) FROM money WHERE model = :first", first=first)) == [(0,)]
+        assert (await server.execute_sql("SELECT count(*) FROM model_calls WHERE model = :first", first=first)) == [
+            (0,)
+        ]
 
 
-async def test_a_fallback_that_cannot_be_asked_does_not_hide_why_the_first_failed(household: LocalInstance) -> None:
-    household.agents = (ada("scripted", "small", "unpriced"),)
-    household.model.will_reply(ScriptedReply(fails="no such luck", failure=ModelFailureKind.AUTH))
-    async with household.run(drain_s=0) as house:
-        posted = await house.send("When?")
-        assert (await house.wait_for_outcome(posted.envelope)).outcome is Outcome.DEAD
-        (notice,) = [each.text for each in await house.list_envelopes_to("maria")]
+async def test_the_failure_notice_names_the_first_failure_and_every_skipped_fallback(instance: LocalInstance) -> None:
+    instance.agents = (make_ada("scripted", "small", "unpriced"),)
+    instance.model.will_reply(ScriptedReply(fails="no such luck", failure=ModelFailureKind.AUTH))
+    async with instance.run(drain_s=0) as server:
+        posted = await server.send("When?")
+        assert (await server.wait_for_outcome(posted.envelope)).outcome is Outcome.DEAD
+        (notice,) = [each.text for each in await server.list_envelopes_to("maria")]
     assert "scripted: the key was rejected" in notice
     assert "small: the context window of small is too small: 8,000 tokens" in notice
     assert "unpriced: the price of unpriced is unknown" in notice
 
 
 @pytest.mark.parametrize(("only", "code"), [("unpriced", "model.price_unknown"), ("small", "model.window_too_small")])
-async def test_alone_it_is_refused_in_its_own_words(household: LocalInstance, only: str, code: str) -> None:
-    household.agents = (ada(only),)
-    async with household.run(drain_s=0) as house:
-        settled = await house.wait_for_outcome((await house.send("When?")).envelope)
+async def test_an_unpriced_or_small_model_without_a_fallback_is_refused_with_its_own_code(
+    instance: LocalInstance, only: str, code: str
+) -> None:
+    instance.agents = (make_ada(only),)
+    async with instance.run(drain_s=0) as server:
+        settled = await server.wait_for_outcome((await server.send("When?")).envelope)
         assert settled.because.startswith(f"{code}: ")
 
 
-async def test_what_one_model_failed_for_is_not_said_of_another(household: LocalInstance) -> None:
-    """The first rested, the second failed, the third answered: that the first had failed was not so."""
-    unable = ScriptedModel(household.clock, name="unable")
-    household.models = (*household.models, unable)
-    household.agents = (ada("far/resting", "unable", "scripted"),)
+async def test_a_fallback_answer_gives_the_reason_of_the_replaced_model_and_not_of_another(
+    instance: LocalInstance,
+) -> None:
+    """The first was in cooldown, the second failed, the third answered: the notice once said that the first had
+    failed."""
+    unable = ScriptedModel(instance.clock, name="unable")
+    instance.models = (*instance.models, unable)
+    instance.agents = (make_ada("far/resting", "unable", "scripted"),)
     environment = {"FAR_KEY": "sk-far"}
     toml = '[providers.far]\nurl = "http://127.0.0.1:9"\nkey = { env = "FAR_KEY" }\n'
-    household.settings = load_configuration({"RETINUE_HOME": str(household.root), **environment}, text=toml).settings
-    household.environment = environment
+    instance.settings = load_configuration({"RETINUE_HOME": str(instance.root), **environment}, text=toml).settings
+    instance.environment = environment
     unable.will_reply(ScriptedReply(fails="too much", failure=ModelFailureKind.AUTH))
-    household.model.will_reply("At six.")
-    async with household.run(drain_s=0) as house:
+    instance.model.will_reply("At six.")
+    async with instance.run(drain_s=0) as server:
         credential = Credential(id="far:settings", provider="far", source="env:FAR_KEY")
         mark = cooldowns.build_failure_record(
-            credential, "resting", ModelFailureKind.RATE_LIMIT, at=household.clock.now(), retry_after_s=3_600
+            credential, "resting", ModelFailureKind.RATE_LIMIT, at=instance.clock.now(), retry_after_s=3_600
         )
         assert mark is not None
-        await house.store.write(lambda conn: credentials.mark_failed(conn, mark, cooldowns.apply_failure), point="test")
-        posted = await house.send("When?")
-        answer = await house.wait_for_answer(posted.envelope)
+        await server.store.write(
+            lambda conn: credentials.mark_failed(conn, mark, cooldowns.apply_failure), point="test"
+        )
+        posted = await server.send("When?")
+        answer = await server.wait_for_answer(posted.envelope)
     assert answer == "At six.\n\n[answered by scripted instead of far/resting: it is in cooldown]"

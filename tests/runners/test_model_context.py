@@ -1,4 +1,4 @@
-"""The context a model is given: every call with its result next to it, whatever was lost."""
+"""The context for a model: every call is followed by its result, whatever was lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runners.histories import histories, paired, record, with_summary
+from runners.histories import are_calls_paired, histories, record, with_summary
 
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.record import ContextStart, Note, Record, Reply, Summary, UserTurn, body_kind
@@ -20,7 +20,7 @@ from retinue.runners.model_context import arrange_records, leading_summary, pair
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 
-def history(*bodies: tuple[str | None, Any]) -> list[Record]:
+def make_history(*bodies: tuple[str | None, Any]) -> list[Record]:
     return [
         Record(
             session=SessionId("s"),
@@ -34,7 +34,7 @@ def history(*bodies: tuple[str | None, Any]) -> list[Record]:
     ]
 
 
-def asks(*ids: str) -> Reply:
+def make_call_reply(*ids: str) -> Reply:
     return Reply(text="", calls=tuple(Call(id=id_, tool="t") for id_ in ids))
 
 
@@ -50,36 +50,42 @@ def bodies(records: list[Record]) -> list[Any]:
     return [record.body for record in records]
 
 
-LOST = "This result was lost."
+LOST_RESULT_TEXT = "This result was lost."
 
 
-def test_a_whole_history_is_left_as_it_is() -> None:
-    records = history(
-        ("a", user()), ("a", asks("1", "2")), ("a", result("1")), ("a", result("2")), ("a", Reply(text="k"))
+def test_a_history_with_all_results_is_not_changed() -> None:
+    records = make_history(
+        ("a", user()), ("a", make_call_reply("1", "2")), ("a", result("1")), ("a", result("2")), ("a", Reply(text="k"))
     )
     assert pair_calls_with_results(records) == records
 
 
 @pytest.mark.spec("C47", "D27")
-def test_a_missing_result_is_put_in_and_says_so() -> None:
-    records = history(("a", user()), ("a", asks("1", "2")), ("a", result("2")), ("a", Reply(text="k")), ("b", user()))
+def test_a_missing_result_is_replaced_by_a_failed_result() -> None:
+    records = make_history(
+        ("a", user()), ("a", make_call_reply("1", "2")), ("a", result("2")), ("a", Reply(text="k")), ("b", user())
+    )
     made = bodies(pair_calls_with_results(records))
-    assert made[2] == ToolResult(call="1", tool="t", output=LOST, failed=True)
+    assert made[2] == ToolResult(call="1", tool="t", output=LOST_RESULT_TEXT, failed=True)
     assert made[3] == result("2")
 
 
 @pytest.mark.spec("C47")
-def test_a_result_without_its_call_is_left_out() -> None:
-    records = history(("a", user()), ("a", result("1")), ("a", Reply(text="k")))
+def test_a_result_without_its_call_is_omitted() -> None:
+    records = make_history(("a", user()), ("a", result("1")), ("a", Reply(text="k")))
     assert bodies(pair_calls_with_results(records)) == [user(), Reply(text="k")]
 
 
-def test_results_stand_in_the_order_of_their_calls_right_behind_them() -> None:
-    records = history(
-        ("a", asks("1", "2", "3")), ("a", result("3")), (None, user("a note")), ("a", result("1")), ("a", result("2"))
+def test_results_follow_their_calls_in_the_order_of_the_calls() -> None:
+    records = make_history(
+        ("a", make_call_reply("1", "2", "3")),
+        ("a", result("3")),
+        (None, user("a note")),
+        ("a", result("1")),
+        ("a", result("2")),
     )
     assert bodies(pair_calls_with_results(records)) == [
-        asks("1", "2", "3"),
+        make_call_reply("1", "2", "3"),
         result("1"),
         result("2"),
         result("3"),
@@ -87,57 +93,59 @@ def test_results_stand_in_the_order_of_their_calls_right_behind_them() -> None:
     ]
 
 
-def test_a_result_that_is_there_twice_counts_once() -> None:
+def test_only_the_first_of_two_results_of_a_call_is_kept() -> None:
     first = result("1")
     second = ToolResult(call="1", tool="t", output="another")
     made = bodies(
-        pair_calls_with_results(history(("a", asks("1")), ("a", first), ("a", second), ("a", Reply(text="k"))))
+        pair_calls_with_results(
+            make_history(("a", make_call_reply("1")), ("a", first), ("a", second), ("a", Reply(text="k")))
+        )
     )
-    assert made == [asks("1"), first, Reply(text="k")]
+    assert made == [make_call_reply("1"), first, Reply(text="k")]
 
 
-def test_the_calls_of_a_run_that_may_still_make_them_are_left_open() -> None:
-    records = history(("a", user()), ("a", asks("1", "2")), ("a", result("1")))
+def test_calls_of_an_unfinished_run_get_no_replacement_results() -> None:
+    records = make_history(("a", user()), ("a", make_call_reply("1", "2")), ("a", result("1")))
     assert pair_calls_with_results(records) == records
 
 
 @pytest.mark.spec("D27")
 @pytest.mark.parametrize("next_", [("b", UserTurn(text="next")), (None, UserTurn(text="a note"))])
-def test_the_calls_of_a_run_that_others_have_followed_are_closed(next_: tuple[str | None, Any]) -> None:
-    """Its last words were lost, and nobody will make them any more."""
-    made = bodies(pair_calls_with_results(history(("a", user()), ("a", asks("1")), next_)))
-    assert made[2] == ToolResult(call="1", tool="t", output=LOST, failed=True)
+def test_calls_of_a_run_followed_by_other_records_get_replacement_results(next_: tuple[str | None, Any]) -> None:
+    """The end of the run was lost and will not be written any more."""
+    made = bodies(pair_calls_with_results(make_history(("a", user()), ("a", make_call_reply("1")), next_)))
+    assert made[2] == ToolResult(call="1", tool="t", output=LOST_RESULT_TEXT, failed=True)
 
 
-def test_what_is_made_up_belongs_to_the_run_and_the_place_of_its_call() -> None:
-    records = history(("a", user()), ("a", asks("1")), ("b", user()))
+def test_a_replacement_result_has_the_run_and_sequence_number_of_its_call() -> None:
+    records = make_history(("a", user()), ("a", make_call_reply("1")), ("b", user()))
     made = pair_calls_with_results(records)[2]
     assert (made.run, made.seq, made.kind) == ("a", 2, "tool")
 
 
-def test_nothing_is_made_of_nothing() -> None:
+def test_pairing_adds_nothing_to_a_history_without_calls() -> None:
     assert pair_calls_with_results([]) == []
-    assert bodies(pair_calls_with_results(history(("a", Note(text="by the way"))))) == [Note(text="by the way")]
+    assert bodies(pair_calls_with_results(make_history(("a", Note(text="by the way"))))) == [Note(text="by the way")]
 
 
 @pytest.mark.spec("C47")
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_is_lost_every_call_has_its_result_and_the_rest_keeps_its_order(seed: int) -> None:
+def test_pairing_gives_every_call_a_result_and_keeps_the_order_after_any_loss(seed: int) -> None:
     chance = random.Random(seed)
-    told: list[tuple[str | None, Any]] = []
+    all_bodies: list[tuple[str | None, Any]] = []
     for run in map(str, range(6)):
-        told.append((run, user(f"question {run}")))
+        all_bodies.append((run, user(f"question {run}")))
         for turn in range(chance.randint(0, 3)):
             ids = [f"{run}-{turn}-{n}" for n in range(chance.randint(1, 4))]
-            told.append((run, asks(*ids)))
+            all_bodies.append((run, make_call_reply(*ids)))
             chance.shuffle(ids)
-            told += [(run, result(id_)) for id_ in ids]
-        told.append((run, Reply(text=f"answer {run}")))
+            all_bodies += [(run, result(id_)) for id_ in ids]
+        all_bodies.append((run, Reply(text=f"answer {run}")))
         if chance.random() < 0.5:
-            told.append((None, user("a note")))
-    left = [piece for piece in told if chance.random() < 0.7]
+            all_bodies.append((None, user("a note")))
+    left = [piece for piece in all_bodies if chance.random() < 0.7]
     left.append(("last", user("the newest question")))
-    made = pair_calls_with_results(history(*left))
+    made = pair_calls_with_results(make_history(*left))
     expected: list[str] = []
     for item in made:
         if isinstance(item.body, ToolResult):
@@ -153,7 +161,7 @@ def test_whatever_is_lost_every_call_has_its_result_and_the_rest_keeps_its_order
 # Summaries
 
 
-def test_a_summary_is_read_before_what_it_has_kept_and_in_place_of_the_rest() -> None:
+def test_a_summary_precedes_the_kept_records_and_replaces_the_older_ones() -> None:
     records = [
         record(1, user("old")),
         record(2, Reply(text="old answer")),
@@ -166,7 +174,7 @@ def test_a_summary_is_read_before_what_it_has_kept_and_in_place_of_the_rest() ->
     assert leading_summary(arrange_records(records)) is records[4]
 
 
-def test_of_two_summaries_only_the_newest_is_read() -> None:
+def test_only_the_newest_of_two_summaries_is_in_the_context() -> None:
     records = [
         record(1, user("old")),
         record(2, user("kept twice")),
@@ -177,7 +185,7 @@ def test_of_two_summaries_only_the_newest_is_read() -> None:
     assert [r.seq for r in arrange_records(records)] == [5, 2, 4]
 
 
-def test_a_reset_after_a_summary_begins_afresh() -> None:
+def test_a_reset_after_a_summary_starts_a_context_without_it() -> None:
     records = [
         record(1, user("old")),
         record(2, Summary(text="in short", kept_from=1)),
@@ -188,16 +196,16 @@ def test_a_reset_after_a_summary_begins_afresh() -> None:
     assert leading_summary(arrange_records(records)) is None
 
 
-def test_a_context_without_a_summary_is_left_as_it_is() -> None:
+def test_a_context_without_a_summary_is_not_rearranged() -> None:
     records = [record(1, ContextStart()), record(2, user()), record(3, Reply(text="k"))]
     assert arrange_records(records) == records
     assert arrange_records([]) == []
 
 
-def test_a_result_whose_call_was_told_in_short_is_left_out() -> None:
+def test_a_result_whose_call_was_summarized_is_omitted() -> None:
     records = [
         record(1, user()),
-        record(2, asks("1")),
+        record(2, make_call_reply("1")),
         record(3, Note(text="by the way")),
         record(4, result("1")),
         record(5, Reply(text="k")),
@@ -207,13 +215,13 @@ def test_a_result_whose_call_was_told_in_short_is_left_out() -> None:
 
 
 @given(histories(), st.lists(st.floats(0, 1), max_size=3))
-def test_arranging_keeps_the_order_and_the_pairs_and_does_nothing_twice(
+def test_arranging_records_keeps_order_and_call_pairs_and_is_idempotent(
     records: list[Record], cuts: list[float]
 ) -> None:
     for cut in cuts:
         records = with_summary(records, "in short", records[int(cut * (len(records) - 1))].seq)
     made = pair_calls_with_results(arrange_records(records))
-    assert paired(made)
+    assert are_calls_paired(made)
     assert pair_calls_with_results(arrange_records(made)) == made
     assert [id(r) for r in arrange_records(arrange_records(records))] == [id(r) for r in arrange_records(records)]
     seqs = [r.seq for r in made if not isinstance(r.body, ToolResult | Summary)]

@@ -1,6 +1,6 @@
-"""A `docker` that keeps what it was told: containers are files, and `exec` runs the command where we are.
+"""A `docker` program that records its calls: containers are files, and `exec` runs the command on this machine.
 
-DOCKER_HOST names the folder where it keeps them, and `calls.jsonl` with all it was asked.
+DOCKER_HOST names the folder for them and for `calls.jsonl`, which lists all calls.
 """
 
 from __future__ import annotations

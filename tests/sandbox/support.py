@@ -1,4 +1,4 @@
-"""A place to confine commands in, and what there is around it that none of them may have."""
+"""Directories and services for sandbox tests: a workspace for a command, and things that it must not reach."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandOutput:
     text: str
-    ended: CommandExit
+    exit_status: CommandExit
 
 
 async def run(
     sandbox: Sandbox, argv: Sequence[str], confinement: Confinement, *, pty: bool = False, given: bytes = b""
-) -> Said:
-    """Start it, hear it out, and wait for its end."""
+) -> CommandOutput:
+    """Start a command, read its output and wait for its end."""
     async with asyncio.timeout(PATIENCE_S):
         child = await sandbox.start(argv, confinement, pty=pty)
         if given:
             await child.write(given)
         child.close_input()
-        said = b""
+        output = b""
         while chunk := await child.read():
-            said += chunk
-        return Said(said.decode(errors="replace"), await child.wait())
+            output += chunk
+        return CommandOutput(output.decode(errors="replace"), await child.wait())
 
 
-async def shell(sandbox: Sandbox, script: str, confinement: Confinement) -> Said:
+async def shell(sandbox: Sandbox, script: str, confinement: Confinement) -> CommandOutput:
     return await run(sandbox, ["/bin/sh", "-c", script], confinement)
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
-    """A house on disk with two agents, beside the home of its user."""
+class SandboxDirectories:
+    """An instance's directories with two agents, and the home directory of its user."""
 
     root: Path
 
@@ -89,13 +89,13 @@ class Grounds:
         return Confinement(**(parts | changed))  # pyright: ignore[reportArgumentType]
 
 
-def make_grounds(root: Path) -> Grounds:
-    grounds = Grounds(root.resolve())
+def make_sandbox_directories(root: Path) -> SandboxDirectories:
+    grounds = SandboxDirectories(root.resolve())
     for folder in (grounds.workspace, grounds.state / "agents/ben", grounds.user_home / ".ssh", grounds.readable):
         folder.mkdir(parents=True)
     for path, text in {
         grounds.state / "owner-token": "the owner's token",
-        grounds.state / "house.db": "the store",
+        grounds.state / "retinue.db": "the store",
         grounds.state / "agents/ben/token": "ben's token",
         grounds.user_home / "letter.txt": "dear maria",
         grounds.user_home / ".ssh/id_ed25519": "a key",
@@ -108,13 +108,13 @@ def make_grounds(root: Path) -> Grounds:
 
 
 @contextlib.contextmanager
-def greeting(family: int, address: object, kind: int = socket.SOCK_STREAM) -> Generator[socket.socket]:
-    """A service of this machine that says hello to whoever reaches it."""
+def hello_server(family: int, address: object, kind: int = socket.SOCK_STREAM) -> Generator[socket.socket]:
+    """Serve `hello` on this machine to any client."""
     with socket.socket(family, kind) as listener:
         listener.bind(address)  # pyright: ignore[reportArgumentType]
         if kind == socket.SOCK_STREAM:
             listener.listen()
-        thread = threading.Thread(target=_greet, args=(listener, kind), daemon=True)
+        thread = threading.Thread(target=_send_hello, args=(listener, kind), daemon=True)
         thread.start()
         try:
             yield listener
@@ -125,7 +125,7 @@ def greeting(family: int, address: object, kind: int = socket.SOCK_STREAM) -> Ge
             thread.join(PATIENCE_S)
 
 
-def _greet(listener: socket.socket, kind: int) -> None:
+def _send_hello(listener: socket.socket, kind: int) -> None:
     while True:
         try:
             if kind == socket.SOCK_DGRAM:
@@ -144,7 +144,7 @@ def _greet(listener: socket.socket, kind: int) -> None:
 
 @contextlib.contextmanager
 def daemon() -> Generator[int]:
-    """A process that stands for the house: with a secret in its environment, and deaf to what it is sent."""
+    """A process that stands in for the server: it has a secret in its environment and ignores SIGUSR1."""
     code = (
         "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
@@ -163,12 +163,12 @@ def daemon() -> Generator[int]:
 
 
 @contextlib.contextmanager
-def surroundings(grounds: Grounds) -> Generator[dict[str, object]]:
-    """All that an attempt may aim at, running; gives the facts that it needs for that."""
+def running_escape_targets(grounds: SandboxDirectories) -> Generator[dict[str, object]]:
+    """Run everything that an attempt may target, and yield the facts that the attempts need."""
     path = str(grounds.root / "s")
     abstract = f"retinue-escape-{os.getpid()}"
     with contextlib.ExitStack() as stack:
-        port = _open(stack, socket.AF_INET, ("127.0.0.1", 0))
+        port = _open_hello_port(stack, socket.AF_INET, ("127.0.0.1", 0))
         yield {
             "user_home": str(grounds.user_home),
             "state": str(grounds.state),
@@ -178,29 +178,29 @@ def surroundings(grounds: Grounds) -> Generator[dict[str, object]]:
             "abstract": abstract,
             "daemon": stack.enter_context(daemon()),
             "port": port,
-            "port_any": _open(stack, socket.AF_INET, ("127.8.8.8", 0)),
-            "port6": _open(stack, socket.AF_INET6, ("::1", 0)),
-            "port_udp": _open(stack, socket.AF_INET, ("127.0.0.1", 0), socket.SOCK_DGRAM),
-            "_unix": bool(stack.enter_context(greeting(socket.AF_UNIX, path))),
-            "_abstract": bool(stack.enter_context(greeting(socket.AF_UNIX, b"\0" + abstract.encode()))),
+            "port_any": _open_hello_port(stack, socket.AF_INET, ("127.8.8.8", 0)),
+            "port6": _open_hello_port(stack, socket.AF_INET6, ("::1", 0)),
+            "port_udp": _open_hello_port(stack, socket.AF_INET, ("127.0.0.1", 0), socket.SOCK_DGRAM),
+            "_unix": bool(stack.enter_context(hello_server(socket.AF_UNIX, path))),
+            "_abstract": bool(stack.enter_context(hello_server(socket.AF_UNIX, b"\0" + abstract.encode()))),
         }
 
 
-def _open(stack: contextlib.ExitStack, family: int, address: object, kind: int = socket.SOCK_STREAM) -> int:
-    return stack.enter_context(greeting(family, address, kind)).getsockname()[1]
+def _open_hello_port(stack: contextlib.ExitStack, family: int, address: object, kind: int = socket.SOCK_STREAM) -> int:
+    return stack.enter_context(hello_server(family, address, kind)).getsockname()[1]
 
 
-def place_attempts(grounds: Grounds, facts: dict[str, object], name: str) -> list[str]:
-    """The command that tries everything, with its facts, in the workspace."""
+def write_attempts_script(grounds: SandboxDirectories, facts: dict[str, object], name: str) -> list[str]:
+    """Write the attempts and their facts into the workspace, and return the command that runs them."""
     script = grounds.workspace / "attempts.py"
     shutil.copyfile(Path(__file__).with_name("escape_attempts.py"), script)
-    told = grounds.workspace / f"{name}.json"
-    told.write_text(json.dumps(facts))
-    return [PYTHON, "-I", str(script), str(told)]
+    facts_file = grounds.workspace / f"{name}.json"
+    facts_file.write_text(json.dumps(facts))
+    return [PYTHON, "-I", str(script), str(facts_file)]
 
 
-def sleepers(argument: str) -> list[int]:
-    """Processes of this machine that sleep for just so long."""
+def find_sleep_processes(argument: str) -> list[int]:
+    """Return the processes of this machine that sleep for this time."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -211,7 +211,7 @@ def sleepers(argument: str) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below one, as far as they still run."""
+    """Return all running processes below one."""
     found: list[int] = []
     left = [pid]
     while left:

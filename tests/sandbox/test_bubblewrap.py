@@ -1,4 +1,4 @@
-"""A confined command: what it sees, how it is spoken with, how it ends, and what is refused before it begins."""
+"""A command in bubblewrap: what it sees, its input and output, how it ends, and what is refused before it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ import cronsim
 import msgspec
 import pytest
 import uvloop
-from sandbox.support import PATIENCE_S, PYTHON, Grounds, make_grounds, run, shell, sleepers, until
+from sandbox.support import (
+    PATIENCE_S,
+    PYTHON,
+    SandboxDirectories,
+    find_sleep_processes,
+    make_sandbox_directories,
+    run,
+    shell,
+    until,
+)
 
 from retinue.domain.structs import replace
 from retinue.sandbox import mounts
@@ -28,47 +37,49 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
-def grounds(tmp_path: Path) -> Grounds:
-    return make_grounds(tmp_path)
+def grounds(tmp_path: Path) -> SandboxDirectories:
+    return make_sandbox_directories(tmp_path)
 
 
 @pytest.fixture
-def sandbox(grounds: Grounds) -> BubblewrapSandbox:
+def sandbox(grounds: SandboxDirectories) -> BubblewrapSandbox:
     return grounds.bubblewrap()
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_has_its_workspace_what_it_may_read_and_nothing_else(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_a_command_sees_its_workspace_and_its_readable_folders_and_nothing_else(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     script = (
         f"pwd; echo made > here; cat here; cat {grounds.readable}/book.txt; echo; ls {grounds.root}; ls {grounds.state}"
     )
-    said = await shell(sandbox, script, grounds.confinement())
-    assert said.ended.code == 0
-    assert said.text.split("\n")[:3] == [str(grounds.workspace), "made", "to be read"]
-    assert said.text.split()[5:] == ["library", "state", "agents"]  # maria's home is not even a name there
+    output = await shell(sandbox, script, grounds.confinement())
+    assert output.exit_status.code == 0
+    assert output.text.split("\n")[:3] == [str(grounds.workspace), "made", "to be read"]
+    assert output.text.split()[5:] == ["library", "state", "agents"]  # the rest of maria's home is not visible
     assert (grounds.workspace / "here").read_text() == "made\n"
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_is_told_what_was_said_for_it_and_nothing_of_ours(
-    sandbox: BubblewrapSandbox, grounds: Grounds, monkeypatch: pytest.MonkeyPatch
+async def test_a_command_gets_its_given_environment_and_none_of_the_server(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_API_KEY", "s3cret")
-    said = await run(sandbox, ["/usr/bin/env"], grounds.confinement(environment={"GREETING": "a b", "LANG": "de"}))
-    told = dict(line.split("=", 1) for line in said.text.splitlines())
-    assert told["GREETING"] == "a b" and told["LANG"] == "de"
-    assert set(told) == {"GREETING", "LANG", "PATH", "HOME", "TMPDIR", "TERM", "USER", "LOGNAME", "PWD"}
+    output = await run(sandbox, ["/usr/bin/env"], grounds.confinement(environment={"GREETING": "a b", "LANG": "de"}))
+    variables = dict(line.split("=", 1) for line in output.text.splitlines())
+    assert variables["GREETING"] == "a b" and variables["LANG"] == "de"
+    assert set(variables) == {"GREETING", "LANG", "PATH", "HOME", "TMPDIR", "TERM", "USER", "LOGNAME", "PWD"}
 
 
-async def test_folders_of_etc_are_the_machines_own_to_read_only(sandbox: BubblewrapSandbox, grounds: Grounds) -> None:
+async def test_folders_of_etc_are_mounted_read_only_from_the_host(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
+) -> None:
     folders = [folder for folder in ("/etc/alternatives", "/etc/ssl/certs") if Path(folder).is_dir()]
-    assert folders, "this machine has neither"
+    assert folders, "this machine has none of these folders"
     for folder in folders:
-        said = await shell(sandbox, f"ls -A {folder}; touch {folder}/mine && echo written", grounds.confinement())
-        assert sorted(set(said.text.splitlines()) & set(os.listdir(folder))) == sorted(os.listdir(folder))
-        assert "written" not in said.text
+        output = await shell(sandbox, f"ls -A {folder}; touch {folder}/mine && echo written", grounds.confinement())
+        assert sorted(set(output.text.splitlines()) & set(os.listdir(folder))) == sorted(os.listdir(folder))
+        assert "written" not in output.text
         assert not os.listdir(grounds.state / "sandbox" / folder[1:]), "it is mounted, not copied"
 
 
@@ -82,10 +93,10 @@ __attribute__((constructor)) static void leave_marks(void) {
 """
 
 
-async def test_what_a_command_is_told_never_reaches_the_launcher_outside(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_environment_variables_of_a_command_do_not_affect_the_launcher(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
-    """LD_PRELOAD would be loaded by the launcher, which has no walls around it."""
+    """LD_PRELOAD would be loaded by the launcher, which is not confined."""
     mark = grounds.workspace / "loaded"
     library = grounds.workspace / "evil.so"
     source = grounds.workspace / "evil.c"
@@ -96,12 +107,12 @@ async def test_what_a_command_is_told_never_reaches_the_launcher_outside(
     built = await asyncio.create_subprocess_exec(compiler, "-shared", "-fPIC", "-o", library, source)
     assert await built.wait() == 0
     await run(sandbox, ["/usr/bin/true"], grounds.confinement(environment={"LD_PRELOAD": str(library)}))
-    assert mark.exists()  # the command had it, as it was told
+    assert mark.exists()  # the command got the variable
     assert not (grounds.root / "outside").exists()
 
 
-async def test_arguments_and_environment_of_a_command_are_not_listed_with_the_launcher(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_the_environment_of_a_command_is_not_visible_in_the_launcher_process(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     child = await sandbox.start(["/bin/sleep", "30"], grounds.confinement(environment={"TOKEN": "s3cret-token"}))
     listed = Path(f"/proc/{child.pid}/cmdline").read_bytes() + Path(f"/proc/{child.pid}/environ").read_bytes()
@@ -110,30 +121,30 @@ async def test_arguments_and_environment_of_a_command_are_not_listed_with_the_la
     assert b"s3cret-token" not in listed
 
 
-async def test_words_go_in_and_come_out_and_the_end_of_input_is_seen(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_a_command_reads_its_input_until_the_end_and_its_output_is_returned(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     large = os.urandom(300_000).hex().encode()
     child = await sandbox.start(["/bin/cat"], grounds.confinement())
 
-    async def hear() -> bytes:
-        said = b""
+    async def read_all() -> bytes:
+        output = b""
         while chunk := await child.read():
-            said += chunk
-        return said
+            output += chunk
+        return output
 
-    hearing = asyncio.ensure_future(hear())
+    reading = asyncio.ensure_future(read_all())
     await child.write(large)
     child.close_input()
-    assert await hearing == large
+    assert await reading == large
     assert (await child.wait()).code == 0
     with pytest.raises(SandboxFailed) as failed:
         await child.write(b"more")
     assert failed.value.code == "sandbox.input_closed"
 
 
-async def test_a_command_whose_words_nobody_takes_waits_and_loses_none(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_a_command_whose_output_is_not_read_is_paused_and_loses_no_output(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     child = await sandbox.start(
         ["/bin/sh", "-c", "yes | head -c 5000000; echo >&2; echo over > done"], grounds.confinement()
@@ -141,58 +152,62 @@ async def test_a_command_whose_words_nobody_takes_waits_and_loses_none(
     child.close_input()
     done = grounds.workspace / "done"
     await assert_stays_true(lambda: not done.exists(), "that a command waits has no event", for_s=0.5)
-    said = 0
+    output = 0
     while chunk := await child.read():
-        said += len(chunk)
-    assert said == 5_000_001
+        output += len(chunk)
+    assert output == 5_000_001
     assert (grounds.workspace / "done").exists()
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_terminal_is_one_and_can_be_resized(sandbox: BubblewrapSandbox, grounds: Grounds, kind: str) -> None:
+async def test_a_pty_is_a_terminal_that_can_be_resized_and_interrupted(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
+) -> None:
     child = await (HostSandbox() if kind == "host" else sandbox).start(["/bin/sh"], grounds.confinement(), pty=True)
     await child.write(b"stty -echo; test -t 0 && echo is-a-terminal; stty size\n")
-    said = await _until_said(child.read, b"24 80")
-    assert b"is-a-terminal" in said
+    output = await _read_until(child.read, b"24 80")
+    assert b"is-a-terminal" in output
     child.resize(50, 132)
     await child.write(b"stty size; trap 'echo interrupted' INT; sleep 0.2; echo ready\n")
-    assert b"50 132" in await _until_said(child.read, b"ready")
+    assert b"50 132" in await _read_until(child.read, b"ready")
     await child.write(b"sh -c 'echo sle''eps; exec sleep 600'\n")
-    await _until_said(child.read, b"sleeps")
-    await child.write(b"\x03")  # Ctrl-C reaches what runs in the foreground
+    await _read_until(child.read, b"sleeps")
+    await child.write(b"\x03")  # Ctrl-C reaches the foreground process
     await child.write(b"echo after\n")
-    await _until_said(child.read, b"after")
+    await _read_until(child.read, b"after")
     child.close_input()
     while await child.read():
         pass
     assert (await child.wait()).signal is None
 
 
-async def _until_said(read: Callable[[], object], wanted: bytes) -> bytes:
-    said = b""
+async def _read_until(read: Callable[[], object], wanted: bytes) -> bytes:
+    output = b""
     async with asyncio.timeout(PATIENCE_S):
-        while wanted not in said:
-            said += await read()  # pyright: ignore
-    return said
+        while wanted not in output:
+            output += await read()  # pyright: ignore
+    return output
 
 
-_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_STATUS = ["/bin/cat", "/proc/self/status"]
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STATUS_COMMAND = ["/bin/cat", "/proc/self/status"]
 
 
-def unheeded(status: str, line: str) -> set[int]:
-    """What a process ignores or holds back. Those that the C library keeps for itself are nobody's to set."""
+def parse_signal_mask(status: str, line: str) -> set[int]:
+    """Return the signals in a mask of /proc/PID/status, without those that the C library reserves."""
     mask = int(next(each for each in status.splitlines() if each.startswith(line)).split()[1], 16)
     return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
 
 
 @pytest.fixture
 def deaf() -> Iterator[None]:
-    """As a shell begins a house in the background, or nohup does; and with a signal held back beside."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED}
+    """Ignore signals as a shell does for a background process, or nohup, and block one more."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED_SIGNALS}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    plain = subprocess.run(_STATUS, capture_output=True, text=True, check=True).stdout
-    assert unheeded(plain, "SigIgn") >= {*_IGNORED} and unheeded(plain, "SigBlk"), "it is handed on by itself"
+    plain = subprocess.run(_STATUS_COMMAND, capture_output=True, text=True, check=True).stdout
+    assert parse_signal_mask(plain, "SigIgn") >= {*_IGNORED_SIGNALS} and parse_signal_mask(plain, "SigBlk"), (
+        "without our handling, a child inherits both"
+    )
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for number, handler in before.items():
@@ -201,39 +216,45 @@ def deaf() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deaf")
 @pytest.mark.parametrize("kind", ["bubblewrap", "networked", "host"])
-async def test_a_command_heeds_every_signal_whatever_its_house_ignores(
-    sandbox: BubblewrapSandbox, grounds: Grounds, kind: str
+async def test_a_command_does_not_inherit_ignored_or_blocked_signals_of_the_server(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
 ) -> None:
     network = NetworkAccess(hosts=("example.com",)) if kind == "networked" else None
-    place = HostSandbox() if kind == "host" else sandbox
-    said = await run(place, _STATUS, grounds.confinement(**({"network": network} if network else {})))
-    assert said.ended.code == 0
-    assert not unheeded(said.text, "SigIgn") and not unheeded(said.text, "SigBlk")
-    os.kill(os.getpid(), signal.SIGINT)  # and the house goes on ignoring it
+    chosen_sandbox = HostSandbox() if kind == "host" else sandbox
+    output = await run(
+        chosen_sandbox, _STATUS_COMMAND, grounds.confinement(**({"network": network} if network else {}))
+    )
+    assert output.exit_status.code == 0
+    assert not parse_signal_mask(output.text, "SigIgn") and not parse_signal_mask(output.text, "SigBlk")
+    os.kill(os.getpid(), signal.SIGINT)  # the server still ignores it
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGUSR1}
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_killed_it_ends_with_all_that_it_began(sandbox: BubblewrapSandbox, grounds: Grounds, kind: str) -> None:
+async def test_killing_a_command_ends_all_processes_that_it_started(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
+) -> None:
     script = "setsid sleep 93.1 & (sleep 93.1 & ) & nohup sleep 93.1 >/dev/null 2>&1 & echo up; sleep 93.1"
     child = await (HostSandbox() if kind == "host" else sandbox).start(["/bin/sh", "-c", script], grounds.confinement())
-    await _until_said(child.read, b"up")
-    await until(lambda: len(sleepers("93.1")) == 4)
+    await _read_until(child.read, b"up")
+    await until(lambda: len(find_sleep_processes("93.1")) == 4)
     await child.kill()
-    ended = await child.wait()
-    assert (ended.code, ended.because) == (None, "it was stopped")
-    await until(lambda: not sleepers("93.1"))
-    await child.kill()  # once more is no harm
+    exit_status = await child.wait()
+    assert (exit_status.code, exit_status.because) == (None, "it was stopped")
+    await until(lambda: not find_sleep_processes("93.1"))
+    await child.kill()  # a second kill does no harm
 
 
-async def test_what_is_left_running_ends_with_the_command(sandbox: BubblewrapSandbox, grounds: Grounds) -> None:
-    said = await shell(sandbox, "setsid sleep 94.2 >/dev/null 2>&1 & echo over", grounds.confinement())
-    assert said.text == "over\n"
-    await until(lambda: not sleepers("94.2"))
+async def test_background_processes_end_with_the_command(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
+) -> None:
+    output = await shell(sandbox, "setsid sleep 94.2 >/dev/null 2>&1 & echo over", grounds.confinement())
+    assert output.text == "over\n"
+    await until(lambda: not find_sleep_processes("94.2"))
 
 
-async def test_a_command_dies_with_the_house(grounds: Grounds) -> None:
-    """However that ends: nobody else would end what it has begun."""
+async def test_a_command_ends_when_the_server_is_killed(grounds: SandboxDirectories) -> None:
+    """However the server ends: nothing else would end its commands."""
     script = (
         "import asyncio, os, signal\nfrom pathlib import Path\n"
         "from retinue.sandbox.bubblewrap import BubblewrapSandbox\nfrom retinue.sandbox.base import Confinement\n"
@@ -246,9 +267,9 @@ async def test_a_command_dies_with_the_house(grounds: Grounds) -> None:
         " os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
-    house = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env={"PYTHONPATH": str(SOURCE)})
-    assert await house.wait() == -9
-    await until(lambda: not sleepers("95.3"))
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env={"PYTHONPATH": str(SOURCE)})
+    assert await server.wait() == -9
+    await until(lambda: not find_sleep_processes("95.3"))
 
 
 @pytest.mark.parametrize(
@@ -260,19 +281,21 @@ async def test_a_command_dies_with_the_house(grounds: Grounds) -> None:
         (["/"], 127),
     ],
 )
-async def test_how_it_ended_is_told(sandbox: BubblewrapSandbox, grounds: Grounds, argv: list[str], code: int) -> None:
-    assert (await run(sandbox, argv, grounds.confinement())).ended.code == code
+async def test_the_exit_code_of_a_command_is_reported(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, argv: list[str], code: int
+) -> None:
+    assert (await run(sandbox, argv, grounds.confinement())).exit_status.code == code
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_it_is_the_same_on_every_loop_and_leaves_nothing_open(grounds: Grounds, loop: str) -> None:
-    async def many() -> None:
+def test_commands_run_on_every_event_loop_and_leave_no_open_descriptors(grounds: SandboxDirectories, loop: str) -> None:
+    async def run_many_commands() -> None:
         sandbox = grounds.bubblewrap()
         networked = grounds.confinement(network=NetworkAccess(hosts=("example.com",)))
         for pty in (False, True):
             assert (await run(sandbox, ["/bin/echo", "hi"], grounds.confinement(), pty=pty)).text.strip() == "hi"
         assert (await run(sandbox, ["/bin/echo", "hi"], networked)).text == "hi\n"
-        await asyncio.sleep(0.1)  # sleep: what is still open then only makes the bound wider
+        await asyncio.sleep(0.1)  # sleep: files that are still open then only raise the limit
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(4):
             await asyncio.gather(*(run(sandbox, ["/bin/echo", "hi"], grounds.confinement()) for _ in range(10)))
@@ -283,9 +306,9 @@ def test_it_is_the_same_on_every_loop_and_leaves_nothing_open(grounds: Grounds, 
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before and not _zombies())
 
     if loop == "uvloop":
-        uvloop.run(many())
+        uvloop.run(run_many_commands())
     else:
-        asyncio.run(many())
+        asyncio.run(run_many_commands())
 
 
 def _zombies() -> list[str]:
@@ -293,7 +316,7 @@ def _zombies() -> list[str]:
     return [pid for pid in children if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()]
 
 
-# Fail closed.
+# Fail closed
 
 
 @pytest.mark.parametrize(
@@ -315,8 +338,8 @@ def _zombies() -> list[str]:
         ("{root}/pipe", "neither a folder nor a file"),
     ],
 )
-async def test_a_folder_that_no_command_may_see_is_refused_whoever_grants_it(
-    sandbox: BubblewrapSandbox, grounds: Grounds, path: str, why: str
+async def test_a_forbidden_folder_is_refused_even_if_it_is_granted(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, path: str, why: str
 ) -> None:
     (grounds.root / "docker.sock").touch()
     os.mkfifo(grounds.root / "pipe")
@@ -329,8 +352,8 @@ async def test_a_folder_that_no_command_may_see_is_refused_whoever_grants_it(
 
 
 @pytest.mark.parametrize("writable", [False, True])
-async def test_in_a_wider_folder_that_was_granted_the_house_and_the_keys_stay_covered(
-    sandbox: BubblewrapSandbox, grounds: Grounds, writable: bool
+async def test_the_data_directory_and_keys_stay_hidden_inside_a_wider_granted_folder(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, writable: bool
 ) -> None:
     (grounds.user_home / ".config/gh").mkdir(parents=True)
     (grounds.user_home / ".config/gh/hosts.yml").write_text("a token")
@@ -344,24 +367,24 @@ async def test_in_a_wider_folder_that_was_granted_the_house_and_the_keys_stay_co
         f"mv {root}/maria {root}/moved; mv {root}/state {root}/moved; mv {root}/maria/.config {root}/maria/c; "
         "echo mine > own; cat own"
     )
-    said = await shell(sandbox, script, grounds.confinement(**wide))
-    assert "dear maria" in said.text and said.text.endswith("mine\n")
+    output = await shell(sandbox, script, grounds.confinement(**wide))
+    assert "dear maria" in output.text and output.text.endswith("mine\n")
     for hidden in ("owner's token", "a key", "a token", "ben's token"):
-        assert hidden not in said.text
-    assert (root / "maria/.config/gh").is_dir() and (root / "state/owner-token").exists()  # all is where it was
+        assert hidden not in output.text
+    assert (root / "maria/.config/gh").is_dir() and (root / "state/owner-token").exists()  # nothing was moved
     named = grounds.confinement(readable=(grounds.user_home / ".ssh",))
-    assert "a key" in (await shell(sandbox, f"cat {root}/maria/.ssh/id_ed25519", named)).text  # by name, it is shown
+    assert "a key" in (await shell(sandbox, f"cat {root}/maria/.ssh/id_ed25519", named)).text  # a named path is visible
 
 
-async def test_a_folder_that_has_gone_is_not_shown_and_stops_nothing(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_a_command_runs_without_a_granted_folder_that_does_not_exist(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
-    said = await shell(sandbox, "echo ran", grounds.confinement(readable=(grounds.root / "gone",)))
-    assert said.text == "ran\n"
+    output = await shell(sandbox, "echo ran", grounds.confinement(readable=(grounds.root / "gone",)))
+    assert output.text == "ran\n"
 
 
-async def test_where_the_launcher_fails_nothing_runs_and_it_is_said_why(
-    sandbox: BubblewrapSandbox, grounds: Grounds
+async def test_a_failing_launcher_runs_no_command_and_reports_the_reason(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     mark = grounds.workspace / "ran"
     with pytest.raises(SandboxFailed) as failed:
@@ -373,8 +396,8 @@ async def test_where_the_launcher_fails_nothing_runs_and_it_is_said_why(
 
 
 @pytest.mark.parametrize("folder", ["{root}", "{root}/nowhere", "{workspace}/nowhere", "/etc/ssh", "relative"])
-async def test_a_command_begins_where_it_may_be_or_not_at_all(
-    sandbox: BubblewrapSandbox, grounds: Grounds, folder: str
+async def test_a_command_is_refused_if_its_working_folder_is_not_available(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, folder: str
 ) -> None:
     asked = Path(folder.format(root=grounds.root, workspace=grounds.workspace))
     with pytest.raises(SandboxFailed) as failed:
@@ -383,27 +406,31 @@ async def test_a_command_begins_where_it_may_be_or_not_at_all(
 
 
 @pytest.mark.parametrize("argv", [[], ["/bin/echo", "a\0b"]])
-async def test_no_command_is_no_command(sandbox: BubblewrapSandbox, grounds: Grounds, argv: list[str]) -> None:
+async def test_an_empty_command_or_one_with_a_null_byte_is_refused(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories, argv: list[str]
+) -> None:
     with pytest.raises(SandboxFailed):
         await sandbox.start(argv, grounds.confinement())
 
 
-async def test_a_variable_that_is_none_is_refused(sandbox: BubblewrapSandbox, grounds: Grounds) -> None:
+async def test_an_invalid_environment_variable_name_is_refused(
+    sandbox: BubblewrapSandbox, grounds: SandboxDirectories
+) -> None:
     with pytest.raises(SandboxFailed) as failed:
         await sandbox.start(["/bin/true"], grounds.confinement(environment={"A=B": "c"}))
     assert failed.value.code == "sandbox.environment_invalid"
 
 
-# The probe.
+# The probe
 
 
-async def test_the_probe_tries_it_once(sandbox: BubblewrapSandbox) -> None:
+async def test_the_probe_runs_once_and_its_result_is_kept(sandbox: BubblewrapSandbox) -> None:
     first = await sandbox.probe()
     assert first.works and first.notes
     assert await sandbox.probe() is first
 
 
-async def test_without_the_launcher_nothing_runs(grounds: Grounds) -> None:
+async def test_no_command_runs_if_the_launcher_is_missing(grounds: SandboxDirectories) -> None:
     missing = grounds.bubblewrap(program="/nowhere/bwrap")
     assert not (await missing.probe()).works
     with pytest.raises(SandboxFailed) as failed:
@@ -420,8 +447,10 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-async def test_the_probe_sees_a_wall_that_is_missing(grounds: Grounds, leak: str, tmp_path: Path) -> None:
-    """A launcher that leaves one wall out, as a strange system might."""
+async def test_the_probe_fails_if_the_launcher_leaves_out_a_protection(
+    grounds: SandboxDirectories, leak: str, tmp_path: Path
+) -> None:
+    """A launcher that leaves out one protection, as an unusual system might."""
     taken_out = {"signal-the-server": "--unshare-pid", "reach-loopback": "--unshare-net"}.get(leak)
     launcher = tmp_path / "leaky"
     launcher.write_text(
@@ -449,12 +478,12 @@ os.execv("/usr/bin/bwrap", ["bwrap", *words, *sys.argv[3:]])
     assert leak in probe.because
 
 
-# Not as root.
+# Not as root
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it is what every other test here shows")
-def test_it_works_for_a_user_without_any_rights(tmp_path: Path) -> None:
-    """With what a user has: no control groups, but a count of processes that the kernel keeps for each namespace."""
+def test_the_sandbox_works_for_an_unprivileged_user(tmp_path: Path) -> None:
+    """As a normal user: without control groups, but with a process limit that the kernel keeps for each namespace."""
     folder = Path("/var/tmp") / f"retinue-user-{os.getpid()}"
     script = f"""
 import asyncio, sys
@@ -519,27 +548,27 @@ asyncio.run(main())
     assert "proxy http://127.0.0.1:3128" in tried.stdout
 
 
-def test_limits_and_confinements_are_nouns() -> None:
+def test_a_confinement_hides_its_environment_in_repr_and_can_be_replaced() -> None:
     one = Confinement(folder=Path("/w"), environment={"TOKEN": "s3cret"}, limits=ResourceLimits(seconds=1))
     assert "s3cret" not in repr(one)
     assert replace(one, folder=Path("/x")).limits == one.limits
     assert mounts.build_command_environment(one)["TOKEN"] == "s3cret"
 
 
-def test_what_commands_see_of_etc_is_made_anew_where_anything_in_it_has_changed(tmp_path: Path) -> None:
+def test_the_etc_folder_is_rebuilt_if_anything_in_it_has_changed(tmp_path: Path) -> None:
     folder, inside = tmp_path / "etc", tmp_path / "inside.py"
     left = folder / "left-behind"
 
-    def stays() -> bool:
-        """Whether a second look leaves it as it is: what is no part of it goes when it is made anew."""
+    def is_kept_by_second_build() -> bool:
+        """Whether a second build keeps the files; unknown files are removed when the folder is built again."""
         mounts.build_etc(folder, inside)
         made = (folder / "passwd").stat().st_ino, (folder / "passwd").stat().st_mtime_ns
         mounts.build_etc(folder, inside)
         return made == ((folder / "passwd").stat().st_ino, (folder / "passwd").stat().st_mtime_ns)
 
     inside.write_text("pass")
-    assert stays()
-    left.write_text("of someone else")
+    assert is_kept_by_second_build()
+    left.write_text("an unknown file")
     mounts.build_etc(folder, inside)
     assert not left.exists()
     (folder / "passwd").write_text("root::0:0::/:/bin/sh\n")
@@ -548,7 +577,7 @@ def test_what_commands_see_of_etc_is_made_anew_where_anything_in_it_has_changed(
     inside.write_text("raise SystemExit")
     mounts.build_etc(folder, inside)
     assert (folder / "retinue" / "inside.py").read_text() == "raise SystemExit"
-    (folder / "hosts").unlink()  # as where a start was cut off in the middle
+    (folder / "hosts").unlink()  # as after an interrupted start
     mounts.build_etc(folder, inside)
     assert (folder / "hosts").exists()
-    assert stays()
+    assert is_kept_by_second_build()

@@ -1,8 +1,5 @@
-"""A hostile command tries everything, once inside a sandbox and once with the protection off.
-
-Each attempt is a test: refused inside, and, so that we know it could have succeeded, done by the same words bare, or in
-a sandbox that lacks just the one protection.
-"""
+"""Each escape attempt must be refused inside of a sandbox. As a control, each must succeed without a sandbox, or in a
+sandbox that lacks only the system call filter."""
 
 from __future__ import annotations
 
@@ -18,12 +15,20 @@ from pathlib import Path
 
 import pytest
 from sandbox.escape_attempts import ATTEMPTS
-from sandbox.support import PYTHON, Grounds, make_grounds, place_attempts, run, sleepers, surroundings
+from sandbox.support import (
+    PYTHON,
+    SandboxDirectories,
+    find_sleep_processes,
+    make_sandbox_directories,
+    run,
+    running_escape_targets,
+    write_attempts_script,
+)
 
 from retinue.sandbox.bubblewrap import BubblewrapSandbox
 
-# Bare, they succeed only for root.
-FOR_ROOT = frozenset(
+# Without a sandbox, they succeed only for root.
+SUCCEEDS_ONLY_FOR_ROOT = frozenset(
     {
         "read-the-passwords-of-the-machine",
         "write-into-the-system",
@@ -34,26 +39,26 @@ FOR_ROOT = frozenset(
         "make-a-device",
         "give-a-file-to-root",
         "listen-to-the-wire",
-        "enter-the-houses-network",
+        "enter-the-server-network",
         "become-root",
         "have-capabilities",
         "change-the-root-folder",
         "mount-something",
         "type-into-a-terminal",
         "give-the-kernel-a-program",
-        "read-the-houses-memory",
-        "trace-the-house",
+        "read-the-server-memory",
+        "trace-the-server",
         "leave-a-link-to-a-setuid-program-of-the-system",
         "leave-a-program-with-capabilities",
     }
 )
 
-SEEN_FROM_OUTSIDE = "outlive-the-command"  # it cannot know itself what came of it
+CHECKED_FROM_OUTSIDE = "outlive-the-command"  # it cannot see its own result
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of every attempt: in the sandbox, bare, and in a sandbox without the filter of calls."""
+class AttemptResults:
+    """The result of each attempt: in the sandbox, without one, and in a sandbox without the system call filter."""
 
     inside: dict[str, str]
     bare: dict[str, str]
@@ -65,47 +70,49 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def grounds() -> Iterator[Grounds]:
-    """Not in /tmp: a sandbox has one of its own, where a command may write what nobody else will ever see."""
+def grounds() -> Iterator[SandboxDirectories]:
+    """Not in /tmp: a sandbox has its own /tmp, whose files do not exist outside."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="retinue-escapes-") as root:
-        yield make_grounds(Path(root))
+        yield make_sandbox_directories(Path(root))
 
 
 @pytest.fixture(scope="module")
-def outcome(grounds: Grounds, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def results(grounds: SandboxDirectories, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttemptResults]:
     secret = tmp_path_factory.mktemp("open") / "secret"
     secret.write_text("inherited")
     descriptor = os.open(secret, os.O_RDONLY)
     os.set_inheritable(descriptor, True)
-    os.environ["ESCAPE_SECRET"] = "of the house"
+    os.environ["ESCAPE_SECRET"] = "of the server"
     try:
-        with surroundings(grounds) as facts:
-            made = _try_everything(grounds, facts)
+        with running_escape_targets(grounds) as facts:
+            made = _run_all_attempts(grounds, facts)
         yield made
     finally:
         os.close(descriptor)
         del os.environ["ESCAPE_SECRET"]
 
 
-def _try_everything(grounds: Grounds, facts: dict[str, object]) -> Outcome:
+def _run_all_attempts(grounds: SandboxDirectories, facts: dict[str, object]) -> AttemptResults:
     lasting = {name: f"98.{os.getpid()}{number}" for number, name in enumerate(("inside", "bare", "unfiltered"))}
-    commands = {name: place_attempts(grounds, {**facts, "outlives": lasting[name]}, name) for name in lasting}
-    unfiltered = _Unfiltered(folder=grounds.state / "sandbox-unfiltered")
-    inside = asyncio.run(_run(grounds.bubblewrap(), commands["inside"], grounds))
-    privileged_inside = _take_away_what_was_left(grounds.workspace)
-    without = asyncio.run(_run(unfiltered, commands["unfiltered"], grounds))
-    privileged_unfiltered = _take_away_what_was_left(grounds.workspace)
+    commands = {name: write_attempts_script(grounds, {**facts, "outlives": lasting[name]}, name) for name in lasting}
+    unfiltered = _UnfilteredSandbox(folder=grounds.state / "sandbox-unfiltered")
+    inside = asyncio.run(_run_attempts(grounds.bubblewrap(), commands["inside"], grounds))
+    privileged_inside = _remove_left_files(grounds.workspace)
+    without = asyncio.run(_run_attempts(unfiltered, commands["unfiltered"], grounds))
+    privileged_unfiltered = _remove_left_files(grounds.workspace)
     bare = subprocess.run(commands["bare"], capture_output=True, text=True, close_fds=False, timeout=60, check=True)
-    left = sleepers(lasting["bare"])
+    left = find_sleep_processes(lasting["bare"])
     for pid in left:
         os.kill(pid, 9)
-    _take_away_what_was_left(grounds.workspace)
-    outlived = sleepers(lasting["inside"])
-    return Outcome(inside, json.loads(bare.stdout), without, outlived, left, privileged_inside, privileged_unfiltered)
+    _remove_left_files(grounds.workspace)
+    outlived = find_sleep_processes(lasting["inside"])
+    return AttemptResults(
+        inside, json.loads(bare.stdout), without, outlived, left, privileged_inside, privileged_unfiltered
+    )
 
 
-def _take_away_what_was_left(workspace: Path) -> list[str]:
-    """What another user of this machine could run with more rights than they have, by name; all of it is removed."""
+def _remove_left_files(workspace: Path) -> list[str]:
+    """Remove all files that would run with other rights for another user of this machine, and return their names."""
     privileged: list[str] = []
     for path in sorted(workspace.glob("left-*")):
         if path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in os.listxattr(path):
@@ -114,40 +121,40 @@ def _take_away_what_was_left(workspace: Path) -> list[str]:
     return privileged
 
 
-class _Unfiltered(BubblewrapSandbox):
-    """All walls, and one protection less."""
+class _UnfilteredSandbox(BubblewrapSandbox):
+    """The sandbox without its system call filter."""
 
     def __init__(self, *, folder: Path) -> None:
         super().__init__(folder=folder)
-        self._seccomp = b"\x06\0\0\0\0\0\xff\x7f"  # a filter that returns: allow
+        self._seccomp = b"\x06\0\0\0\0\0\xff\x7f"  # a filter that always returns "allow"
 
 
-async def _run(sandbox: BubblewrapSandbox, argv: list[str], grounds: Grounds) -> dict[str, str]:
-    said = await run(sandbox, argv, grounds.confinement())
-    assert said.ended.code == 0, said
-    return json.loads(said.text)
+async def _run_attempts(sandbox: BubblewrapSandbox, argv: list[str], grounds: SandboxDirectories) -> dict[str, str]:
+    output = await run(sandbox, argv, grounds.confinement())
+    assert output.exit_status.code == 0, output
+    return json.loads(output.text)
 
 
-@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != SEEN_FROM_OUTSIDE])
-def test_a_command_may_not(outcome: Outcome, name: str) -> None:
-    assert outcome.inside[name].startswith("refused: "), outcome.inside[name]
+@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != CHECKED_FROM_OUTSIDE])
+def test_a_sandboxed_command_is_refused_the_escape_attempt(results: AttemptResults, name: str) -> None:
+    assert results.inside[name].startswith("refused: "), results.inside[name]
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_without_the_protection_it_would(outcome: Outcome, name: str) -> None:
-    if name in FOR_ROOT and os.getuid() != 0:
+def test_the_escape_attempt_succeeds_without_the_protection(results: AttemptResults, name: str) -> None:
+    if name in SUCCEEDS_ONLY_FOR_ROOT and os.getuid() != 0:
         pytest.skip("only root could, and we are not")
-    assert "done" in (outcome.bare[name], outcome.unfiltered[name]), (outcome.bare[name], outcome.unfiltered[name])
+    assert "done" in (results.bare[name], results.unfiltered[name]), (results.bare[name], results.unfiltered[name])
 
 
-def test_a_command_may_not_leave_anything_running(outcome: Outcome) -> None:
-    assert outcome.outlived_bare  # bare, it would
-    assert outcome.outlived_inside == []
+def test_a_sandboxed_command_leaves_no_process_running(results: AttemptResults) -> None:
+    assert results.outlived_bare  # without a sandbox, it does
+    assert results.outlived_inside == []
 
 
-def test_a_command_leaves_no_setuid_or_setgid_file_on_the_host(outcome: Outcome) -> None:
-    """Seen from outside, where such a file would run with the rights of the server for any user of the machine."""
-    assert set(outcome.privileged_unfiltered) >= {  # without the filter, it would
+def test_a_command_leaves_no_setuid_or_setgid_file_on_the_host(results: AttemptResults) -> None:
+    """Checked from outside, where any user of the machine could run such a file with the rights of the server."""
+    assert set(results.privileged_unfiltered) >= {  # without the filter, they are left
         "left-chmod",
         "left-chmod-setgid",
         "left-folder",
@@ -157,18 +164,18 @@ def test_a_command_leaves_no_setuid_or_setgid_file_on_the_host(outcome: Outcome)
         "left-mknod",
         "left-unpacked",
     }
-    assert outcome.privileged_inside == []
+    assert results.privileged_inside == []
 
 
-def test_a_folder_is_made_without_the_setgid_bit_that_was_asked_for(grounds: Grounds) -> None:
-    """The kernel leaves these bits out of a new folder's mode by itself, so the filter need not look at mkdir."""
+def test_a_new_folder_does_not_get_the_requested_setgid_bit(grounds: SandboxDirectories) -> None:
+    """The kernel leaves these bits out of a new folder's mode, so the filter need not check mkdir."""
     script = "import os; os.umask(0); os.mkdir('made', 0o6775)"
-    said = asyncio.run(run(grounds.bubblewrap(), [PYTHON, "-I", "-c", script], grounds.confinement()))
-    assert said.ended.code == 0, said
+    output = asyncio.run(run(grounds.bubblewrap(), [PYTHON, "-I", "-c", script], grounds.confinement()))
+    assert output.exit_status.code == 0, output
     assert stat.S_IMODE((grounds.workspace / "made").stat().st_mode) == 0o775
 
 
-ORDINARY = """
+ORDINARY_SCRIPT = """
 set -e
 echo '#!/bin/sh' > tool; chmod +x tool; chmod u=rwx,go=rx tool; ./tool
 mkdir -m 1777 -p shared; install -m 755 tool installed; cp -a /usr/bin/env copied; ./copied true
@@ -177,12 +184,12 @@ mkdir inherits/deep; cp -r inherits/deep inherits/copy; tar -cf deep.tar inherit
 """
 
 
-def test_ordinary_work_with_modes_goes_on(grounds: Grounds) -> None:
+def test_ordinary_commands_that_set_file_modes_still_work(grounds: SandboxDirectories) -> None:
     (grounds.workspace / "inherits").mkdir()
-    (grounds.workspace / "inherits").chmod(0o2775)  # made by a person, and inherited by what is made in it
-    said = asyncio.run(run(grounds.bubblewrap(), ["/bin/sh", "-c", ORDINARY], grounds.confinement()))
-    assert said.ended.code == 0, said
+    (grounds.workspace / "inherits").chmod(0o2775)  # set by a person, and inherited by new files and folders
+    output = asyncio.run(run(grounds.bubblewrap(), ["/bin/sh", "-c", ORDINARY_SCRIPT], grounds.confinement()))
+    assert output.exit_status.code == 0, output
 
 
-def test_there_are_at_least_forty_attempts() -> None:
+def test_there_are_at_least_forty_escape_attempts() -> None:
     assert len(ATTEMPTS) >= 40

@@ -1,11 +1,11 @@
-"""What a command may take: each bound ends or refuses what goes beyond it; with a wider one the same goes through."""
+"""Limits of a command: each limit ends or refuses what exceeds it, and a higher limit allows the same."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from sandbox.support import PATIENCE_S, PYTHON, descendants, run, shell, sleepers, until
+from sandbox.support import PATIENCE_S, PYTHON, descendants, find_sleep_processes, run, shell, until
 
 from retinue.domain.structs import replace
 from retinue.sandbox.base import MIB, Confinement, ResourceLimits, Sandbox
@@ -13,7 +13,7 @@ from retinue.sandbox.bubblewrap import BubblewrapSandbox
 from retinue.sandbox.cgroups import CgroupManager
 from retinue.sandbox.host import HostSandbox
 
-SMALL = ResourceLimits(
+SMALL_LIMITS = ResourceLimits(
     seconds=PATIENCE_S,
     memory_bytes=96 * MIB,
     processes=24,
@@ -21,7 +21,7 @@ SMALL = ResourceLimits(
     disk_bytes=4 * MIB,
     output_bytes=100_000,
 )
-WIDE = ResourceLimits(seconds=PATIENCE_S)
+WIDE_LIMITS = ResourceLimits(seconds=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["by-the-kernel", "by-the-watch"])
 def sandbox(request: pytest.FixtureRequest, folder: Path) -> BubblewrapSandbox:
-    """With groups of the kernel's where there are some, and without any."""
+    """Once with control groups, if there are any, and once without."""
     if request.param == "by-the-kernel":
         found = CgroupManager.detect()
         if not found.controllers:
@@ -40,21 +40,21 @@ def sandbox(request: pytest.FixtureRequest, folder: Path) -> BubblewrapSandbox:
     return BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
 
 
-def _confined(folder: Path, limits: ResourceLimits) -> Confinement:
+def _make_confinement(folder: Path, limits: ResourceLimits) -> Confinement:
     workspace = folder / "workspace"
     workspace.mkdir(exist_ok=True)
     return Confinement(folder=workspace, writable=(workspace,), limits=limits)
 
 
-async def _python(sandbox: Sandbox, code: str, confinement: Confinement) -> tuple[str, object]:
-    said = await run(sandbox, [PYTHON, "-I", "-S", "-c", code], confinement)
-    return said.text, said.ended
+async def _run_python(sandbox: Sandbox, code: str, confinement: Confinement) -> tuple[str, object]:
+    output = await run(sandbox, [PYTHON, "-I", "-S", "-c", code], confinement)
+    return output.text, output.exit_status
 
 
-ONE_LARGE = "a = bytearray(200 * 2**20)\nprint('had it')"
-MANY_SMALL = """
+ALLOCATE_IN_ONE_PROCESS = "a = bytearray(200 * 2**20)\nprint('had it')"
+ALLOCATE_IN_MANY_PROCESSES = """
 import os, time
-told = []
+pipes = []
 for _ in range(6):
     reads, writes = os.pipe()
     if os.fork() == 0:
@@ -63,29 +63,33 @@ for _ in range(6):
         time.sleep(20)
         os._exit(0)
     os.close(writes)
-    told.append(reads)
-if all([os.read(each, 1) for each in told]):  # nothing is read of one that was killed
+    pipes.append(reads)
+if all([os.read(each, 1) for each in pipes]):  # nothing is read of one that was killed
     print('had it')
 """
 
 
 async def test_one_process_cannot_take_more_memory_than_allowed(sandbox: BubblewrapSandbox, folder: Path) -> None:
-    text, _ = await _python(sandbox, ONE_LARGE, _confined(folder, SMALL))
+    text, _ = await _run_python(sandbox, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, SMALL_LIMITS))
     assert "had it" not in text
-    text, _ = await _python(sandbox, ONE_LARGE, _confined(folder, WIDE))
+    text, _ = await _run_python(sandbox, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, WIDE_LIMITS))
     assert "had it" in text
 
 
 async def test_many_processes_together_cannot_take_more_memory_than_allowed(
     sandbox: BubblewrapSandbox, folder: Path
 ) -> None:
-    said = await run(sandbox, [PYTHON, "-I", "-S", "-c", MANY_SMALL], _confined(folder, SMALL))
-    assert "memory" in said.ended.because
-    said = await run(sandbox, [PYTHON, "-I", "-S", "-c", MANY_SMALL], _confined(folder, WIDE))
-    assert "had it" in said.text
+    output = await run(
+        sandbox, [PYTHON, "-I", "-S", "-c", ALLOCATE_IN_MANY_PROCESSES], _make_confinement(folder, SMALL_LIMITS)
+    )
+    assert "memory" in output.exit_status.because
+    output = await run(
+        sandbox, [PYTHON, "-I", "-S", "-c", ALLOCATE_IN_MANY_PROCESSES], _make_confinement(folder, WIDE_LIMITS)
+    )
+    assert "had it" in output.text
 
 
-BOMB = """
+FORK_BOMB = """
 import os, time
 made = 0
 try:
@@ -101,26 +105,26 @@ print('made', made)
 """
 
 
-async def test_a_fork_bomb_ends_where_it_was_allowed_to(sandbox: BubblewrapSandbox, folder: Path) -> None:
-    said = await run(sandbox, [PYTHON, "-I", "-S", "-c", BOMB], _confined(folder, SMALL))
-    assert "refused" in said.text or "processes" in said.ended.because
-    assert "made 60" not in said.text
-    said = await run(sandbox, [PYTHON, "-I", "-S", "-c", BOMB], _confined(folder, WIDE))
-    assert "made 60" in said.text
+async def test_a_fork_bomb_is_stopped_at_the_process_limit(sandbox: BubblewrapSandbox, folder: Path) -> None:
+    output = await run(sandbox, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, SMALL_LIMITS))
+    assert "refused" in output.text or "processes" in output.exit_status.because
+    assert "made 60" not in output.text
+    output = await run(sandbox, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, WIDE_LIMITS))
+    assert "made 60" in output.text
 
 
-async def test_a_bomb_that_never_stops_is_over_when_it_is_killed(folder: Path) -> None:
+async def test_an_endless_fork_bomb_ends_when_it_is_killed(folder: Path) -> None:
     sandbox = BubblewrapSandbox(folder=folder)
-    child = await sandbox.start(
-        ["/bin/sh", "-c", "b() { b | b & }; b; exec sleep 30"], _confined(folder, replace(SMALL, processes=64))
-    )
+    # A shell that cannot fork ends, so a fork bomb of shells could be over before it is seen: the `sleep`s remain.
+    bomb = "b() { sleep 300 | b | b & }; b; exec sleep 300"
+    child = await sandbox.start(["/bin/sh", "-c", bomb], _make_confinement(folder, replace(SMALL_LIMITS, processes=64)))
     await until(lambda: len(descendants(child.pid)) > 20)
     await child.kill()
     assert (await child.wait()).code is None
     assert not Path(f"/proc/{child.pid}").exists()
 
 
-FILL = "head -c 8388608 /dev/zero > {path}; wc -c < {path}"
+FILL_DISK_COMMAND = "head -c 8388608 /dev/zero > {path}; wc -c < {path}"
 
 
 @pytest.mark.parametrize(
@@ -128,65 +132,73 @@ FILL = "head -c 8388608 /dev/zero > {path}; wc -c < {path}"
 )
 async def test_a_command_cannot_fill_the_disk(folder: Path, path: str) -> None:
     sandbox = BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
-    narrow = replace(SMALL, file_bytes=2 * MIB) if path == "large" else replace(SMALL, file_bytes=64 * MIB)
-    said = await shell(sandbox, FILL.format(path=path), _confined(folder, narrow))
-    assert "8388608" not in said.text
-    said = await shell(sandbox, FILL.format(path=path), _confined(folder, WIDE))
-    assert "8388608" in said.text
+    narrow = (
+        replace(SMALL_LIMITS, file_bytes=2 * MIB) if path == "large" else replace(SMALL_LIMITS, file_bytes=64 * MIB)
+    )
+    output = await shell(sandbox, FILL_DISK_COMMAND.format(path=path), _make_confinement(folder, narrow))
+    assert "8388608" not in output.text
+    output = await shell(sandbox, FILL_DISK_COMMAND.format(path=path), _make_confinement(folder, WIDE_LIMITS))
+    assert "8388608" in output.text
 
 
 @pytest.mark.parametrize("path", ["/x", "/dev/x", "/run/x", "/var/x"])
-async def test_nothing_beside_the_limited_folders_can_be_filled(folder: Path, path: str) -> None:
+async def test_a_command_cannot_write_outside_the_limited_folders(folder: Path, path: str) -> None:
     sandbox = BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
-    said = await shell(
-        sandbox, f"echo x > {path} && echo wrote; echo x > /tmp/x && echo wrote-in-tmp", _confined(folder, SMALL)
+    output = await shell(
+        sandbox,
+        f"echo x > {path} && echo wrote; echo x > /tmp/x && echo wrote-in-tmp",
+        _make_confinement(folder, SMALL_LIMITS),
     )
-    assert said.text.split()[-1] == "wrote-in-tmp"
-    assert "wrote" not in said.text.split()
+    assert output.text.split()[-1] == "wrote-in-tmp"
+    assert "wrote" not in output.text.split()
 
 
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_command_that_says_too_much_is_ended_and_what_it_said_is_kept(folder: Path, kind: str) -> None:
+async def test_a_command_that_writes_too_much_is_ended_and_its_output_up_to_the_limit_is_kept(
+    folder: Path, kind: str
+) -> None:
     sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
-    said = await shell(sandbox, "yes", _confined(folder, SMALL))
-    assert said.ended.because == "it wrote more than 100,000 bytes"
-    assert len(said.text) == 100_000
-    said = await shell(sandbox, "yes | head -c 150000", _confined(folder, WIDE))
-    assert said.ended.code == 0
-    assert len(said.text) == 150_000
+    output = await shell(sandbox, "yes", _make_confinement(folder, SMALL_LIMITS))
+    assert output.exit_status.because == "it wrote more than 100,000 bytes"
+    assert len(output.text) == 100_000
+    output = await shell(sandbox, "yes | head -c 150000", _make_confinement(folder, WIDE_LIMITS))
+    assert output.exit_status.code == 0
+    assert len(output.text) == 150_000
 
 
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_command_that_takes_too_long_is_ended_with_all_it_began(folder: Path, kind: str) -> None:
+async def test_a_command_that_takes_too_long_is_ended_with_all_its_processes(folder: Path, kind: str) -> None:
     sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
-    said = await shell(sandbox, "setsid sleep 97.531 & sleep 97.531", _confined(folder, replace(WIDE, seconds=0.5)))
-    assert said.ended.because == "it took longer than 0.5 s"
-    await until(lambda: not sleepers("97.531"))
-    said = await shell(sandbox, "sleep 0.1; echo over", _confined(folder, WIDE))
-    assert said.text == "over\n"
+    output = await shell(
+        sandbox, "setsid sleep 97.531 & sleep 97.531", _make_confinement(folder, replace(WIDE_LIMITS, seconds=0.5))
+    )
+    assert output.exit_status.because == "it took longer than 0.5 s"
+    await until(lambda: not find_sleep_processes("97.531"))
+    output = await shell(sandbox, "sleep 0.1; echo over", _make_confinement(folder, WIDE_LIMITS))
+    assert output.text == "over\n"
 
 
-async def test_a_bare_command_has_the_limits_that_can_be_had(folder: Path) -> None:
+async def test_a_command_on_the_host_has_the_limits_that_work_without_a_sandbox(folder: Path) -> None:
     host = HostSandbox()
-    text, _ = await _python(host, ONE_LARGE, _confined(folder, SMALL))
+    text, _ = await _run_python(host, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, SMALL_LIMITS))
     assert "had it" not in text
-    text, _ = await _python(host, ONE_LARGE, _confined(folder, WIDE))
+    text, _ = await _run_python(host, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, WIDE_LIMITS))
     assert "had it" in text
-    said = await run(host, [PYTHON, "-I", "-S", "-c", BOMB], _confined(folder, SMALL))
-    assert "processes" in said.ended.because
+    output = await run(host, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, SMALL_LIMITS))
+    assert "processes" in output.exit_status.because
 
 
-async def test_groups_of_the_kernel_are_gone_after_the_command(folder: Path) -> None:
+async def test_control_groups_are_removed_after_the_command(folder: Path) -> None:
     cgroups = CgroupManager.detect()
     if not cgroups.controllers:
         pytest.skip("no control groups can be made here")
     sandbox = BubblewrapSandbox(folder=folder, cgroups=cgroups)
     for _ in range(5):
-        await shell(sandbox, "true", _confined(folder, SMALL))
-    group = cgroups.create_group(SMALL)
-    assert all(folder.is_dir() for folder in group.folders)  # as long as it is needed
+        await shell(sandbox, "true", _make_confinement(folder, SMALL_LIMITS))
+    group = cgroups.create_group(SMALL_LIMITS)
+    assert all(folder.is_dir() for folder in group.folders)  # while it is needed
     first = min(int(folder.name.rpartition("-")[2]) for folder in group.folders)
     before = [
         folder.with_name(f"{folder.name.rpartition('-')[0]}-{first - back}")

@@ -1,4 +1,4 @@
-"""Which hosts a rule means."""
+"""Which hosts a network rule matches."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from retinue.sandbox.network_rules import HostRules, filter_allowed
         ("example.com:0", "example.com", 443, False),
     ],
 )
-def test_a_rule_means_just_what_it_says(rule: str, host: str, port: int, reached: bool) -> None:
+def test_a_host_rule_allows_only_the_hosts_and_ports_it_names(rule: str, host: str, port: int, reached: bool) -> None:
     assert (HostRules.from_network(NetworkAccess(hosts=(rule,))).find_host_refusal(host, port) == "") is reached
 
 
-def test_asking_never_widens_what_is_allowed() -> None:
+def test_requested_hosts_never_widen_the_allowed_hosts() -> None:
     allowed = ("*.example.com", "pypi.org", "git.example.org:22")
     assert filter_allowed(allowed, allowed) == allowed
     assert filter_allowed(("a.example.com", "*.a.example.com", "pypi.org:80"), allowed) == (
@@ -47,7 +47,7 @@ def test_asking_never_widens_what_is_allowed() -> None:
     )
 
 
-def test_a_private_host_may_have_an_address_at_home_and_never_one_of_the_machines_makers() -> None:
+def test_a_private_host_may_have_a_private_address_but_no_cloud_metadata_address() -> None:
     reach = HostRules.from_network(NetworkAccess(hosts=("nas.lan",), private_hosts=("nas.lan",)))
     assert reach.find_address_refusal("nas.lan", "192.168.1.5") == ""
     assert reach.find_address_refusal("nas.lan", "169.254.169.254")
@@ -55,7 +55,7 @@ def test_a_private_host_may_have_an_address_at_home_and_never_one_of_the_machine
 
 
 @pytest.mark.parametrize("text", ["example.com", "*.example.com", "example.com:8443", "10.0.0.1:80", "[::1]:80", "::1"])
-def test_a_rule_that_can_be_written_is_taken(text: str) -> None:
+def test_a_valid_host_rule_is_accepted(text: str) -> None:
     assert check_allowed_host(text) is None
 
 
@@ -63,5 +63,5 @@ def test_a_rule_that_can_be_written_is_taken(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["*", "*.com", "https://example.com", "example.com:0", "example.com:99999", "a b", "a:b:c", "", "x/y"]
 )
-def test_a_rule_that_means_nothing_or_everything_is_not(text: str) -> None:
+def test_a_host_rule_that_matches_nothing_or_everything_is_refused(text: str) -> None:
     assert check_allowed_host(text)

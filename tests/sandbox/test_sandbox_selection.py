@@ -1,4 +1,4 @@
-"""Which sandbox a command runs in, and what it may touch there."""
+"""Which sandbox a command runs in, and what it may access there."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from retinue.sandbox.sandbox_selection import (
     tighten_confinement,
 )
 
-HOMES = Path("/house/agents")
-WORKSPACE = HOMES / "ada/workspace"
-HOLDS = {SandboxKind.BUBBLEWRAP: SandboxProbe(True), SandboxKind.DOCKER: SandboxProbe(True)}
+AGENTS_DIRECTORY = Path("/data/agents")
+WORKSPACE = AGENTS_DIRECTORY / "ada/workspace"
+WORKING_PROBES = {SandboxKind.BUBBLEWRAP: SandboxProbe(True), SandboxKind.DOCKER: SandboxProbe(True)}
 
 
-def facts(**changed: object) -> CommandFacts:
+def make_facts(**changed: object) -> CommandFacts:
     parts: dict[str, object] = {
         "agent": "ada",
         "session": "s1",
         "origin": OriginKind.TERMINAL,
         "is_for_owner": True,
         "rights": AgentRights(workspace=WORKSPACE),
-        "agent_directory": HOMES / "ada",
-        "agents_directory": HOMES,
+        "agent_directory": AGENTS_DIRECTORY / "ada",
+        "agents_directory": AGENTS_DIRECTORY,
     }
     return CommandFacts(**(parts | changed))  # pyright: ignore[reportArgumentType]
 
@@ -59,45 +59,47 @@ def facts(**changed: object) -> CommandFacts:
         (SandboxMode.OFF, OriginKind.SUBAGENT, False, False),
     ],
 )
-def test_the_mode_says_whose_commands_are_confined(
+def test_the_sandbox_mode_decides_which_commands_are_confined(
     mode: SandboxMode, origin: OriginKind, owner: bool, confined: bool
 ) -> None:
-    choice = choose_sandbox(SandboxSettings(mode=mode), facts(origin=origin, is_for_owner=owner), HOLDS)
+    choice = choose_sandbox(SandboxSettings(mode=mode), make_facts(origin=origin, is_for_owner=owner), WORKING_PROBES)
     assert (choice.kind is SandboxKind.BUBBLEWRAP) is confined
     assert choice.decision.kind is DecisionKind.ALLOW
     assert choice.decision.because
 
 
-def test_without_a_sandbox_that_holds_a_person_is_asked_before_anything_runs_bare() -> None:
+def test_without_a_working_sandbox_a_command_needs_approval_to_run_unconfined() -> None:
     for probes in ({}, {SandboxKind.BUBBLEWRAP: SandboxProbe(False, "no user namespaces")}):
-        choice = choose_sandbox(SandboxSettings(), facts(), probes)
+        choice = choose_sandbox(SandboxSettings(), make_facts(), probes)
         assert choice.decision.kind is DecisionKind.ASK
         assert choice.kind is SandboxKind.OFF
-    bare = choose_sandbox(SandboxSettings(kind=SandboxKind.OFF), facts(), {})
-    assert bare.decision.kind is DecisionKind.ALLOW  # a named choice
+    bare = choose_sandbox(SandboxSettings(kind=SandboxKind.OFF), make_facts(), {})
+    assert bare.decision.kind is DecisionKind.ALLOW  # an explicit setting
     assert "off" in bare.decision.because
 
 
-def test_another_sandbox_never_stands_in_for_the_one_that_was_chosen() -> None:
+def test_a_sandbox_that_does_not_work_is_not_replaced_by_another_kind() -> None:
     choice = choose_sandbox(
-        SandboxSettings(kind=SandboxKind.DOCKER), facts(), {SandboxKind.BUBBLEWRAP: SandboxProbe(True)}
+        SandboxSettings(kind=SandboxKind.DOCKER), make_facts(), {SandboxKind.BUBBLEWRAP: SandboxProbe(True)}
     )
     assert choice.decision.kind is DecisionKind.ASK
 
 
 @pytest.mark.spec("C63", "C113.sandbox_scope")
-def test_the_scope_says_who_shares_a_container() -> None:
-    keys = {scope: choose_sandbox(SandboxSettings(scope=scope), facts(), HOLDS).key for scope in SandboxScope}
+def test_the_sandbox_scope_decides_who_shares_a_container() -> None:
+    keys = {
+        scope: choose_sandbox(SandboxSettings(scope=scope), make_facts(), WORKING_PROBES).key for scope in SandboxScope
+    }
     assert keys == {SandboxScope.SESSION: "session:s1", SandboxScope.AGENT: "agent:ada", SandboxScope.SHARED: "shared"}
 
 
 @pytest.mark.spec("C63")
 @pytest.mark.parametrize("configured", WorkspaceAccess)
 @pytest.mark.parametrize("asked", [None, *WorkspaceAccess])
-def test_of_the_workspace_a_command_has_the_stricter_of_configured_and_asked(
+def test_a_command_gets_the_stricter_of_configured_and_requested_workspace_access(
     configured: WorkspaceAccess, asked: WorkspaceAccess | None
 ) -> None:
-    made = build_confinement(SandboxSettings(workspace=configured), facts(), RequestedConfinement(workspace=asked))
+    made = build_confinement(SandboxSettings(workspace=configured), make_facts(), RequestedConfinement(workspace=asked))
     both = {configured, asked or configured}
     if WorkspaceAccess.NONE in both:
         assert WORKSPACE not in (*made.writable, *made.readable)
@@ -108,60 +110,60 @@ def test_of_the_workspace_a_command_has_the_stricter_of_configured_and_asked(
         assert WORKSPACE in made.writable
 
 
-def test_a_grant_inside_the_workspace_opens_nothing_that_the_workspace_closes() -> None:
+def test_a_folder_right_inside_the_workspace_does_not_widen_workspace_access() -> None:
     rights = AgentRights(workspace=WORKSPACE, write=(WORKSPACE / "sub", Path("/data")), read=(WORKSPACE / "more",))
     shut = build_confinement(
-        SandboxSettings(workspace=WorkspaceAccess.NONE), facts(rights=rights), RequestedConfinement()
+        SandboxSettings(workspace=WorkspaceAccess.NONE), make_facts(rights=rights), RequestedConfinement()
     )
     assert shut.writable == (Path("/data"),) and shut.readable == ()
     read = build_confinement(
-        SandboxSettings(workspace=WorkspaceAccess.READ), facts(rights=rights), RequestedConfinement()
+        SandboxSettings(workspace=WorkspaceAccess.READ), make_facts(rights=rights), RequestedConfinement()
     )
     assert read.writable == (Path("/data"),) and read.readable == (WORKSPACE,)
 
 
-def test_another_agents_home_is_nobody_elses_whatever_was_granted() -> None:
+def test_the_directory_of_another_agent_is_refused_even_if_it_was_granted() -> None:
     for rights in (
-        AgentRights(workspace=WORKSPACE, read=(HOMES / "ben",)),
-        AgentRights(workspace=WORKSPACE, write=(HOMES / "ben/workspace",)),
-        AgentRights(workspace=HOMES / "ben/workspace"),
-        AgentRights(workspace=WORKSPACE, read=(HOMES,)),
+        AgentRights(workspace=WORKSPACE, read=(AGENTS_DIRECTORY / "ben",)),
+        AgentRights(workspace=WORKSPACE, write=(AGENTS_DIRECTORY / "ben/workspace",)),
+        AgentRights(workspace=AGENTS_DIRECTORY / "ben/workspace"),
+        AgentRights(workspace=WORKSPACE, read=(AGENTS_DIRECTORY,)),
     ):
         with pytest.raises(SandboxFailed):
-            build_confinement(SandboxSettings(), facts(rights=rights), RequestedConfinement())
+            build_confinement(SandboxSettings(), make_facts(rights=rights), RequestedConfinement())
     build_confinement(
         SandboxSettings(),
-        facts(rights=AgentRights(workspace=WORKSPACE, read=(HOMES / "ada/SOUL.md",))),
+        make_facts(rights=AgentRights(workspace=WORKSPACE, read=(AGENTS_DIRECTORY / "ada/SOUL.md",))),
         RequestedConfinement(),
     )
 
 
 @pytest.mark.spec("D50.exec")
-def test_a_network_needs_a_rule_and_the_right_to_the_web() -> None:
+def test_network_access_needs_host_rules_and_the_web_right() -> None:
     settings = SandboxSettings(hosts=("pypi.org", "*.example.com"), private_hosts=("nas.lan",))
     web = AgentRights(workspace=WORKSPACE, web=True)
-    assert build_confinement(settings, facts(), RequestedConfinement()).network is None
-    assert build_confinement(SandboxSettings(), facts(rights=web), RequestedConfinement()).network is None
-    network = build_confinement(settings, facts(rights=web), RequestedConfinement()).network
+    assert build_confinement(settings, make_facts(), RequestedConfinement()).network is None
+    assert build_confinement(SandboxSettings(), make_facts(rights=web), RequestedConfinement()).network is None
+    network = build_confinement(settings, make_facts(rights=web), RequestedConfinement()).network
     assert network is not None and network.hosts == settings.hosts
     narrowed = build_confinement(
         settings,
-        facts(rights=web),
+        make_facts(rights=web),
         RequestedConfinement(hosts=("pypi.org:443", "a.example.com", "evil.org", "*.com", "pypi.org:22")),
     ).network
     assert narrowed is not None and narrowed.hosts == ("pypi.org:443", "a.example.com")
-    assert build_confinement(settings, facts(rights=web), RequestedConfinement(hosts=())).network is None
+    assert build_confinement(settings, make_facts(rights=web), RequestedConfinement(hosts=())).network is None
 
 
-def test_a_call_can_ask_for_less_time_and_not_for_more() -> None:
+def test_a_call_can_request_a_shorter_time_limit_but_not_a_longer_one() -> None:
     settings = SandboxSettings(limits=CommandLimitSettings(seconds=100, memory_mib=64))
-    assert build_confinement(settings, facts(), RequestedConfinement(seconds=5)).limits.seconds == 5
-    assert build_confinement(settings, facts(), RequestedConfinement(seconds=500)).limits.seconds == 100
-    assert build_confinement(settings, facts(), RequestedConfinement()).limits.memory_bytes == 64 * MIB
+    assert build_confinement(settings, make_facts(), RequestedConfinement(seconds=5)).limits.seconds == 5
+    assert build_confinement(settings, make_facts(), RequestedConfinement(seconds=500)).limits.seconds == 100
+    assert build_confinement(settings, make_facts(), RequestedConfinement()).limits.memory_bytes == 64 * MIB
 
 
 @pytest.mark.parametrize("access", WorkspaceAccess)
-def test_what_someone_else_put_together_is_made_no_wider_than_the_settings_allow(access: WorkspaceAccess) -> None:
+def test_a_given_confinement_is_tightened_to_what_the_settings_allow(access: WorkspaceAccess) -> None:
     settings = SandboxSettings(
         workspace=access, hosts=("pypi.org",), limits=CommandLimitSettings(seconds=100, memory_mib=64, processes=50)
     )
@@ -172,13 +174,13 @@ def test_what_someone_else_put_together_is_made_no_wider_than_the_settings_allow
         network=NetworkAccess(hosts=("pypi.org", "evil.org")),
         limits=ResourceLimits(seconds=5, processes=500),
     )
-    made = tighten_confinement(settings, facts(rights=AgentRights(workspace=WORKSPACE, web=True)), asked)
+    made = tighten_confinement(settings, make_facts(rights=AgentRights(workspace=WORKSPACE, web=True)), asked)
     assert Path("/data") in made.writable and Path("/books") in made.readable
     assert (WORKSPACE in made.writable) is (access is WorkspaceAccess.WRITE)
     assert (WORKSPACE in made.readable) is (access is WorkspaceAccess.READ)
     assert made.folder == (Path("/tmp") if access is WorkspaceAccess.NONE else WORKSPACE / "sub")
     assert made.network is not None and made.network.hosts == ("pypi.org",)
     assert (made.limits.seconds, made.limits.processes, made.limits.memory_bytes) == (5, 50, 64 * MIB)
-    assert tighten_confinement(settings, facts(), asked).network is None  # no right to the web
+    assert tighten_confinement(settings, make_facts(), asked).network is None  # no permission for the web
     with pytest.raises(SandboxFailed):
-        tighten_confinement(settings, facts(), Confinement(folder=WORKSPACE, readable=(HOMES / "ben",)))
+        tighten_confinement(settings, make_facts(), Confinement(folder=WORKSPACE, readable=(AGENTS_DIRECTORY / "ben",)))

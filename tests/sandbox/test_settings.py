@@ -1,14 +1,14 @@
-"""What can be said about sandboxes in the settings file, and what is refused there."""
+"""Sandbox settings in the settings file, and values that are refused."""
 
 from __future__ import annotations
 
 import pytest
-from config.data_directory import Home
+from config.data_directory import SettingsDirectory
 
 from retinue.config import InvalidSettings
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxScope, WorkspaceAccess
 
-EVERYTHING = """
+ALL_SETTINGS_TOML = """
 config_version = 2
 [sandbox]
 kind = "docker"
@@ -27,7 +27,7 @@ tmp_mib = 20
 output_mib = 4
 [sandbox.docker]
 image = "debian:12"
-prefix = "house"
+prefix = "agents"
 cpus = 2
 binds = ["/srv/data:/data:ro"]
 setup = "true"
@@ -38,7 +38,7 @@ secret = { env = "GITHUB_TOKEN" }
 agents = ["ada"]
 hosts = ["api.github.com"]
 header = "Authorization"
-before = "Bearer "
+prefix = "Bearer "
 [sandbox.secrets.gh]
 secret = { file = "/run/keys/gh" }
 variable = "GH_TOKEN"
@@ -47,12 +47,12 @@ commands = ["/usr/bin/gh"]
 
 
 @pytest.fixture
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    return Home(tmp_path_factory.mktemp("home"))
+def home(tmp_path_factory: pytest.TempPathFactory) -> SettingsDirectory:
+    return SettingsDirectory(tmp_path_factory.mktemp("home"))
 
 
-def test_every_setting_of_a_sandbox_can_be_said(home: Home) -> None:
-    sandbox = home.load(EVERYTHING).settings.sandbox
+def test_all_sandbox_settings_are_read_from_the_settings_file(home: SettingsDirectory) -> None:
+    sandbox = home.load(ALL_SETTINGS_TOML).settings.sandbox
     assert (sandbox.kind, sandbox.mode) == (SandboxKind.DOCKER, SandboxMode.NON_MAIN)
     assert (sandbox.scope, sandbox.workspace) == (SandboxScope.SESSION, WorkspaceAccess.READ)
     assert sandbox.limits.memory_mib == 512
@@ -61,7 +61,7 @@ def test_every_setting_of_a_sandbox_can_be_said(home: Home) -> None:
     assert str(sandbox.secrets["gh"].secret) == "the secret in /run/keys/gh"
 
 
-def test_without_a_word_everything_is_confined_and_nothing_is_reached(home: Home) -> None:
+def test_by_default_all_commands_are_confined_and_no_host_is_allowed(home: SettingsDirectory) -> None:
     sandbox = home.load().settings.sandbox
     assert (sandbox.kind, sandbox.mode) == (SandboxKind.BUBBLEWRAP, SandboxMode.ALL)
     assert sandbox.hosts == () and sandbox.secrets == {}
@@ -85,7 +85,7 @@ def test_without_a_word_everything_is_confined_and_nothing_is_reached(home: Home
         'netwrok = "all"',
     ],
 )
-def test_what_means_nothing_or_too_much_is_refused(home: Home, line: str) -> None:
+def test_invalid_or_too_broad_sandbox_settings_are_refused(home: SettingsDirectory, line: str) -> None:
     with pytest.raises(InvalidSettings) as failed:
         home.load(f"config_version = 2\n[sandbox]\n{line}\n")
     assert "s3cret" not in str(failed.value)

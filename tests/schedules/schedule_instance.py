@@ -1,4 +1,4 @@
-"""A household with schedules, and a clock that is turned to their slots."""
+"""A local server with schedules, and a clock that tests advance to their occurrences."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from retinue.testing.local_instance import LocalInstance, LocalServer
 __all__ = ["CronTrigger", "EveryTrigger", "OnceTrigger"]
 
 
-def a_schedule(household: LocalInstance, when: ScheduleTrigger | str, **kw: Any) -> Schedule:
-    """By the owner, to ada, unless said otherwise."""
+def make_schedule(instance: LocalInstance, when: ScheduleTrigger | str, **kw: Any) -> Schedule:
+    """Return a schedule of the owner for ada, with these changes."""
     kw.setdefault("text", "Water the plants.")
     return Schedule(
-        id=ScheduleId(household.ids.new()),
+        id=ScheduleId(instance.ids.new()),
         name=kw.pop("name", ""),
         owner=address.parse_address(kw.pop("owner", "person:owner")),
         to=address.parse_address(kw.pop("to", "agent:ada")),
@@ -43,13 +43,13 @@ def a_schedule(household: LocalInstance, when: ScheduleTrigger | str, **kw: Any)
     )
 
 
-async def add(house: LocalServer, schedule: Schedule) -> Schedule:
-    await write(house, lambda page: schedules.add(page, schedule, zone=house.instance.zone))
+async def add(server: LocalServer, schedule: Schedule) -> Schedule:
+    await write(server, lambda page: schedules.add(page, schedule, zone=server.instance.zone))
     return schedule
 
 
-async def write(house: LocalServer, act: Any) -> Any:
-    now_ms = to_ms(house.instance.clock.now())
+async def write(server: LocalServer, act: Any) -> Any:
+    now_ms = to_ms(server.instance.clock.now())
 
     def body(conn: sa.Connection) -> Any:
         page = Transaction(conn, now_ms)
@@ -57,51 +57,51 @@ async def write(house: LocalServer, act: Any) -> Any:
         page.close()
         return done
 
-    return await house.store.write(body, point="test")
+    return await server.store.write(body, point="test")
 
 
-async def kept(house: LocalServer, schedule: Schedule) -> schedules.StoredSchedule:
-    found = await house.store.read(lambda conn: schedules.get(conn, schedule.id))
+async def stored_schedule(server: LocalServer, schedule: Schedule) -> schedules.StoredSchedule:
+    found = await server.store.read(lambda conn: schedules.get(conn, schedule.id))
     assert found is not None
     return found
 
 
-async def waiting(house: LocalServer, schedule: Schedule) -> Occurrence | None:
-    return await house.store.read(lambda conn: schedules.get_open_occurrence(conn, schedule.id))
+async def open_occurrence(server: LocalServer, schedule: Schedule) -> Occurrence | None:
+    return await server.store.read(lambda conn: schedules.get_open_occurrence(conn, schedule.id))
 
 
-async def history(house: LocalServer, schedule: Schedule) -> list[Occurrence]:
-    """What became of each, the oldest first, without the one that waits."""
-    found = await house.store.scan(lambda conn: schedules.list_history(conn, schedule.id, limit=500))
+async def history(server: LocalServer, schedule: Schedule) -> list[Occurrence]:
+    """Return all occurrences that no longer wait, the oldest first."""
+    found = await server.store.scan(lambda conn: schedules.list_history(conn, schedule.id, limit=500))
     return [slot for slot in reversed(found) if slot.state is not OccurrenceState.WAITING]
 
 
-async def pending(house: LocalServer, schedule: Schedule) -> list[datetime]:
-    """The times of all its envelopes that are pending."""
-    rows = await house.execute_sql(
+async def pending_times(server: LocalServer, schedule: Schedule) -> list[datetime]:
+    """Return the times of its pending envelopes."""
+    rows = await server.execute_sql(
         "SELECT deliver_ms FROM envelopes WHERE source = :source AND status = 'pending'",
         source=f"schedule:{schedule.id}",
     )
     return [datetime.fromtimestamp(row.deliver_ms / 1000, UTC) for row in rows]
 
 
-async def turn_to(house: LocalServer, moment: datetime) -> None:
-    """Turn the clock to a moment that is still to come. Whoever is woken by it may still be at work."""
-    await house.instance.clock.advance(moment - house.instance.clock.now())
+async def advance_clock_to(server: LocalServer, moment: datetime) -> None:
+    """Advance the clock to a later time. What runs at that time may not have ended yet."""
+    await server.instance.clock.advance(moment - server.instance.clock.now())
 
 
-async def ended(house: LocalServer, schedule: Schedule, *, at: datetime) -> Occurrence:
-    """Wait until the slot of a moment has ended."""
+async def ended(server: LocalServer, schedule: Schedule, *, at: datetime) -> Occurrence:
+    """Wait until the occurrence of a time has ended."""
 
     def body(conn: sa.Connection) -> Occurrence | None:
         found = schedules.list_history(conn, schedule.id, limit=500)
         return next((slot for slot in found if slot.at == at and not slot.state.is_open), None)
 
-    return await house.wait_for(body, what=f"the slot of {at} to end")
+    return await server.wait_for(body, what=f"the occurrence of {at} to end")
 
 
-async def holds(house: LocalServer) -> None:
-    checked = await house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=0))
+async def assert_ledger_holds(server: LocalServer) -> None:
+    checked = await server.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=0))
     assert checked.is_ok, "\n".join(checked.lines())
 
 
@@ -110,16 +110,16 @@ def utc(text: str) -> datetime:
 
 
 __all__ += [
-    "a_schedule",
     "add",
+    "advance_clock_to",
+    "assert_ledger_holds",
     "ended",
     "history",
-    "holds",
-    "kept",
-    "pending",
+    "make_schedule",
+    "open_occurrence",
+    "pending_times",
     "replace",
-    "turn_to",
+    "stored_schedule",
     "utc",
-    "waiting",
     "write",
 ]

@@ -1,4 +1,4 @@
-"""What a heartbeat asks and what of its answer is said: by words alone, without a house."""
+"""The text of a heartbeat's prompt and what is delivered of its answer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from retinue.domain.heartbeat import (
     validate_task_id,
 )
 
-LONG = "The disk of the mail server is nearly full. " * 10
-assert len(LONG) > DEFAULT_ACK_CHARS_MAX
+LONG_TEXT = "The disk of the mail server is nearly full. " * 10
+assert len(LONG_TEXT) > DEFAULT_ACK_CHARS_MAX
 
 
 # --- the token ---
@@ -68,7 +68,7 @@ assert len(LONG) > DEFAULT_ACK_CHARS_MAX
         "",
     ],
 )
-def test_a_token_in_whatever_dress_is_an_acknowledgement_and_nothing_else(said: str) -> None:
+def test_an_ok_token_in_any_markup_is_only_an_acknowledgement(said: str) -> None:
     assert alert_text(said) == ""
     assert remove_token(said) == ""
 
@@ -77,27 +77,27 @@ def test_a_token_in_whatever_dress_is_an_acknowledgement_and_nothing_else(said: 
 @pytest.mark.parametrize(
     ("said", "left"),
     [
-        (f"HEARTBEAT_OK {LONG}", LONG.strip()),
-        (f"{LONG} HEARTBEAT_OK", LONG.strip()),
-        (f"{LONG}\n\nHEARTBEAT_OK.", LONG.strip()),
-        (f"HEARTBEAT_OK {LONG} HEARTBEAT_OK", LONG.strip()),
-        (f"**HEARTBEAT_OK**\n\n**Disk:** {LONG}", f"**Disk:** {LONG.strip()}"),
-        (f"HEARTBEAT_OK\n\n**Disk:** {LONG}", f"**Disk:** {LONG.strip()}"),
-        (f"HEARTBEAT_OK\n- {LONG}", f"- {LONG.strip()}"),
-        (f"**HEARTBEAT_OK: {LONG.strip()}**", LONG.strip()),
-        (f"<p>HEARTBEAT_OK {LONG.strip()}</p>", LONG.strip()),
-        (f"<i>{LONG.strip()} HEARTBEAT_OK</i>", LONG.strip()),
-        (f"{LONG.strip()}\n- HEARTBEAT_OK", LONG.strip()),
-        (f"{LONG.strip()} (HEARTBEAT_OK)", LONG.strip()),
-        (f"**Disk.** {LONG.strip()} **HEARTBEAT_OK**", f"**Disk.** {LONG.strip()}"),
+        (f"HEARTBEAT_OK {LONG_TEXT}", LONG_TEXT.strip()),
+        (f"{LONG_TEXT} HEARTBEAT_OK", LONG_TEXT.strip()),
+        (f"{LONG_TEXT}\n\nHEARTBEAT_OK.", LONG_TEXT.strip()),
+        (f"HEARTBEAT_OK {LONG_TEXT} HEARTBEAT_OK", LONG_TEXT.strip()),
+        (f"**HEARTBEAT_OK**\n\n**Disk:** {LONG_TEXT}", f"**Disk:** {LONG_TEXT.strip()}"),
+        (f"HEARTBEAT_OK\n\n**Disk:** {LONG_TEXT}", f"**Disk:** {LONG_TEXT.strip()}"),
+        (f"HEARTBEAT_OK\n- {LONG_TEXT}", f"- {LONG_TEXT.strip()}"),
+        (f"**HEARTBEAT_OK: {LONG_TEXT.strip()}**", LONG_TEXT.strip()),
+        (f"<p>HEARTBEAT_OK {LONG_TEXT.strip()}</p>", LONG_TEXT.strip()),
+        (f"<i>{LONG_TEXT.strip()} HEARTBEAT_OK</i>", LONG_TEXT.strip()),
+        (f"{LONG_TEXT.strip()}\n- HEARTBEAT_OK", LONG_TEXT.strip()),
+        (f"{LONG_TEXT.strip()} (HEARTBEAT_OK)", LONG_TEXT.strip()),
+        (f"**Disk.** {LONG_TEXT.strip()} **HEARTBEAT_OK**", f"**Disk.** {LONG_TEXT.strip()}"),
     ],
 )
-def test_a_token_is_taken_from_either_end_of_what_is_told_and_its_markup_with_it(said: str, left: str) -> None:
+def test_the_ok_token_and_its_markup_are_removed_from_both_ends_of_an_alert(said: str, left: str) -> None:
     assert alert_text(said) == left
 
 
 @pytest.mark.spec("C77")
-def test_up_to_300_characters_beside_the_token_are_dropped_and_one_more_is_told() -> None:
+def test_up_to_300_characters_beside_the_ok_token_are_dropped_and_more_are_sent() -> None:
     assert alert_text(f"HEARTBEAT_OK {'x' * 300}") == ""
     assert alert_text(f"{'x' * 300} HEARTBEAT_OK") == ""
     assert alert_text(f"HEARTBEAT_OK {'x' * 301}") == "x" * 301
@@ -118,23 +118,25 @@ def test_up_to_300_characters_beside_the_token_are_dropped_and_one_more_is_told(
         "heartbeat_ok",
     ],
 )
-def test_what_does_not_begin_or_end_with_the_token_stays_as_it_is(said: str) -> None:
+def test_a_text_that_does_not_start_or_end_with_the_ok_token_is_unchanged(said: str) -> None:
     assert alert_text(said) == said
     assert remove_token(said) == said
 
 
-_words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=400).filter(
+_texts_without_token = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=400).filter(
     lambda text: "HEARTBEAT" not in text and "&nbsp" not in text.lower()
 )
-_dress = st.sampled_from([("", ""), ("**", "**"), ("<b>", "</b>"), ("`", "`"), ("_", "_"), ("<p><i>", "</i></p>")])
+_token_markup = st.sampled_from(
+    [("", ""), ("**", "**"), ("<b>", "</b>"), ("`", "`"), ("_", "_"), ("<p><i>", "</i></p>")]
+)
 
 
 @pytest.mark.spec("C77")
-@given(words=_words, dress=_dress, first=st.booleans())
-def test_whatever_stands_beside_a_dressed_token_is_dropped_if_short_and_kept_if_long(
-    words: str, dress: tuple[str, str], first: bool
+@given(words=_texts_without_token, markup=_token_markup, first=st.booleans())
+def test_text_beside_an_ok_token_is_dropped_if_short_and_kept_if_long(
+    words: str, markup: tuple[str, str], first: bool
 ) -> None:
-    token = f"{dress[0]}{OK_TOKEN}{dress[1]}"
+    token = f"{markup[0]}{OK_TOKEN}{markup[1]}"
     said = f"{token}\n\n{words}" if first else f"{words}\n\n{token}"
     left = remove_token(said)
     assert OK_TOKEN not in left
@@ -143,27 +145,27 @@ def test_whatever_stands_beside_a_dressed_token_is_dropped_if_short_and_kept_if_
     assert alert_text(said) == (left if len(left) > DEFAULT_ACK_CHARS_MAX else "")
 
 
-@given(words=_words)
-def test_words_without_the_token_are_never_touched(words: str) -> None:
+@given(words=_texts_without_token)
+def test_a_text_without_the_ok_token_is_only_stripped(words: str) -> None:
     assert alert_text(words) == words.strip()
 
 
 @given(st.text(alphabet=f"*_`~<>/b()-# \n{OK_TOKEN}", max_size=200), st.booleans())
-def test_taking_the_token_off_always_comes_to_an_end_and_adds_nothing(noise: str, doubled: bool) -> None:
+def test_removing_the_ok_token_terminates_and_never_lengthens_the_text(noise: str, doubled: bool) -> None:
     said = noise.replace("HE", OK_TOKEN) * (2 if doubled else 1)
     left = remove_token(said)
     assert len(left) <= len(said)
     assert remove_token(left) == left
 
 
-def test_a_hostile_answer_takes_no_time() -> None:
+def test_removing_the_ok_token_from_a_hostile_answer_is_fast() -> None:
     for said in (
         "*" * 250_000 + OK_TOKEN,
         OK_TOKEN + "<" * 250_000,
         f"{OK_TOKEN} " * 20_000,
         "(" * 100_000 + OK_TOKEN + ")" * 9,
     ):
-        remove_token(said)  # would take minutes if anything here grew faster than the text
+        remove_token(said)  # takes minutes if the time grows faster than the text
 
 
 # --- the checklist ---
@@ -183,7 +185,7 @@ def test_a_hostile_answer_takes_no_time() -> None:
         "# A\n\n- [ ]\n<!-- open to the end\n- tidy",
     ],
 )
-def test_headings_items_without_a_word_and_comments_are_an_empty_checklist(checklist: str) -> None:
+def test_a_checklist_of_headings_blank_items_and_comments_is_empty(checklist: str) -> None:
     assert is_checklist_empty(checklist)
 
 
@@ -191,12 +193,12 @@ def test_headings_items_without_a_word_and_comments_are_an_empty_checklist(check
 @pytest.mark.parametrize(
     "checklist", ["Look at the mail.", "- [ ] mail", "#todo now", "# A\n- x", "<!-- a --> b", "-x", "1. y", "---\nz"]
 )
-def test_one_word_on_it_is_enough(checklist: str) -> None:
+def test_a_checklist_with_one_word_is_not_empty(checklist: str) -> None:
     assert not is_checklist_empty(checklist)
 
 
 @pytest.mark.spec("D45")
-def test_one_task_is_its_own_words_and_several_are_numbered_sorted_and_carry_their_ids() -> None:
+def test_one_heartbeat_task_is_its_text_and_several_are_numbered_and_sorted_with_ids() -> None:
     plants = HeartbeatTask(id="plants", title="Water the plants", text="Look whether they are dry.\n\nIf so, say it.")
     inbox = HeartbeatTask(id="inbox", title="an inbox", text="Look.")
     assert format_tasks([plants]) == plants.text
@@ -208,7 +210,7 @@ def test_one_task_is_its_own_words_and_several_are_numbered_sorted_and_carry_the
 
 
 @pytest.mark.spec("D45")
-def test_the_prompt_is_what_is_due_and_nothing_that_is_not() -> None:
+def test_the_heartbeat_prompt_contains_only_what_is_due() -> None:
     task = HeartbeatTask(id="a", title="A", text="Do a.")
     assert build_prompt("", "", [task]) == "Do a."
     assert build_prompt("", "- mail", []) == f"{CHECKLIST_PROMPT}\n\n# HEARTBEAT.md\n\n- mail"
@@ -222,7 +224,7 @@ def test_the_prompt_is_what_is_due_and_nothing_that_is_not() -> None:
 
 @pytest.mark.spec("D46")
 @pytest.mark.parametrize("id_", ["inbox", "check-2", "a.b_c", "A", "x" * 64])
-def test_an_id_is_the_name_of_a_file(id_: str) -> None:
+def test_a_file_name_is_a_valid_heartbeat_task_id(id_: str) -> None:
     assert validate_task_id(f" {id_} ") == id_
 
 
@@ -230,21 +232,21 @@ def test_an_id_is_the_name_of_a_file(id_: str) -> None:
 @pytest.mark.parametrize(
     "id_", ["", ".", "..", "../x", "a/b", "/etc/passwd", ".hidden", "a..b", "a.", "x" * 65, "a b", "ä", "a\x00", "a\\b"]
 )
-def test_an_id_that_could_lead_elsewhere_is_refused(id_: str) -> None:
+def test_a_heartbeat_task_id_that_is_no_plain_file_name_is_refused(id_: str) -> None:
     with pytest.raises(Invalid) as refused:
         validate_task_id(id_)
     assert refused.value.code == "heartbeat.id_invalid"
 
 
 @given(st.text(max_size=200))
-def test_an_id_made_from_any_title_can_be_one(title: str) -> None:
+def test_a_heartbeat_task_id_derived_from_any_title_is_valid(title: str) -> None:
     assert validate_task_id(derive_task_id(title)) == derive_task_id(title)
 
 
 # --- active hours ---
 
 
-def at(text: str, zone: str = "UTC") -> datetime:
+def utc_time(text: str, zone: str = "UTC") -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
 
 
@@ -261,19 +263,19 @@ def at(text: str, zone: str = "UTC") -> datetime:
         ("", "", ["00:00", "12:00"], []),
     ],
 )
-def test_hours_are_by_the_clock_on_the_wall_and_may_go_across_midnight(
+def test_active_hours_are_local_times_and_can_cross_midnight(
     start: str, end: str, inside: list[str], outside: list[str]
 ) -> None:
     beat = Heartbeat(active_start=start, active_end=end)
     for zone in ("UTC", "Europe/Berlin", "Asia/Kathmandu"):
         for times, is_in in ((inside, True), (outside, False)):
             for time in times:
-                moment = at(f"2026-07-01 {time}", zone)
+                moment = utc_time(f"2026-07-01 {time}", zone)
                 assert is_active(beat, moment, ZoneInfo(zone)) is is_in, (zone, time)
 
 
 @pytest.mark.spec("C76")
-def test_hours_stay_where_they_are_when_clocks_are_changed() -> None:
+def test_active_hours_stay_at_local_time_across_daylight_saving_changes() -> None:
     beat, berlin = Heartbeat(active_start="08:00", active_end="09:00"), ZoneInfo("Europe/Berlin")
     assert is_active(beat, datetime(2026, 3, 28, 7, 30, tzinfo=UTC), berlin)
     assert is_active(beat, datetime(2026, 3, 30, 6, 30, tzinfo=UTC), berlin)
@@ -281,29 +283,29 @@ def test_hours_stay_where_they_are_when_clocks_are_changed() -> None:
 
 
 @pytest.mark.parametrize("text", ["24:01", "25:00", "8", "8:60", "noon", "-1:00", "08:00:00"])
-def test_what_is_no_time_of_day_is_none(text: str) -> None:
+def test_an_invalid_time_of_day_is_none(text: str) -> None:
     assert parse_minute_of_day(text) is None
 
 
-# --- what is shown where ---
+# --- visibility ---
 
 
 @pytest.mark.spec("C79")
-def test_the_account_has_the_first_word_then_its_channel_then_the_house() -> None:
-    house = Heartbeat(shown=HeartbeatVisibility(ok=False, alerts=True, indicator=True))
+def test_heartbeat_visibility_is_taken_from_the_account_then_the_platform_then_the_default() -> None:
+    server = Heartbeat(shown=HeartbeatVisibility(ok=False, alerts=True, indicator=True))
     work, home, owner = (
         address.parse_address("channel:telegram-work:1"),
         address.parse_address("channel:telegram:2"),
         address.person_address("owner"),
     )
     assert (
-        house.visibility_at(work)
-        == house.visibility_at(owner)
+        server.visibility_at(work)
+        == server.visibility_at(owner)
         == HeartbeatVisibility(ok=False, alerts=True, indicator=True)
     )
 
     by_channel = replace(
-        house, channels={"telegram": HeartbeatVisibility(ok=True), "person": HeartbeatVisibility(indicator=False)}
+        server, channels={"telegram": HeartbeatVisibility(ok=True), "person": HeartbeatVisibility(indicator=False)}
     )
     assert (
         by_channel.visibility_at(work)
@@ -315,5 +317,5 @@ def test_the_account_has_the_first_word_then_its_channel_then_the_house() -> Non
     by_account = replace(by_channel, accounts={"telegram-work": HeartbeatVisibility(ok=False, alerts=False)})
     assert by_account.visibility_at(work) == HeartbeatVisibility(ok=False, alerts=False, indicator=True)
     assert by_account.visibility_at(home) == HeartbeatVisibility(ok=True, alerts=True, indicator=True)
-    assert by_account.visibility_at(None) == house.shown
-    assert HeartbeatVisibility(ok=False, alerts=False, indicator=False).is_hidden and not house.shown.is_hidden
+    assert by_account.visibility_at(None) == server.shown
+    assert HeartbeatVisibility(ok=False, alerts=False, indicator=False).is_hidden and not server.shown.is_hidden

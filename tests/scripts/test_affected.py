@@ -1,4 +1,4 @@
-"""Which tests a change is met with."""
+"""Which tests run for a change."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ from scripts.selection import (
 )
 from scripts.source_graph import Tree, defined_names
 
-LOCKS = "def take_lock(): ...\n\n\ndef drop_lock(): ...\n"
-FILES = {
+LOCKS_SOURCE = "def take_lock(): ...\n\n\ndef drop_lock(): ...\n"
+SOURCE_FILES = {
     "src/retinue/__init__.py": "",
     "src/retinue/store/__init__.py": "",
-    "src/retinue/store/locks.py": LOCKS,
+    "src/retinue/store/locks.py": LOCKS_SOURCE,
     "src/retinue/engine/claims.py": "from retinue.store.locks import take_lock\n",
     "src/retinue/daemon.py": "from retinue.engine import claims\n",
     "tests/store/test_locks.py": "from retinue.store import locks\n\ndef test_a(): ...\n",
     "tests/engine/test_claims.py": "from retinue.engine.claims import take_lock\n\ndef test_b(): ...\n",
-    "tests/flows/house.py": "from retinue.daemon import claims\n",
-    "tests/flows/test_first.py": "from flows.house import claims\n\ndef test_c(): ...\n",
+    "tests/flows/helpers.py": "from retinue.daemon import claims\n",
+    "tests/flows/test_first.py": "from flows.helpers import claims\n\ndef test_c(): ...\n",
     "tests/policy/test_rules.py": "def test_d(): ...\n",
 }
 
 
 def facts(more: dict[str, str] | None = None, seconds: dict[str, float] | None = None) -> Facts:
-    return Facts(Tree({**FILES, **(more or {})}), seconds or {})
+    return Facts(Tree({**SOURCE_FILES, **(more or {})}), seconds or {})
 
 
-def ranked(path: str, known: Facts, lines: frozenset[int] = frozenset()) -> list[str]:
+def ranked_paths(path: str, known: Facts, lines: frozenset[int] = frozenset()) -> list[str]:
     return [each.path for each in rank(Change(path, known.tree.files.get(path, ""), lines), known)]
 
 
-def picked(selection: Selection) -> list[str]:
+def picked_paths(selection: Selection) -> list[str]:
     return [pick.path for pick in selection.picks]
 
 
-def test_the_nearer_a_test_imports_a_module_the_sooner_it_is_picked() -> None:
-    assert ranked("src/retinue/store/locks.py", facts()) == [
+def test_tests_are_ranked_by_their_import_distance_to_the_changed_module() -> None:
+    assert ranked_paths("src/retinue/store/locks.py", facts()) == [
         "tests/store/test_locks.py",
         "tests/engine/test_claims.py",
         "tests/flows/test_first.py",
     ]
 
 
-def test_each_pick_says_why() -> None:
-    reasons = [each.reason for each in rank(Change("src/retinue/store/locks.py", LOCKS), facts())]
+def test_each_picked_test_file_has_a_reason() -> None:
+    reasons = [each.reason for each in rank(Change("src/retinue/store/locks.py", LOCKS_SOURCE), facts())]
 
     assert reasons[0].startswith("mirrors it; imports it")
-    assert "imports it through house > daemon > claims" in reasons[2]
+    assert "imports it through helpers > daemon > claims" in reasons[2]
 
 
-def test_an_importer_that_names_what_changed_comes_before_one_that_does_not() -> None:
+def test_an_importer_that_uses_the_changed_name_is_ranked_higher() -> None:
     known = facts(
         {
             "tests/flows/test_dropping.py": "from retinue.store.locks import drop_lock\n",
@@ -75,12 +75,12 @@ def test_an_importer_that_names_what_changed_comes_before_one_that_does_not() ->
         }
     )
 
-    near = [path for path in ranked("src/retinue/store/locks.py", known, frozenset({4})) if "ing.py" in path]
+    near = [path for path in ranked_paths("src/retinue/store/locks.py", known, frozenset({4})) if "ing.py" in path]
 
     assert near == ["tests/flows/test_dropping.py", "tests/flows/test_taking.py"]
 
 
-def test_a_test_that_imports_nothing_but_names_operations_of_the_module_is_reached() -> None:
+def test_a_test_that_names_operations_of_the_changed_module_is_reached() -> None:
     declared = 'A = operation("lock.take")\nB = operation("lock.drop")\nC = operation("lock.list_all")\n'
     known = facts(
         {
@@ -89,25 +89,25 @@ def test_a_test_that_imports_nothing_but_names_operations_of_the_module_is_reach
         }
     )
 
-    assert "tests/cli/test_locked.py" in ranked("src/retinue/operations/locks.py", known)
-    assert "tests/policy/test_rules.py" not in ranked("src/retinue/operations/locks.py", known)
+    assert "tests/cli/test_locked.py" in ranked_paths("src/retinue/operations/locks.py", known)
+    assert "tests/policy/test_rules.py" not in ranked_paths("src/retinue/operations/locks.py", known)
 
 
-def test_what_changed_together_before_is_ranked_higher() -> None:
-    without = facts({"tests/flows/test_later.py": FILES["tests/flows/test_first.py"]})
+def test_a_test_file_that_changed_together_with_the_module_is_ranked_higher() -> None:
+    without = facts({"tests/flows/test_later.py": SOURCE_FILES["tests/flows/test_first.py"]})
     known = Facts(without.tree, {}, {"src/retinue/store/locks.py": {"tests/flows/test_later.py": 1.0}})
 
-    def places(each: Facts) -> list[str]:
-        return [path for path in ranked("src/retinue/store/locks.py", each) if path.startswith("tests/flows/")]
+    def flow_test_paths(each: Facts) -> list[str]:
+        return [path for path in ranked_paths("src/retinue/store/locks.py", each) if path.startswith("tests/flows/")]
 
-    assert places(without) == ["tests/flows/test_first.py", "tests/flows/test_later.py"]
-    assert places(known) == ["tests/flows/test_later.py", "tests/flows/test_first.py"]
+    assert flow_test_paths(without) == ["tests/flows/test_first.py", "tests/flows/test_later.py"]
+    assert flow_test_paths(known) == ["tests/flows/test_later.py", "tests/flows/test_first.py"]
 
 
-def test_a_module_that_is_named_as_a_string_is_imported() -> None:
+def test_a_module_named_in_a_string_counts_as_imported() -> None:
     known = facts({"tests/flows/test_process.py": 'run("-m", "retinue.store.locks")'})
 
-    assert "tests/flows/test_process.py" in ranked("src/retinue/store/locks.py", known)
+    assert "tests/flows/test_process.py" in ranked_paths("src/retinue/store/locks.py", known)
 
 
 def test_relative_imports_and_lists_of_names_are_followed() -> None:
@@ -137,10 +137,12 @@ def test_a_migration_is_reached_through_its_package() -> None:
         }
     )
 
-    assert ranked("src/retinue/store/migrations/versions/0001_first.py", known) == ["tests/store/test_migrations.py"]
+    assert ranked_paths("src/retinue/store/migrations/versions/0001_first.py", known) == [
+        "tests/store/test_migrations.py"
+    ]
 
 
-def test_a_conftest_reaches_the_tests_that_take_its_fixtures() -> None:
+def test_a_changed_conftest_reaches_the_tests_that_use_its_fixtures() -> None:
     known = facts(
         {
             "tests/api/conftest.py": "import pytest\n\n@pytest.fixture\ndef rim(): ...\n",
@@ -149,10 +151,10 @@ def test_a_conftest_reaches_the_tests_that_take_its_fixtures() -> None:
         }
     )
 
-    assert ranked("tests/api/conftest.py", known) == ["tests/api/test_gate.py"]
+    assert ranked_paths("tests/api/conftest.py", known) == ["tests/api/test_gate.py"]
 
 
-def test_a_fixture_that_every_test_gets_reaches_every_test_of_the_folder() -> None:
+def test_a_changed_autouse_fixture_reaches_every_test_of_its_folder() -> None:
     known = facts(
         {
             "tests/api/conftest.py": "import pytest\n\n@pytest.fixture(autouse=True)\ndef quiet(): ...\n",
@@ -160,14 +162,14 @@ def test_a_fixture_that_every_test_gets_reaches_every_test_of_the_folder() -> No
         }
     )
 
-    assert ranked("tests/api/conftest.py", known) == ["tests/api/test_static_files.py"]
+    assert ranked_paths("tests/api/conftest.py", known) == ["tests/api/test_static_files.py"]
 
 
-def test_a_helper_of_tests_reaches_the_tests_that_import_it() -> None:
-    assert ranked("tests/flows/house.py", facts()) == ["tests/flows/test_first.py"]
+def test_a_changed_test_helper_reaches_the_tests_that_import_it() -> None:
+    assert ranked_paths("tests/flows/helpers.py", facts()) == ["tests/flows/test_first.py"]
 
 
-def test_a_data_file_reaches_the_tests_that_name_it_or_its_reader() -> None:
+def test_a_changed_data_file_reaches_the_tests_that_name_it_or_import_its_reader() -> None:
     known = facts(
         {
             "src/retinue/store/locks.py": 'FILE = "locks.toml"',
@@ -175,18 +177,18 @@ def test_a_data_file_reaches_the_tests_that_name_it_or_its_reader() -> None:
         }
     )
 
-    assert ranked("src/retinue/store/locks.toml", known)[0] == "tests/flows/test_toml.py"
-    assert "tests/store/test_locks.py" in ranked("src/retinue/store/locks.toml", known)
-    assert "tests/policy/test_rules.py" not in ranked("src/retinue/store/locks.toml", known)
+    assert ranked_paths("src/retinue/store/locks.toml", known)[0] == "tests/flows/test_toml.py"
+    assert "tests/store/test_locks.py" in ranked_paths("src/retinue/store/locks.toml", known)
+    assert "tests/policy/test_rules.py" not in ranked_paths("src/retinue/store/locks.toml", known)
 
 
-def test_a_page_of_the_docs_reaches_the_tests_of_the_docs() -> None:
+def test_a_changed_documentation_page_reaches_the_tests_of_the_documentation() -> None:
     known = facts({"tests/docs/test_errors.py": "", "tests/scripts/test_check_links.py": ""})
 
-    assert ranked("docs/start.md", known) == ["tests/docs/test_errors.py", "tests/scripts/test_check_links.py"]
+    assert ranked_paths("docs/start.md", known) == ["tests/docs/test_errors.py", "tests/scripts/test_check_links.py"]
 
 
-def test_a_generated_file_reaches_the_test_of_the_generator() -> None:
+def test_a_changed_generated_file_reaches_the_test_of_the_generator() -> None:
     known = facts({"tests/scripts/test_generate.py": "", "tests/web/test_chat.py": ""})
     made = "// Made from the code by `make generate`.\n"
 
@@ -195,7 +197,7 @@ def test_a_generated_file_reaches_the_test_of_the_generator() -> None:
     ]
 
 
-def test_a_part_of_the_web_app_reaches_the_tests_of_the_screens_that_import_it() -> None:
+def test_a_changed_web_component_reaches_the_tests_of_the_screens_that_import_it() -> None:
     known = facts(
         {
             "web/src/parts/Avatar.svelte": "<b>Face</b>",
@@ -207,37 +209,37 @@ def test_a_part_of_the_web_app_reaches_the_tests_of_the_screens_that_import_it()
         }
     )
 
-    assert ranked("web/src/parts/Avatar.svelte", known) == [
+    assert ranked_paths("web/src/parts/Avatar.svelte", known) == [
         "tests/web/test_agents.py",
         "tests/web/test_navigation.py",
         "tests/web/test_chat.py",
     ]
-    assert ranked("web/src/screens/chat/Chat.svelte", known)[0] == "tests/web/test_chat.py"
+    assert ranked_paths("web/src/screens/chat/Chat.svelte", known)[0] == "tests/web/test_chat.py"
 
 
-def test_a_change_of_the_build_says_that_it_reaches_everything_and_takes_the_smoke_tests() -> None:
+def test_a_changed_build_file_selects_the_smoke_tests_with_a_note() -> None:
     selection = select([Change("pyproject.toml", "")], facts())
 
-    assert picked(selection) == ["tests/flows/test_first.py"]
+    assert picked_paths(selection) == ["tests/flows/test_first.py"]
     assert selection.notes == ("pyproject.toml can affect every test: these are one for each part",)
 
 
-def test_the_smoke_tests_are_there() -> None:
+def test_the_smoke_test_files_exist() -> None:
     assert [path for path in SMOKE if not (affected.ROOT / path).is_file()] == []
 
 
-def test_the_changed_files_take_turns_until_the_seconds_are_spent() -> None:
+def test_tests_of_several_changed_files_are_picked_in_turn_until_the_time_budget_is_spent() -> None:
     each_s = (BUDGET_S - START_S) * WORKERS / 2
     known = facts(
         {"src/retinue/policy/rules.py": "", "tests/policy/test_rules.py": "from retinue.policy import rules\n"},
-        {path: min(each_s, LONG_S) for path in FILES},
+        {path: min(each_s, LONG_S) for path in SOURCE_FILES},
     )
-    changes = [Change("src/retinue/store/locks.py", LOCKS), Change("src/retinue/policy/rules.py", "")]
+    changes = [Change("src/retinue/store/locks.py", LOCKS_SOURCE), Change("src/retinue/policy/rules.py", "")]
     budget_s = START_S + 2 * min(each_s, LONG_S) / WORKERS
 
     selection = select(changes, known, budget_s)
 
-    assert picked(selection) == ["tests/store/test_locks.py", "tests/policy/test_rules.py"]
+    assert picked_paths(selection) == ["tests/store/test_locks.py", "tests/policy/test_rules.py"]
     assert selection.left_out == ("tests/engine/test_claims.py", "tests/flows/test_first.py")
     assert selection.seconds == budget_s
     assert "2 more test files can be reached and are left out: `make test` runs them" in affected.description(
@@ -245,14 +247,14 @@ def test_the_changed_files_take_turns_until_the_seconds_are_spent() -> None:
     )
 
 
-def test_a_changed_test_is_run_whatever_it_takes() -> None:
-    text = FILES["tests/policy/test_rules.py"]
+def test_a_changed_test_file_is_picked_despite_the_time_budget() -> None:
+    text = SOURCE_FILES["tests/policy/test_rules.py"]
     known = facts(seconds={"tests/policy/test_rules.py": 1000.0})
 
-    assert picked(select([Change("tests/policy/test_rules.py", text)], known)) == ["tests/policy/test_rules.py"]
+    assert picked_paths(select([Change("tests/policy/test_rules.py", text)], known)) == ["tests/policy/test_rules.py"]
 
 
-LONG = """
+LONG_TEST_SOURCE = """
 from retinue.store.locks import take_lock
 
 LIMIT = 1
@@ -267,29 +269,29 @@ class TestInside:
 """
 
 
-def test_of_a_long_file_the_tests_that_name_what_changed_are_run() -> None:
-    known = facts({"tests/flows/test_long.py": LONG}, {"tests/flows/test_long.py": 2 * LONG_S})
+def test_only_the_tests_that_use_the_changed_name_are_picked_of_a_long_file() -> None:
+    known = facts({"tests/flows/test_long.py": LONG_TEST_SOURCE}, {"tests/flows/test_long.py": 2 * LONG_S})
 
-    [pick] = [each for each in select([Change("src/retinue/store/locks.py", LOCKS)], known).picks if each.tests]
+    [pick] = [each for each in select([Change("src/retinue/store/locks.py", LOCKS_SOURCE)], known).picks if each.tests]
 
     assert pick.arguments == ("tests/flows/test_long.py::test_of_taking",)
     assert pick.seconds == pytest.approx(2 * LONG_S / 3)
 
 
-def test_a_file_that_was_never_measured_is_estimated_by_its_tests() -> None:
+def test_an_unmeasured_test_file_is_estimated_by_its_number_of_tests() -> None:
     known = facts({"tests/flows/test_two.py": "def test_a(): ...\n\nasync def test_b(): ...\n"})
 
     assert seconds_of("tests/flows/test_two.py", known) == pytest.approx(2 * UNMEASURED_TEST_S)
 
 
-def test_the_measured_seconds_of_a_long_test_count() -> None:
+def test_the_measured_seconds_of_a_long_test_are_taken_into_account() -> None:
     seconds = {
         "tests/flows/test_long.py": 2 * LONG_S,
         "tests/flows/test_long.py::test_of_something_else": 2 * LONG_S - 2,
     }
-    known = facts({"tests/flows/test_long.py": LONG}, seconds)
+    known = facts({"tests/flows/test_long.py": LONG_TEST_SOURCE}, seconds)
 
-    [pick] = [each for each in select([Change("src/retinue/store/locks.py", LOCKS)], known).picks if each.tests]
+    [pick] = [each for each in select([Change("src/retinue/store/locks.py", LOCKS_SOURCE)], known).picks if each.tests]
 
     assert pick.tests == ("test_of_taking", "TestInside::test_of_more")
 
@@ -302,17 +304,17 @@ def test_the_measured_seconds_of_a_long_test_count() -> None:
         (4, ("tests/flows/test_long.py",)),
     ],
 )
-def test_of_a_long_changed_file_the_changed_tests_are_run_or_all_if_the_change_is_around_them(
+def test_of_a_long_changed_test_file_only_changed_tests_are_picked_if_possible(
     line: int, arguments: tuple[str, ...]
 ) -> None:
-    known = facts({"tests/flows/test_long.py": LONG}, {"tests/flows/test_long.py": 2 * LONG_S})
+    known = facts({"tests/flows/test_long.py": LONG_TEST_SOURCE}, {"tests/flows/test_long.py": 2 * LONG_S})
 
-    [pick] = select([Change("tests/flows/test_long.py", LONG, frozenset({line}))], known).picks
+    [pick] = select([Change("tests/flows/test_long.py", LONG_TEST_SOURCE, frozenset({line}))], known).picks
 
     assert pick.arguments == arguments
 
 
-def test_the_command_has_two_workers_only_where_they_save_time_and_no_plugin_that_no_test_uses() -> None:
+def test_the_pytest_command_uses_workers_and_plugins_only_if_useful() -> None:
     tree = Tree({"tests/test_a.py": "", "tests/test_fuzz.py": "import schemathesis"})
     short, long = (Selection((Pick("tests/test_a.py", "", seconds, ("test_b",)),)) for seconds in (1.0, 30.0))
     fuzz = Selection((Pick("tests/test_fuzz.py", "", 1.0),))
@@ -325,7 +327,7 @@ def test_the_command_has_two_workers_only_where_they_save_time_and_no_plugin_tha
     assert "no:schemathesis" not in affected.pytest_command(fuzz, tree)
 
 
-def test_names_are_those_of_the_definitions_around_the_changed_lines() -> None:
+def test_defined_names_are_those_around_the_changed_lines() -> None:
     text = "LIMIT = 1\n\nclass Lock:\n    def take(self):\n        raise E('lock_held')\n    def drop(self): ...\n"
 
     assert defined_names(text) == {"LIMIT", "Lock", "take", "drop", "lock_held"}
@@ -338,7 +340,7 @@ def test_names_are_those_of_the_definitions_around_the_changed_lines() -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository of three commits: both files, one of them with its test, the other alone."""
+    """A repository of three commits: two files, then one of them with its test, then the other alone."""
     git(tmp_path, "init", "-q")
     commit(tmp_path, {"src/retinue/a.py": "one = 1\ntwo = 2\n", "src/retinue/b.py": "", "tests/test_a.py": ""})
     commit(tmp_path, {"src/retinue/a.py": "one = 1\ntwo = 3\n", "tests/test_a.py": "# more\n"})
@@ -359,11 +361,11 @@ def commit(root: Path, files: dict[str, str]) -> None:
     git(root, "commit", "-q", "-m", "change")
 
 
-def test_of_a_clean_tree_the_last_commit_is_the_change(repository: Path) -> None:
+def test_in_a_clean_working_tree_the_last_commit_is_the_change(repository: Path) -> None:
     assert affected.changes_since(repository, None) == [Change("src/retinue/b.py", "three = 3\n", frozenset({1}))]
 
 
-def test_what_is_not_committed_is_the_change_with_new_and_removed_files(repository: Path) -> None:
+def test_uncommitted_new_changed_and_removed_files_are_the_change(repository: Path) -> None:
     (repository / "src/retinue/a.py").write_text("one = 1\ntwo = 4\n")
     (repository / "src/retinue/b.py").unlink()
     (repository / "new.txt").write_text("new")
@@ -388,13 +390,13 @@ def test_the_change_since_a_commit_has_the_later_commits_and_the_working_tree(re
     ]
 
 
-def test_what_changed_in_the_same_commit_changed_together(repository: Path) -> None:
+def test_files_of_the_same_commit_count_as_changed_together(repository: Path) -> None:
     together = affected.changed_together(repository, "HEAD")
 
     assert together["src/retinue/a.py"]["tests/test_a.py"] > together["src/retinue/b.py"]["tests/test_a.py"] > 0
 
 
-def test_a_commit_is_read_as_it_was(repository: Path) -> None:
+def test_files_and_changes_of_an_earlier_commit_are_read(repository: Path) -> None:
     known = affected.facts_of_commit(repository, "HEAD~1")
 
     assert known.tree.files["src/retinue/b.py"] == ""
@@ -404,7 +406,7 @@ def test_a_commit_is_read_as_it_was(repository: Path) -> None:
     ]
 
 
-def test_the_history_ends_with_the_median(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_history_ends_with_the_median(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     affected.print_history(repository, 2, BUDGET_S)
 
     printed = capsys.readouterr().out.splitlines()
@@ -412,10 +414,10 @@ def test_the_history_ends_with_the_median(repository: Path, capsys: pytest.Captu
     assert printed[-1].startswith("median ")
 
 
-# --- the seconds of tests ---
+# --- durations of tests ---
 
 
-def test_seconds_are_summed_by_file_and_by_test_where_both_are_long(tmp_path: Path) -> None:
+def test_durations_are_summed_by_file_and_for_long_tests_by_test(tmp_path: Path) -> None:
     phases = [("tests/a.py::t[1]", 6.0), ("tests/a.py::t[2]", 5.0), ("tests/a.py::u", 0.5), ("tests/b.py::t", 2.0)]
     file = tmp_path / "tests" / "durations.toml"
     file.parent.mkdir()
@@ -425,7 +427,7 @@ def test_seconds_are_summed_by_file_and_by_test_where_both_are_long(tmp_path: Pa
     assert durations.read(file) == {"tests/a.py": 11.5, "tests/a.py::t": 11.0, "tests/b.py": 2.0}
 
 
-def test_a_run_of_some_tests_keeps_the_seconds_of_the_others_that_are_there(tmp_path: Path) -> None:
+def test_writing_durations_keeps_those_of_other_existing_test_files(tmp_path: Path) -> None:
     file = tmp_path / "tests" / "durations.toml"
     file.parent.mkdir()
     (tmp_path / "tests" / "b.py").touch()
@@ -436,7 +438,9 @@ def test_a_run_of_some_tests_keeps_the_seconds_of_the_others_that_are_there(tmp_
     assert durations.read(file) == {"tests/a.py": 1.0, "tests/b.py": 2.0}
 
 
-def test_a_run_with_the_plug_in_writes_its_seconds(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytest_run_with_the_durations_plugin_writes_durations(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile("def test_a(): ...")
     file = pytester.path / "durations.toml"
     monkeypatch.setattr(durations, "DURATIONS", file)

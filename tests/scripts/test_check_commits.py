@@ -20,7 +20,7 @@ from scripts import check_commits
         "Merge branch 'main'",
     ],
 )
-def test_a_subject_with_package_and_imperative_is_accepted(subject: str) -> None:
+def test_a_commit_subject_with_package_and_imperative_is_accepted(subject: str) -> None:
     assert check_commits.find_fault(subject) == ""
 
 
@@ -34,7 +34,7 @@ def test_a_subject_with_package_and_imperative_is_accepted(subject: str) -> None
         ("intake: " + "a" * 65, "longer than 72"),
     ],
 )
-def test_another_subject_is_refused_with_the_reason(subject: str, fault: str) -> None:
+def test_another_commit_subject_is_refused_with_the_reason(subject: str, fault: str) -> None:
     assert fault in check_commits.find_fault(subject)
 
 

@@ -1,4 +1,4 @@
-"""The links in what people read."""
+"""The link check of the documentation."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from scripts.check_links import ROOT, anchors_of, broken_links, pages_of
 
 
-def test_every_link_in_the_docs_leads_somewhere() -> None:
+def test_the_documentation_has_no_broken_links() -> None:
     assert [complaint for page in pages_of(ROOT) for complaint in broken_links(page, ROOT)] == []
 
 
-def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_broken_link_is_reported(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "start.md").write_text(
-        "# Start here\n[up](../README.md#the-house)\n[gone][g]\n\n[g]: gone.md\n"
+        "# Start here\n[up](../README.md#the-server)\n[gone][g]\n\n[g]: gone.md\n"
     )
     (tmp_path / "README.md").write_text(
-        "# The *house*\n[start](docs/start.md#start-here) [lost](docs/start.md#lost) [self](#the-house)\n"
+        "# The *server*\n[start](docs/start.md#start-here) [lost](docs/start.md#lost) [self](#the-server)\n"
         "[outside](https://example.org/x) `[code](nowhere.md)`\n```\n[code](nowhere.md)\n```\n"
     )
 
@@ -27,7 +27,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_heading_said_twice_has_two_anchors(tmp_path: Path) -> None:
+def test_a_repeated_heading_has_two_anchors(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("## Tests, `slow` ones\n## Tests\n## Tests\n```\n# not a heading\n```\n")
 

@@ -1,4 +1,4 @@
-"""Each condition of a clean machine is what it says, seen by a small project with a `.ci/run` of its own."""
+"""Each condition of the clean machine holds, checked by a small project with its own `.ci/run`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from scripts import clean_machine
 
-# What it sees goes to a file outside the clone, which is gone afterwards.
-RUN = """#!/usr/bin/env python3
+# It writes what it sees to a file outside the clone, because the clone is deleted afterwards.
+RUN_SCRIPT = """#!/usr/bin/env python3
 import json, os, pathlib, shutil, socket, sys, time
 
 def reaches(address, family):
@@ -56,7 +56,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A committed project, a HOME with a file in it, and a uv on PATH."""
+    """A committed project, a HOME with a file in it, and uv on PATH."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "design.md").touch()
     home = tmp_path / "home"
@@ -70,7 +70,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     root = tmp_path / "project"
     (root / ".ci").mkdir(parents=True)
-    (root / ".ci" / "run").write_text(RUN.replace("SEEN", str(tmp_path / "seen.json")))
+    (root / ".ci" / "run").write_text(RUN_SCRIPT.replace("SEEN", str(tmp_path / "seen.json")))
     (root / ".ci" / "run").chmod(0o755)
     (root / "Makefile").write_text(MAKEFILE)
     (root / "tracked").touch()
@@ -82,31 +82,33 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def seen_in(project: Path, *arguments: str) -> dict[str, Any]:
+def run_conditions(project: Path, *arguments: str) -> dict[str, Any]:
     assert clean_machine.main(arguments, project) == 0, [
         log.read_text() for log in (project / clean_machine.LOGS).iterdir()
     ]
     return json.loads((project.parent / "seen.json").read_text())
 
 
-def test_every_run_is_in_a_clone_and_knows_nothing_of_ours(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = seen_in(project, "no-cache", "--tests", "tests/api")
+def test_a_condition_runs_in_a_clone_without_untracked_files_or_secrets(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = run_conditions(project, "no-cache", "--tests", "tests/api")
 
     assert seen["args"] == "tests/api"
     assert (seen["untracked"], seen["secret"], seen["shared"]) == (False, None, True)
-    assert Path(seen["cache"]).name == "cache" and not Path(seen["cache"]).exists(), "it is gone with the clone"
-    assert (seen["home"], seen["uv"] is not None) == (["bin"], True), "these are other conditions"
+    assert Path(seen["cache"]).name == "cache" and not Path(seen["cache"]).exists(), "it is deleted with the clone"
+    assert (seen["home"], seen["uv"] is not None) == (["bin"], True), "these conditions differ"
     assert capsys.readouterr().out.endswith("no-cache: passed (no-cache)\n")
 
 
 @needs_namespaces
-def test_all_conditions_hold_at_once(project: Path) -> None:
-    seen = seen_in(project)
+def test_all_clean_machine_conditions_hold_at_once(project: Path) -> None:
+    seen = run_conditions(project)
 
     assert (seen["home"], seen["uv"], seen["umask"], seen["mode"]) == ([], None, 0o077, 0o600)
     assert seen["zone"] in ("+1245", "CHAST")
     assert (seen["ipv4"], seen["ipv6"]) == (True, False)
-    assert seen["fetched"], "there is no network for that later"
+    assert seen["fetched"], "the network is not available later"
 
 
 @pytest.mark.parametrize(
@@ -118,30 +120,30 @@ def test_all_conditions_hold_at_once(project: Path) -> None:
         pytest.param("no-ipv6", {"ipv4": True, "ipv6": False}, marks=needs_namespaces),
     ],
 )
-def test_a_condition_can_be_tried_alone(project: Path, condition: str, expected: dict[str, object]) -> None:
-    seen = seen_in(project, condition)
+def test_a_clean_machine_condition_can_be_run_alone(project: Path, condition: str, expected: dict[str, object]) -> None:
+    seen = run_conditions(project, condition)
 
     assert {name: seen[name] for name in expected} == expected
 
 
-def test_what_lies_beside_uv_stays_on_the_path(project: Path, tmp_path: Path) -> None:
+def test_without_uv_keeps_the_other_programs_on_the_path(project: Path, tmp_path: Path) -> None:
     place = Path(clean_machine.without_uv(str(tmp_path / "home" / "bin"), tmp_path / "copy"))
 
     assert [program.name for program in place.iterdir()] == ["ours"]
 
 
-def test_a_run_that_fails_is_said_to_have_failed_and_the_others_go_on(
+def test_a_failed_condition_is_reported_and_the_others_still_run(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments: Sequence[str] = ["umask", "time-zone", "--tests", "fail"]
     assert clean_machine.main(arguments, project) == 1
 
-    said = capsys.readouterr().out
-    assert "umask: FAILED (umask)\n" in said and said.endswith("time-zone: FAILED (time-zone)\n")
+    output = capsys.readouterr().out
+    assert "umask: FAILED (umask)\n" in output and output.endswith("time-zone: FAILED (time-zone)\n")
     assert (project / clean_machine.LOGS / "time-zone.log").read_text().startswith("$ .ci/run\n")
 
 
-def test_a_condition_that_is_not_there_or_not_possible_is_refused(
+def test_an_unknown_or_impossible_condition_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert clean_machine.main(["moonlight"], project) == 1
@@ -151,6 +153,6 @@ def test_a_condition_that_is_not_there_or_not_possible_is_refused(
     assert "try: sudo" in capsys.readouterr().err
 
 
-def test_the_conditions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_clean_machine_conditions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert clean_machine.main(["--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(clean_machine.CONDITIONS)

@@ -1,4 +1,4 @@
-"""Files made from the code are noticed when they are not current."""
+"""Generated files that are not current are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts import generate
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of one made file, with a generator that makes it."""
+    """A repository with one generated file and its generator."""
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     (tmp_path / "maker.py").write_text("from pathlib import Path\nPath('made.txt').write_text('new')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -23,7 +23,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stale_file_is_named_and_made_anew(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_generated_file_is_reported_and_regenerated(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (repository / "made.txt").write_text("old")
 
     assert generate.main(["--check"]) == 1
@@ -32,15 +34,15 @@ def test_a_stale_file_is_named_and_made_anew(repository: Path, capsys: pytest.Ca
     assert generate.main(["--check"]) == 0
 
 
-def test_a_missing_file_is_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_generated_file_is_reported(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate.main(["--check"]) == 1
     assert "made.txt" in capsys.readouterr().out
 
 
-def test_generating_without_a_check_is_never_an_error(repository: Path) -> None:
+def test_generating_without_check_exits_with_0(repository: Path) -> None:
     assert generate.main([]) == 0
     assert (repository / "made.txt").read_text() == "new"
 
 
-def test_the_table_of_the_command_line_is_what_the_declarations_make_it() -> None:
+def test_the_generated_operation_table_is_up_to_date() -> None:
     assert operations.OPERATION_TABLE.read_text() == operations.render_operation_table(OPERATIONS.values())

@@ -1,4 +1,4 @@
-"""Small defects: where they are planted, that they are found again, and when one counts as noticed."""
+"""Mutants: where they are made, that they are located again, and when one counts as killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMBERS = {"State": ("OPEN", "DONE")}
 
 
 def planted(body: str) -> set[tuple[str, str]]:
-    """Each operator that applies within a function of this body, with the body it makes of it."""
+    """Return each mutation of a function with this body: its operator and the mutated body."""
     head = "def f():\n    "
     text = head + body.replace("\n", "\n    ")
     return {
@@ -48,11 +48,11 @@ def planted(body: str) -> set[tuple[str, str]]:
         ),
     ],
 )
-def test_each_operator_makes_its_defect(body: str, operator: str, defect: str) -> None:
+def test_each_mutation_operator_makes_its_defect(body: str, operator: str, defect: str) -> None:
     assert (operator, defect) in planted(body)
 
 
-def test_every_operator_is_known() -> None:
+def test_every_mutation_operator_is_listed() -> None:
     text = "def f():\n    if a and b < 1:\n        c(); self.d = State.OPEN\n        raise E\n    return q.where(x, y)"
 
     assert {site.mutant.operator for site in sites("a.py", text, MEMBERS)} == set(OPERATORS)
@@ -74,42 +74,45 @@ def test_every_operator_is_known() -> None:
         "def f():\n    return None",
     ],
 )
-def test_what_no_test_need_notice_is_left_alone(text: str) -> None:
+def test_code_that_no_test_needs_to_notice_is_not_mutated(text: str) -> None:
     assert sites("a.py", text, {}) == []
 
 
-def test_the_members_of_an_enum_are_read() -> None:
+def test_enum_members_are_read() -> None:
     text = "class State(StrEnum):\n    OPEN = 'o'\n    DONE = 'd'\n    def f(self): ...\nclass B(Other):\n    C = 1\n"
 
     assert enum_members({"a.py": text}) == {"State": ("OPEN", "DONE")}
 
 
 TEXT = "class A:\n    def f(self):\n        if a:\n            x()\n        if a:\n            y()\n"
-SECOND = Mutant("src/retinue/store/a.py", "A.f", "negate", "if a:", 2)
+SECOND_MUTANT = Mutant("src/retinue/store/a.py", "A.f", "negate", "if a:", 2)
 
 
-def test_a_defect_is_found_again_after_lines_have_moved() -> None:
+def test_a_mutant_is_located_after_its_lines_moved() -> None:
     moved = TEXT.replace("    def f", "    def g(self):\n        if a:\n            z()\n\n    def f")
 
-    site = locate(SECOND, {SECOND.file: moved}, {})
+    site = locate(SECOND_MUTANT, {SECOND_MUTANT.file: moved}, {})
 
     assert site is not None
     assert site.planted(moved) == moved.replace("if a:\n            y()", "if not (a):\n            y()")
 
 
-def test_a_defect_is_found_in_another_file_if_it_is_the_only_one() -> None:
-    site = locate(SECOND, {"src/retinue/store/new.py": TEXT}, {})
+def test_a_mutant_is_located_in_another_file_if_it_is_the_only_match() -> None:
+    site = locate(SECOND_MUTANT, {"src/retinue/store/new.py": TEXT}, {})
 
     assert site is not None
     assert site.mutant.file == "src/retinue/store/new.py"
-    assert locate(SECOND, {"src/retinue/store/new.py": TEXT, "src/retinue/store/b.py": TEXT}, {}) is None
+    assert locate(SECOND_MUTANT, {"src/retinue/store/new.py": TEXT, "src/retinue/store/b.py": TEXT}, {}) is None
 
 
-def test_a_defect_whose_line_is_gone_is_missing() -> None:
-    assert locate(SECOND, {SECOND.file: TEXT.replace("if a:\n            y", "if b:\n            y")}, {}) is None
+def test_a_mutant_whose_line_is_gone_is_not_located() -> None:
+    assert (
+        locate(SECOND_MUTANT, {SECOND_MUTANT.file: TEXT.replace("if a:\n            y", "if b:\n            y")}, {})
+        is None
+    )
 
 
-def test_the_choice_is_the_same_each_time_with_as_many_in_each_package_and_no_function_twice() -> None:
+def test_the_choice_of_mutants_is_deterministic_and_balanced_by_package() -> None:
     function = "def f{0}():\n    if a < {0}:\n        b()\n    return c\n"
     found = {
         package: [
@@ -130,7 +133,7 @@ def test_the_choice_is_the_same_each_time_with_as_many_in_each_package_and_no_fu
     assert "negate" not in {site.mutant.operator for site in chosen}
 
 
-def test_the_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_list_of_mutants_is_read_back(tmp_path: Path) -> None:
     found = sites("a.py", 'def f():\n    if a == "\\n":\n        b()\n', {})
 
     mutants.write_list(tmp_path / "mutants.toml", found)
@@ -138,7 +141,7 @@ def test_the_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert mutants.read_list(tmp_path / "mutants.toml") == [site.mutant for site in found]
 
 
-def test_at_least_sixty_of_the_listed_defects_are_in_the_source_and_each_package_has_its_share() -> None:
+def test_at_least_sixty_listed_mutants_are_located_and_each_package_has_ten() -> None:
     listed = mutants.read_list(mutants.LIST)
     texts = mutants.source_texts(mutants.ROOT)
     members = enum_members(texts)
@@ -148,7 +151,7 @@ def test_at_least_sixty_of_the_listed_defects_are_in_the_source_and_each_package
     assert min(shares) >= 10
 
 
-# --- against a small repository ---
+# --- in a small repository ---
 
 SOURCE = """
 def larger(one, other):
@@ -186,15 +189,15 @@ def test_ends():
 """
 FILE = "src/retinue/store/a.py"
 KILLED = Mutant(FILE, "larger", "negate", "if one > other:")
-SURVIVES = Mutant(FILE, "noted", "drop_call", 'notes.append("seen")')
+SURVIVING = Mutant(FILE, "noted", "drop_call", 'notes.append("seen")')
 HANGS = Mutant(FILE, "ends", "drop_assignment", "n -= 1")
 GONE = Mutant(FILE, "smaller", "negate", "if one < other:")
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One module, and one file of tests that notice some of its defects."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a run needs none of them, and starts much faster
+    """A module, and a test file that notices some of its mutants."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the tests need no plugins, and start faster
     root = tmp_path / "repository"
     files = {
         FILE: SOURCE,
@@ -229,33 +232,33 @@ def run(repository: Path, mutant: Mutant, tmp_path: Path, limit_s: float = 120.0
     return result
 
 
-def test_a_defect_that_a_test_notices_is_killed_by_it(repository: Path, tmp_path: Path) -> None:
+def test_a_mutant_that_a_test_notices_is_killed(repository: Path, tmp_path: Path) -> None:
     result = run(repository, KILLED, tmp_path)
 
     assert (result.status, result.test) == ("killed", "tests/store/test_a.py::test_larger")
 
 
-def test_a_defect_that_no_test_notices_survives(repository: Path, tmp_path: Path) -> None:
-    assert run(repository, SURVIVES, tmp_path).status == "survived"
+def test_a_mutant_that_no_test_notices_survives(repository: Path, tmp_path: Path) -> None:
+    assert run(repository, SURVIVING, tmp_path).status == "survived"
 
 
-def test_a_defect_that_makes_a_test_hang_is_a_timeout(repository: Path, tmp_path: Path) -> None:
+def test_a_mutant_that_makes_a_test_hang_is_a_timeout(repository: Path, tmp_path: Path) -> None:
     assert run(repository, HANGS, tmp_path, limit_s=1.0).status == "timeout"  # time limit: it is tested
 
 
-def test_a_defect_that_cannot_be_found_is_missing(repository: Path, tmp_path: Path) -> None:
+def test_a_mutant_that_is_not_located_is_missing(repository: Path, tmp_path: Path) -> None:
     assert run(repository, GONE, tmp_path).status == "missing"
 
 
-def test_a_test_that_fails_without_the_defect_does_not_count(repository: Path, tmp_path: Path) -> None:
+def test_a_test_that_fails_without_the_mutant_does_not_count(repository: Path, tmp_path: Path) -> None:
     (repository / "tests/store/broken").touch()
     commit_all(repository)
 
-    assert run(repository, SURVIVES, tmp_path).status == "survived"
+    assert run(repository, SURVIVING, tmp_path).status == "survived"
     assert mutants.Results(tmp_path / "results.json", "one").broken == ["tests/store/test_a.py::test_broken"]
 
 
-def test_a_test_that_fails_once_with_the_defect_and_not_again_does_not_count(repository: Path, tmp_path: Path) -> None:
+def test_a_test_that_fails_once_with_the_mutant_but_not_again_does_not_count(repository: Path, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     unsteady = f"""
 def test_unsteady():
@@ -266,34 +269,32 @@ def test_unsteady():
     (repository / "tests/store/test_a.py").write_text(TESTS + unsteady)
     commit_all(repository)
 
-    assert run(repository, SURVIVES, tmp_path).status == "survived"
+    assert run(repository, SURVIVING, tmp_path).status == "survived"
     assert mutants.Results(tmp_path / "results.json", "one").broken == []
 
 
-def test_a_test_file_that_cannot_be_read_without_the_defect_does_not_count(repository: Path, tmp_path: Path) -> None:
+def test_a_test_file_with_an_import_error_without_the_mutant_does_not_count(repository: Path, tmp_path: Path) -> None:
     (repository / "tests/store/test_a.py").write_text("import no_such_module\n" + TESTS)
     commit_all(repository)
 
     assert run(repository, KILLED, tmp_path).status == "survived"
 
 
-def test_survivors_meet_the_whole_suite_together_and_each_test_tells_which_of_them_it_notices(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_surviving_mutants_are_run_together_against_the_whole_suite(repository: Path, tmp_path: Path) -> None:
     other = Mutant(FILE, "larger", "boundary", "if one > other:")
     with mutants.copy_of(repository, "HEAD") as copy:
         check = mutants.Check(copy, mutants.Results(tmp_path / "results.json", "one"), 0.0, 120.0)
-        found = dict(check.run_suite([SURVIVES, KILLED, other, GONE]))
+        found = dict(check.run_suite([SURVIVING, KILLED, other, GONE]))
         assert (copy / FILE).read_text() == SOURCE
 
     assert {mutant: (result.status, result.test, result.tests) for mutant, result in found.items()} == {
         KILLED: ("killed", "tests/store/test_a.py::test_larger", "suite"),
-        SURVIVES: ("survived", "", "suite"),
+        SURVIVING: ("survived", "", "suite"),
         other: ("survived", "", "suite"),
     }
 
 
-def test_a_defect_with_which_the_module_cannot_be_imported_is_no_choice(repository: Path, tmp_path: Path) -> None:
+def test_a_mutant_that_breaks_the_import_of_its_module_is_rejected(repository: Path, tmp_path: Path) -> None:
     text = "def f():\n    return 1\n\nX = f() + 1\n"
     (repository / FILE).write_text(text)
     [off_by_one, none] = sorted(sites(FILE, text, {}), key=lambda site: site.mutant.operator)
@@ -303,17 +304,17 @@ def test_a_defect_with_which_the_module_cannot_be_imported_is_no_choice(reposito
     assert not mutants.can_be_imported(repository, none, text)
 
 
-def test_the_summary_counts_by_package_and_names_survivors() -> None:
+def test_the_mutant_summary_counts_by_package_and_names_survivors() -> None:
     other = Mutant("src/retinue/api/b.py", "f", "negate", "if a:")
     results = {
         KILLED.name: mutants.Result("killed"),
-        SURVIVES.name: mutants.Result("survived"),
+        SURVIVING.name: mutants.Result("survived"),
         HANGS.name: mutants.Result("timeout"),
         other.name: mutants.Result("missing"),
     }
 
-    assert list(mutants.summary([KILLED, SURVIVES, HANGS, other], results)) == [
-        f"survived: {SURVIVES.name}",
+    assert list(mutants.summary([KILLED, SURVIVING, HANGS, other], results)) == [
+        f"survived: {SURVIVING.name}",
         f"missing: {other.name}",
         "store     2 of 3 noticed (1 timeout, 1 survived)",
         "api       0 of 1 noticed (1 missing)",

@@ -1,4 +1,4 @@
-"""Tests that do not agree with themselves are found and named: small suites, run by the real pytest."""
+"""Unsteady tests are found and named: small suites, run by the real pytest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from scripts import slow_disk, steady
 
 ROOT = Path(__file__).parents[2]
 
-# `run()` counts how often a test ran, through all runs of the suite.
-HELPERS = """
+# `run()` counts how often a test has run in all runs of the suite.
+HELPER_SOURCE = """
 import os, pathlib, pytest
 
 def run(name):
@@ -37,7 +37,7 @@ pythonpath = ["{ROOT / "tests"}"]
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a product, and a suite under our plugins and no more than it needs of others."""
+    """A repository with a package and a suite, with our plugins and as few others as possible."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     (tmp_path / "tests" / "connectors").mkdir(parents=True)
@@ -48,10 +48,10 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_tests(suite: Path, source: str, at: str = "tests/test_fake.py") -> None:
-    (suite / at).write_text(HELPERS + source)
+    (suite / at).write_text(HELPER_SOURCE + source)
 
 
-def test_each_test_that_fails_in_any_run_is_named_with_the_command_that_repeats_it(
+def test_each_unsteady_test_is_reported_with_the_command_that_repeats_it(
     suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tests(
@@ -75,21 +75,21 @@ def test_hangs():
 
     exit_code = steady.main(["--rounds", "2", "--only", "quiet", "--seed", "70"], suite)
 
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert exit_code == 1
     repeat = "    repeat: make steady ARGS='--rounds 1 --only quiet --seed {} {}'\n  in the other parts: 1 passed\n"
     first, second = repeat.format(70, "tests/test_fake.py"), repeat.format(71, "tests/test_fake.py")
     server = repeat.format(70, "tests/connectors/test_irc_tls.py")
     assert (
         f"unsteady: tests/test_fake.py::test_flaky\n  round 2, quiet: failed: AssertionError: not again\n{second}"
-        in said
+        in output
     )
-    assert f"::test_sometimes_skipped\n  round 2, quiet: skipped\n{second}" in said
-    assert "::test_hangs\n  round 2, quiet: failed: Failed: Timeout (>0.2s)" in said
-    assert "::test_kills_its_worker\n  round 1, quiet: failed: " in said and first in said
-    assert f"::test_server\n  round 1, quiet: passed only when retried: AssertionError: hung up\n{server}" in said
-    assert "::test_steady" not in said
-    assert said.endswith("steady: 2 of 2 parts ran whole, 5 unsteady tests\n")
+    assert f"::test_sometimes_skipped\n  round 2, quiet: skipped\n{second}" in output
+    assert "::test_hangs\n  round 2, quiet: failed: Failed: Timeout (>0.2s)" in output
+    assert "::test_kills_its_worker\n  round 1, quiet: failed: " in output and first in output
+    assert f"::test_server\n  round 1, quiet: passed only when retried: AssertionError: hung up\n{server}" in output
+    assert "::test_steady" not in output
+    assert output.endswith("steady: 2 of 2 parts ran whole, 5 unsteady tests\n")
 
 
 def test_every_part_of_a_round_is_run_and_a_steady_suite_passes(
@@ -99,8 +99,8 @@ def test_every_part_of_a_round_is_run_and_a_steady_suite_passes(
 
     assert steady.main(["--rounds", "1", "tests/test_fake.py"], suite) == 0
 
-    said = capsys.readouterr().out
-    assert said.endswith("steady: 3 of 3 parts ran whole, 0 unsteady tests\n")
+    output = capsys.readouterr().out
+    assert output.endswith("steady: 3 of 3 parts ran whole, 0 unsteady tests\n")
     assert [path.name for path in sorted(suite.rglob("build/steady/*/*.jsonl"))] == [
         "1-busy.jsonl",
         "1-quiet.jsonl",
@@ -108,7 +108,7 @@ def test_every_part_of_a_round_is_run_and_a_steady_suite_passes(
     ]
 
 
-def test_a_part_that_ran_whole_is_run_again_only_when_the_product_changed(suite: Path) -> None:
+def test_a_completed_part_is_run_again_only_when_the_product_changed(suite: Path) -> None:
     write_tests(suite, "def test_counts(): assert run('counts')\n")
     runs = suite / "tests" / "runs-counts"
     [quiet] = [part for part in steady.PARTS if part.name == "quiet"]
@@ -124,7 +124,7 @@ def test_a_part_that_ran_whole_is_run_again_only_when_the_product_changed(suite:
     assert runs.read_text() == "xx"
 
     path = again.path_of(1, "quiet")
-    path.write_text(path.read_text().rpartition('"exit_status"')[0])  # as if it had been killed in its last line
+    path.write_text(path.read_text().rpartition('"exit_status"')[0])  # as if it was killed while writing its last line
     cut_short = steady.read_result(path)
     assert cut_short is not None and not cut_short.is_whole and cut_short.attempts
     again.run()
@@ -135,7 +135,7 @@ def test_a_part_that_ran_whole_is_run_again_only_when_the_product_changed(suite:
     assert runs.read_text() == "xxxx"
 
 
-def test_a_part_that_is_stopped_does_not_count_as_whole(suite: Path) -> None:
+def test_an_interrupted_part_does_not_count_as_completed(suite: Path) -> None:
     write_tests(suite, "def test_waits():\n    run('waits')\n    import threading\n    threading.Event().wait()\n")
     program = f"""
 import signal, sys
@@ -147,10 +147,10 @@ sys.exit(steady.main(["--rounds", "1", "--only", "quiet"], Path({str(suite)!r}))
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     wait_until_sync((suite / "tests" / "runs-waits").exists, "the test runs")
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate()
+    output, _ = process.communicate()
 
     assert process.returncode == 1
-    assert "NOT WHOLE" in said and said.endswith("steady: 0 of 1 parts ran whole, 0 unsteady tests\n")
+    assert "NOT WHOLE" in output and output.endswith("steady: 0 of 1 parts ran whole, 0 unsteady tests\n")
 
 
 def test_a_failed_import_counts_as_unsteady(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_failed_import_counts_as_unsteady(suite: Path, capsys: pytest.CaptureF
     assert "unsteady: tests/test_fake.py\n" in capsys.readouterr().out
 
 
-def test_a_changed_test_helper_is_no_other_product(suite: Path) -> None:
+def test_a_changed_test_helper_does_not_change_the_product_fingerprint(suite: Path) -> None:
     before = steady.fingerprint(suite)
     (suite / "src" / "testing").mkdir()
     (suite / "src" / "testing" / "helper.py").write_text("")
@@ -169,7 +169,7 @@ def test_a_changed_test_helper_is_no_other_product(suite: Path) -> None:
     assert steady.fingerprint(suite) != before
 
 
-def test_a_busy_process_ends_with_whoever_started_it_even_if_that_one_is_killed() -> None:
+def test_a_busy_process_ends_when_its_parent_is_killed() -> None:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -188,41 +188,41 @@ def is_alive(pid: int) -> bool:
     return bool(state.strip()) and not state.startswith("Z")
 
 
-# --- the order ---
+# --- test order ---
 
 
-def order_of(pytester: pytest.Pytester, seed: int, *arguments: str) -> list[str]:
+def collected_order(pytester: pytest.Pytester, seed: int, *arguments: str) -> list[str]:
     arguments = ("-p", "steady_plugin", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments)
     outcome = pytester.runpytest_inprocess("--order-seed", str(seed), *arguments)
     return [line for line in outcome.outlines if "::" in line]
 
 
-def test_the_order_depends_on_the_seed_alone_and_keeps_files_together(pytester: pytest.Pytester) -> None:
+def test_the_test_order_depends_only_on_the_seed_and_keeps_files_together(pytester: pytest.Pytester) -> None:
     source = "".join(f"def test_{number}(): pass\n" for number in range(10))
     pytester.makepyfile(**{f"test_{name}": source for name in "abcde"})
 
-    first = order_of(pytester, 1)
+    first = collected_order(pytester, 1)
     files = [test.partition("::")[0] for test in first]
 
     assert len(first) == 50
-    assert first == order_of(pytester, 1)
-    assert first != order_of(pytester, 2)
+    assert first == collected_order(pytester, 1)
+    assert first != collected_order(pytester, 2)
     assert first != sorted(first)
     assert list(dict.fromkeys(files)) != sorted(set(files)), "the files are shuffled too"
-    assert sum(one != next_ for one, next_ in pairwise(files)) == 4, "each file in one piece"
-    assert order_of(pytester, 1, "test_c.py") == [test for test in first if test.startswith("test_c.py")]
+    assert sum(one != next_ for one, next_ in pairwise(files)) == 4, "the tests of a file stay together"
+    assert collected_order(pytester, 1, "test_c.py") == [test for test in first if test.startswith("test_c.py")]
 
 
-# --- the slow disk ---
+# --- slow disk ---
 
-SYNCS = 4
-COMMITS = f"""
+COMMITS_PER_DATABASE = 4
+COMMIT_SCRIPT = f"""
 import sqlite3, sys, time
 from retinue.testing.postgres import run_postgres_server
 
 def timed(execute):
     begun = time.monotonic()
-    for number in range({SYNCS}):
+    for number in range({COMMITS_PER_DATABASE}):
         execute("INSERT INTO t VALUES (1)")
     print(time.monotonic() - begun)
 
@@ -237,16 +237,16 @@ with run_postgres_server() as server, server.connect() as postgres:
 
 def test_a_slow_disk_delays_the_commits_of_sqlite_and_of_postgresql(tmp_path: Path) -> None:
     with slow_disk.slow_disk(100) as environment:
-        command = [sys.executable, "-c", COMMITS, str(tmp_path / "db")]
+        command = [sys.executable, "-c", COMMIT_SCRIPT, str(tmp_path / "db")]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
 
-    # At least so long: a machine that has much to do cannot make it shorter.
+    # A minimum: a busy machine can only make it longer.
     sqlite_s, postgres_s = map(float, done.stdout.split())
-    assert sqlite_s >= SYNCS * 0.1
-    assert postgres_s >= SYNCS * 0.1
+    assert sqlite_s >= COMMITS_PER_DATABASE * 0.1
+    assert postgres_s >= COMMITS_PER_DATABASE * 0.1
 
 
-def test_without_a_compiler_the_slow_disk_is_refused_with_the_line_to_type(
+def test_without_a_compiler_the_slow_disk_is_refused_with_an_install_command(
     suite: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(suite))
@@ -255,7 +255,7 @@ def test_without_a_compiler_the_slow_disk_is_refused_with_the_line_to_type(
     assert "try: sudo apt-get install -y gcc" in capsys.readouterr().err
 
 
-def test_what_was_found_is_kept_with_the_revision(suite: Path) -> None:
+def test_results_of_a_part_are_stored_with_the_revision(suite: Path) -> None:
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "src"], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *command], cwd=suite, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"})

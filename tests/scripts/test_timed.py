@@ -1,4 +1,4 @@
-"""The parts of the check."""
+"""Timing the parts of `make check`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scripts import timed
 
 
 @pytest.mark.parametrize(("code", "verdict"), [(0, "ok"), (3, "failed")])
-def test_a_part_says_all_it_has_to_say_and_how_it_ended(
+def test_a_timed_part_prints_all_output_and_its_verdict(
     code: int, verdict: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = f"import sys; print('one'); print('two', file=sys.stderr); sys.exit({code})"

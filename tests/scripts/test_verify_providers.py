@@ -1,4 +1,4 @@
-"""Verifying providers, tried on stand-ins: a server on loopback that behaves, and others that do not."""
+"""Verifying providers, with a correct and several faulty servers on loopback."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from models.oracle import Made, Said, said_in
-from models.replay import Answer, Asked, Provider
+from models.oracle import MadeReply, MadeReplyPart, encode_reply
+from models.replay import Answer, Provider, ReceivedRequest
 
 ROOT = Path(__file__).parents[2]
 KEYS = {name: f"sk-secret-{name.lower()}" for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY")}
 LONG_BYTES = 500_000
 
 
-def answered(asked: Asked) -> Answer:
-    """As a provider that does everything right would answer."""
+def correct_answer(asked: ReceivedRequest) -> Answer:
+    """Answer as a correct provider would."""
     format_ = asked.path.split("/")[1]
     if not any(key in value for key in KEYS.values() for value in asked.headers.values() if "-wrong" not in value):
         return Answer(status=401, body='{"error": {"type": "authentication_error", "message": "invalid key"}}')
     if len(asked.raw) > LONG_BYTES:
         body = '{"error": {"code": "context_length_exceeded", "status": "INVALID_ARGUMENT", "message": "%s"}}'
         return Answer(status=400, body=body % "input token count exceeds the maximum number of tokens allowed")
-    return said_in(format_, _reply_to(asked.raw.decode()), seed=1)
+    return encode_reply(format_, _reply_to(asked.raw.decode()), seed=1)
 
 
-def _reply_to(body: str) -> Made:
-    parts = [Said("text", ("It is ", "ready."))]
+def _reply_to(body: str) -> MadeReply:
+    parts = [MadeReplyPart("text", ("It is ", "ready."))]
     if "Which colour" in body:
-        parts = [Said("text", ("Red.",))]
+        parts = [MadeReplyPart("text", ("Red.",))]
     elif "divisible" in body:
-        parts = [Said("thinking", ("Let me ", "see."), signature="signed=="), Said("text", ("13",))]
+        parts = [MadeReplyPart("thinking", ("Let me ", "see."), signature="signed=="), MadeReplyPart("text", ("13",))]
     elif "degrees" in body:
-        parts = [Said("text", ("17 degrees; 10 and 20.",))]
+        parts = [MadeReplyPart("text", ("17 degrees; 10 and 20.",))]
     elif "Compare" in body:
-        parts = [_call("Oslo"), _call("Rome")]
+        parts = [_tool_call("Oslo"), _tool_call("Rome")]
     elif "Use the tool" in body:
-        parts = [_call("Oslo")]
-    return Made(
+        parts = [_tool_call("Oslo")]
+    return MadeReply(
         parts=tuple(parts),
         input_tokens=900,
         output_tokens=40,
@@ -50,14 +50,14 @@ def _reply_to(body: str) -> Made:
     )
 
 
-def _call(city: str) -> Said:
-    return Said("call", name="get_weather", arguments=f'{{"city": "{city}"}}', id=f"call_{city}")
+def _tool_call(city: str) -> MadeReplyPart:
+    return MadeReplyPart("call", name="get_weather", arguments=f'{{"city": "{city}"}}', id=f"call_{city}")
 
 
-class StandIn(Provider):
-    """Answers by what it is asked."""
+class ScriptedProvider(Provider):
+    """Computes its answer from the request."""
 
-    def __init__(self, answer: Callable[[Asked], Answer]) -> None:
+    def __init__(self, answer: Callable[[ReceivedRequest], Answer]) -> None:
         super().__init__((Answer(),), seed=1)
         self._answer_to = answer
 
@@ -66,15 +66,15 @@ class StandIn(Provider):
 
 
 @asynccontextmanager
-async def stand_in(answer: Callable[[Asked], Answer]) -> AsyncGenerator[StandIn]:
-    playing = StandIn(answer)
-    server = await asyncio.start_server(playing.serve, "127.0.0.1", 0, limit=1024 * 1024)
-    playing.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def run_scripted_provider(answer: Callable[[ReceivedRequest], Answer]) -> AsyncGenerator[ScriptedProvider]:
+    provider = ScriptedProvider(answer)
+    server = await asyncio.start_server(provider.serve, "127.0.0.1", 0, limit=1024 * 1024)
+    provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield playing
+        yield provider
     finally:
         server.close()
-        await playing.stop()
+        await provider.stop()
 
 
 async def verify(*words: str, url: str = "", keys: dict[str, str] | None = None) -> tuple[int, str]:
@@ -91,59 +91,59 @@ async def verify(*words: str, url: str = "", keys: dict[str, str] | None = None)
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
-async def test_without_keys_there_is_nothing_to_verify() -> None:
-    code, said = await verify("--yes", keys={})
+async def test_without_provider_keys_there_is_nothing_to_verify() -> None:
+    code, output = await verify("--yes", keys={})
     assert code == 0
-    assert said.startswith("nothing to verify: none of ANTHROPIC_API_KEY, GEMINI_API_KEY, GOOGLE_API_KEY")
+    assert output.startswith("nothing to verify: none of ANTHROPIC_API_KEY, GEMINI_API_KEY, GOOGLE_API_KEY")
 
 
-async def test_nothing_is_asked_before_a_yes_and_what_it_may_cost_is_said() -> None:
-    async with stand_in(answered) as server:
-        code, said = await verify(url=server.url)
+async def test_verify_providers_shows_the_maximum_cost_and_needs_yes_before_any_request() -> None:
+    async with run_scripted_provider(correct_answer) as server:
+        code, output = await verify(url=server.url)
     assert code == 2
     assert server.asked == []
-    assert "costs money" in said
-    assert "at most $" in said
-    assert "--yes" in said
+    assert "costs money" in output
+    assert "at most $" in output
+    assert "--yes" in output
 
 
-async def test_a_provider_that_does_everything_right_passes() -> None:
-    async with stand_in(answered) as server:
-        code, said = await verify("--yes", url=server.url)
-    assert code == 0, said
-    assert said.rstrip().endswith("32 of 32 as expected")
-    assert not any(key in said for key in KEYS.values())
+async def test_a_provider_with_correct_answers_passes() -> None:
+    async with run_scripted_provider(correct_answer) as server:
+        code, output = await verify("--yes", url=server.url)
+    assert code == 0, output
+    assert output.rstrip().endswith("32 of 32 as expected")
+    assert not any(key in output for key in KEYS.values())
 
 
-async def test_what_differs_is_named_and_the_exit_says_so() -> None:
-    def odd(asked: Asked) -> Answer:
+async def test_wrong_provider_answers_are_named_and_the_exit_code_is_1() -> None:
+    def wrong_answer(asked: ReceivedRequest) -> Answer:
         if b"Which colour" in asked.raw:
-            return said_in("anthropic", _reply_to(""), seed=1)  # it sees nothing
+            return encode_reply("anthropic", _reply_to(""), seed=1)  # it ignores images
         if any("-wrong" in value for value in asked.headers.values()):
-            return said_in("anthropic", _reply_to(""), seed=1)  # it takes any key
-        return answered(asked)
+            return encode_reply("anthropic", _reply_to(""), seed=1)  # it accepts any key
+        return correct_answer(asked)
 
-    async with stand_in(odd) as server:
-        code, said = await verify("--yes", "anthropic", url=server.url)
+    async with run_scripted_provider(wrong_answer) as server:
+        code, output = await verify("--yes", "anthropic", url=server.url)
     assert code == 1
-    rows = {line.split()[1]: line.split()[2] for line in said.splitlines() if line.startswith("anthropic ")}
+    rows = {line.split()[1]: line.split()[2] for line in output.splitlines() if line.startswith("anthropic ")}
     assert rows["image"] == rows["wrong-key"] == "differs"
     assert rows["text"] == rows["tool"] == "ok"
-    assert "6 of 8 as expected; 2 not" in said
+    assert "6 of 8 as expected; 2 not" in output
 
 
-async def test_a_key_that_a_provider_repeats_is_not_printed() -> None:
-    def tells(asked: Asked) -> Answer:
+async def test_a_key_repeated_by_a_provider_is_not_printed() -> None:
+    def answer_with_key(asked: ReceivedRequest) -> Answer:
         key = next(value for value in asked.headers.values() if "sk-secre" in value)
         return Answer(status=400, body=f'{{"error": {{"message": "what is {key} to me"}}}}')
 
-    async with stand_in(tells) as server:
-        code, said = await verify("--yes", url=server.url)
+    async with run_scripted_provider(answer_with_key) as server:
+        code, output = await verify("--yes", url=server.url)
     assert code == 1
-    assert "failed" in said
-    assert "sk-secret" not in said
+    assert "failed" in output
+    assert "sk-secret" not in output

@@ -1,4 +1,4 @@
-"""Who watches the watchers: a house that is broken on purpose is caught, and the sound one passes the same seeds."""
+"""The simulation detects planted bugs, and the unchanged server passes the same seeds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from retinue.testing.simulation import main, run_seed
 
 RUNS = 60
 SEEDS = (5, 13)
-MORE = range(20, 32)  # a bug need not show at once, but it shows
-QUICK_SEED = 10  # its ten runs are few and short
+MORE_SEEDS = range(20, 32)  # some seeds do not show a bug, but these do
+QUICK_SEED = 10  # its ten runs are short
 
 
 @pytest.fixture(autouse=True)
-def this_is_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def mark_as_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_TEST", "1")
 
 
-SHOWN_AT_ONCE = frozenset(
+QUICKLY_DETECTED = frozenset(
     {
         Bug.ACKNOWLEDGE_BEFORE_COMMIT,
         Bug.EPOCH_NOT_CHECKED,
@@ -37,12 +37,12 @@ SHOWN_AT_ONCE = frozenset(
 
 
 def violations(bug: Bug, rules: Collection[str], *, first: int) -> Iterator[InvariantViolation]:
-    """What is found wrong, seed by seed, by those rules alone.
+    """Find violations, seed by seed, with the given rules alone.
 
-    `first` showed the bug soonest. Once the engine has changed it may not show it any more, and then the others do.
+    The seed `first` shows the bug soonest. After a change of the engine it may not, and then the other seeds are used.
     """
-    runs = RUNS if bug in SHOWN_AT_ONCE else 3 * RUNS  # not every run hands work on, or is cut off in a call
-    for seed in dict.fromkeys((first, *SEEDS, *MORE)):
+    runs = RUNS if bug in QUICKLY_DETECTED else 3 * RUNS  # not every run delegates or is interrupted in a call
+    for seed in dict.fromkeys((first, *SEEDS, *MORE_SEEDS)):
         with planted_bug(bug):
             try:
                 run_seed(seed, runs=runs, rules=rules)
@@ -56,12 +56,12 @@ def violations(bug: Bug, rules: Collection[str], *, first: int) -> Iterator[Inva
         (Bug.ACKNOWLEDGE_BEFORE_COMMIT, "receipt", 20),
         (Bug.EFFECT_BEFORE_INTENT, "intent", 21),
         (Bug.EPOCH_NOT_CHECKED, "fenced", 32),
-        (Bug.SLOT_FIRED_TWICE, "slots", 21),
+        (Bug.SLOT_FIRED_TWICE, "occurrences", 21),
         (Bug.NEXT_NOT_MADE, "armed", 5),
-        (Bug.SKIP_NOT_TOLD, "slots", 20),
+        (Bug.SKIP_NOT_TOLD, "occurrences", 20),
     ],
 )
-def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str, first: int) -> None:
+def test_a_planted_bug_is_detected_by_the_invariant_it_violates(bug: Bug, rule: str, first: int) -> None:
     caught = next(violations(bug, RULES, first=first))
     assert caught.rule == rule
 
@@ -72,79 +72,79 @@ def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str, first: int) -> 
         (Bug.ACKNOWLEDGE_BEFORE_COMMIT, {"lost"}, 5),
         (Bug.EFFECT_BEFORE_INTENT, {"doubled"}, 39),
         (Bug.EPOCH_NOT_CHECKED, set(RULES) - {"fenced"}, 32),
-        (Bug.ANSWER_READ_TWICE, {"handed"}, 31),
-        (Bug.ANSWER_TO_ANOTHER_CALL, {"handed"}, 23),
+        (Bug.ANSWER_READ_TWICE, {"delegations"}, 31),
+        (Bug.ANSWER_TO_ANOTHER_CALL, {"delegations"}, 23),
         (Bug.FAILURE_NOT_TOLD, {"ledger"}, 36),
         (Bug.NEXT_NOT_MADE, {"ledger"}, 5),
         (Bug.CALLBACK_HEARD_TWICE, {"doubled"}, 5),
-        (Bug.CALLBACK_HEARD_TWICE, {"handed"}, 23),
-        (Bug.CALLBACK_TO_ANOTHER_SESSION, {"handed"}, 28),
+        (Bug.CALLBACK_HEARD_TWICE, {"delegations"}, 23),
+        (Bug.CALLBACK_TO_ANOTHER_SESSION, {"delegations"}, 28),
         (Bug.CALLBACK_TO_ANOTHER_SESSION, {"ledger"}, 28),
     ],
 )
-def test_a_planted_bug_is_caught_by_its_consequences_alone(bug: Bug, rules: set[str], first: int) -> None:
-    """Crashes and zombies really do the damage that the closer look only foresees."""
+def test_a_planted_bug_is_detected_by_its_consequences_alone(bug: Bug, rules: set[str], first: int) -> None:
+    """Crashes and obsolete workers cause the damage that the stricter checks only predict."""
     caught = next(violations(bug, rules, first=first))
     assert caught.rule in rules
 
 
-def takes_any_answer_for_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+def treat_any_answer_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_to = ApprovalAnswers.state_of
 
-    def hopeful(self: ApprovalAnswers, call: Call) -> ApprovalState | None:
+    def allow_any_answer(self: ApprovalAnswers, call: Call) -> ApprovalState | None:
         return ApprovalState.ALLOWED if answer_to(self, call) is not None else None
 
-    monkeypatch.setattr(ApprovalAnswers, "state_of", hopeful)
+    monkeypatch.setattr(ApprovalAnswers, "state_of", allow_any_answer)
 
 
-def test_a_call_that_nobody_allowed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    takes_any_answer_for_a_yes(monkeypatch)
+def test_a_call_without_approval_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    treat_any_answer_as_allowed(monkeypatch)
     with pytest.raises(InvariantViolation) as caught:
-        run_seed(SEEDS[0], runs=10 * RUNS, rules={"unasked"})
-    assert caught.value.rule == "unasked"
+        run_seed(SEEDS[0], runs=10 * RUNS, rules={"unrequested"})
+    assert caught.value.rule == "unrequested"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_sound_house_passes_the_seeds_that_catch_the_bugs(seed: int) -> None:
+def test_the_server_without_bugs_passes_the_seeds_that_detect_the_bugs(seed: int) -> None:
     run_seed(seed, runs=RUNS)
 
 
-def test_a_violation_says_how_to_see_it_again_and_what_happened_last(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_violation_prints_the_command_to_repeat_it_and_the_last_events(capsys: pytest.CaptureFixture[str]) -> None:
     with planted_bug(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
         assert main([str(SEEDS[0]), "--runs", str(RUNS)]) == 1
     told = capsys.readouterr().out
     assert "Violation: receipt: " in told
     assert f"to see it again: python -m retinue.testing.simulation {SEEDS[0]} --runs {RUNS} --trace" in told
-    assert "house 1 is open" in told
+    assert "server 1 is open" in told
 
 
-def code_in_use() -> list[object]:
-    """Everything that a bug replaces, as it is now."""
+def read_patched_code() -> list[object]:
+    """The current values of all names that bugs replace."""
     return [vars(place)[name] for place, name in PATCHED_NAMES]
 
 
 @pytest.mark.parametrize("bug", list(Bug))
-def test_what_a_bug_replaced_is_put_back(bug: Bug) -> None:
-    before = code_in_use()
+def test_removing_a_planted_bug_restores_the_code(bug: Bug) -> None:
+    before = read_patched_code()
     with planted_bug(bug):
-        assert code_in_use() != before
-    assert code_in_use() == before
+        assert read_patched_code() != before
+    assert read_patched_code() == before
 
 
-def test_a_bug_is_gone_again_after_the_test() -> None:
+def test_a_seed_passes_after_planted_bugs_were_removed() -> None:
     with planted_bug(Bug.EPOCH_NOT_CHECKED), planted_bug(Bug.EFFECT_BEFORE_INTENT):
         pass
     run_seed(SEEDS[0], runs=10)
 
 
 @pytest.mark.parametrize("bug", list(Bug))
-def test_no_bug_can_be_planted_where_it_is_not_a_test(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_cannot_be_planted_outside_tests(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RETINUE_TEST")
-    before = code_in_use()
+    before = read_patched_code()
     with pytest.raises(Invalid) as refused:
         plant_bug(bug)
     assert refused.value.code == "testing.bug_outside_test"
     with pytest.raises(Invalid), planted_bug(bug):
         pass
-    assert code_in_use() == before
+    assert read_patched_code() == before
     run_seed(QUICK_SEED, runs=10)

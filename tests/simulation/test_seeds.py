@@ -1,7 +1,6 @@
-"""Whole houses in a storm, by seed. A failing seed says how to see it again.
+"""Simulated servers with random faults, by seed. A failure says how to repeat its seed.
 
-`RETINUE_SEED=1234 pytest tests/simulation` lives through that seed alone; `RETINUE_SEEDS=1000` through so many when the
-slow tests run.
+`RETINUE_SEED=1234 pytest tests/simulation` runs that seed alone; `RETINUE_SEEDS=1000` sets the number of slow seeds.
 """
 
 from __future__ import annotations
@@ -21,94 +20,109 @@ from retinue.testing.simulated_external_agent import AnswerBehavior, RequestBeha
 from retinue.testing.simulation import RUNS_DEFAULT, START_DATE, SimulationReport, main, run_days, run_seed
 from retinue.testing.simulation_workload import EVENT_NAMES
 
-# Between them they strike in every way there is, as far as ten seeds can. `make test-slow` has 500 others.
-# 67: a subagent that expired in a crash, of which its caller read in the error of its call.
-ALWAYS = (2, 13, 26, 35, 36, 37, 41, 43, 44, 61, 67)
-MORE = range(1, 41)  # once the engine has changed, the same seeds may strike in fewer ways, and then these help
-RUNS_ALWAYS = 100  # of the 500 that the slow seeds live through: they are to be quick
-WEEK = 7.5  # days: from the change of the clocks in Berlin to that in New York
-MONTHS = (date(2026, 3, 1), date(2026, 10, 10), date(2027, 1, 1))  # two in which clocks are changed, and a plain one
-FIRST_SLOW = 1000
-CHOSEN = os.environ.get("RETINUE_SEED")
+# Together these cover every kind of event, as far as ten seeds can. `make test-slow` has 500 others.
+# Seed 67: a subagent expired in a crash, and its caller read that in the error of its call.
+REGULAR_SEEDS = (2, 13, 26, 35, 36, 37, 41, 43, 44, 61, 67)
+EXTRA_SEEDS = range(1, 41)  # used if a change of the engine makes the regular seeds cover less
+REGULAR_RUNS = 100  # fewer than the 500 slow seeds have, for speed
+WEEK_DAYS = 7.5  # days: from the clock change in Berlin to that in New York
+MONTH_STARTS = (
+    date(2026, 3, 1),
+    date(2026, 10, 10),
+    date(2027, 1, 1),
+)  # two with clock changes and one without
+FIRST_SLOW_SEED = 1000
+CHOSEN_SEED = os.environ.get("RETINUE_SEED")
 
 
 @functools.cache
-def lived_through(seed: int) -> SimulationReport:
-    return run_seed(seed, runs=RUNS_DEFAULT if CHOSEN else RUNS_ALWAYS)
+def run_regular_seed(seed: int) -> SimulationReport:
+    return run_seed(seed, runs=RUNS_DEFAULT if CHOSEN_SEED else REGULAR_RUNS)
 
 
-def chosen(seeds: Iterable[int]) -> list[int]:
-    return [int(CHOSEN)] if CHOSEN else list(seeds)
+def select_seeds(seeds: Iterable[int]) -> list[int]:
+    return [int(CHOSEN_SEED)] if CHOSEN_SEED else list(seeds)
 
 
 @pytest.mark.spec("C73")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", chosen(ALWAYS))
-def test_a_house_keeps_its_promises_through_crashes_zombies_and_clock_jumps(seed: int) -> None:
-    verdict = lived_through(seed)
-    assert verdict.runs >= RUNS_ALWAYS
+@pytest.mark.parametrize("seed", select_seeds(REGULAR_SEEDS))
+def test_a_server_keeps_its_invariants_through_crashes_zombies_and_clock_jumps(seed: int) -> None:
+    verdict = run_regular_seed(seed)
+    assert verdict.runs >= REGULAR_RUNS
     assert verdict.effects > 0
 
 
-PLACES = ["accept", "claim", "step", "finish", "model", "tool", "strike", "deliver-claim", "deliver-done", "callback"]
-STRUCK = {
+CRASH_POINTS = [
+    "accept",
+    "claim",
+    "step",
+    "finish",
+    "model",
+    "tool",
+    "strike",
+    "deliver-claim",
+    "deliver-done",
+    "callback",
+]
+EXPECTED_EVENTS = {
     *EVENT_NAMES,
     *(f"refused with {code}" for code in ("run.stale", "store.disk_full", "key.reused")),
-    *(f"allowed by {what}" for what in ("a rule", "a yes", "a grant")),
+    *(f"allowed by {what}" for what in ("a rule", "an approval", "a grant")),
     *(f"failures: {failure}" for failure in ModelFailureKind),
-    *(f"crashes at {place}" for place in PLACES),
-    *(f"letters {what}" for what in (*AnswerBehavior, *RequestBehavior)),
-    *(f"callbacks {what}" for what in ("that answer", "that answer nothing", "heard again")),
+    *(f"crashes at {place}" for place in CRASH_POINTS),
+    *(f"requests {what}" for what in (*AnswerBehavior, *RequestBehavior)),
+    *(f"callbacks {what}" for what in ("that answer", "that answer nothing", "accepted again")),
 }
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(CHOSEN is not None, reason="one seed alone does not show everything")
-def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
-    """Otherwise a seed that holds would show little. Where one way is rare, some more are asked."""
-    struck: Counter[str] = Counter()
-    for number, seed in enumerate(dict.fromkeys((*ALWAYS, *MORE))):
-        if number >= len(ALWAYS) and not _not_yet(struck):
+@pytest.mark.skipif(CHOSEN_SEED is not None, reason="one seed alone does not cover everything")
+def test_the_seeds_together_cover_every_kind_of_event() -> None:
+    """Otherwise a passing seed would prove little. If a kind of event is rare, more seeds are tried."""
+    seen_events: Counter[str] = Counter()
+    for number, seed in enumerate(dict.fromkeys((*REGULAR_SEEDS, *EXTRA_SEEDS))):
+        if number >= len(REGULAR_SEEDS) and not _list_missing_events(seen_events):
             break
-        struck.update(lived_through(seed).event_counts)
-    assert not _not_yet(struck)
-    assert struck["compactions"] > len(ALWAYS)
+        seen_events.update(run_regular_seed(seed).event_counts)
+    assert not _list_missing_events(seen_events)
+    assert seen_events["compactions"] > len(REGULAR_SEEDS)
 
 
-def _not_yet(struck: Counter[str]) -> set[str]:
-    asked = [what for what in struck if what.startswith("approvals of children")]
+def _list_missing_events(seen_events: Counter[str]) -> set[str]:
+    asked = [what for what in seen_events if what.startswith("approvals of children")]
     wanted = {(kind, decided) for kind in ("message", "spawn") for decided in ("allowed", "denied")}
     met = {
         (kind, decided) for kind, decided in wanted for what in asked if f"({kind}" in what and what.endswith(decided)
     }
-    return (STRUCK - struck.keys()) | {f"{kind} {decided}" for kind, decided in wanted - met}
+    return (EXPECTED_EVENTS - seen_events.keys()) | {f"{kind} {decided}" for kind, decided in wanted - met}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(CHOSEN is not None, reason="one seed alone does not show everything")
-def test_between_them_slots_end_in_every_way_there_is() -> None:
-    slots: Counter[str] = Counter()
-    for seed in ALWAYS:
-        slots.update(lived_through(seed).occurrence_counts)
-    assert slots.keys() >= {"ran", "failed", "ran by hand", "skipped", "skipped by hand", "skipped missed"}
-    assert slots.keys() >= {"skipped gate", "skipped its gate failed", "skipped its schedule was disabled"}
-    assert slots["ran"] > 10 * len(ALWAYS)
+@pytest.mark.skipif(CHOSEN_SEED is not None, reason="one seed alone does not cover everything")
+def test_the_seeds_together_cover_every_outcome_of_an_occurrence() -> None:
+    outcome_counts: Counter[str] = Counter()
+    for seed in REGULAR_SEEDS:
+        outcome_counts.update(run_regular_seed(seed).occurrence_counts)
+    assert outcome_counts.keys() >= {"ran", "failed", "ran by hand", "skipped", "skipped by hand", "skipped missed"}
+    assert outcome_counts.keys() >= {"skipped gate", "skipped its gate failed", "skipped its schedule was disabled"}
+    assert outcome_counts["ran"] > 10 * len(REGULAR_SEEDS)
 
 
 @pytest.mark.spec("C73")
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(CHOSEN is not None, reason="a seed is lived through in a storm")
-def test_through_a_week_in_which_clocks_are_changed_in_two_zones_every_slot_is_accounted_for() -> None:
-    verdict = run_days(WEEK, 1, start=midnight(START_DATE))
+@pytest.mark.skipif(CHOSEN_SEED is not None, reason="a single seed runs with random faults only")
+def test_every_occurrence_is_accounted_for_in_a_week_with_clock_changes_in_two_time_zones() -> None:
+    verdict = run_days(WEEK_DAYS, 1, start=midnight(START_DATE))
     assert verdict.occurrence_counts["ran"] > 100 and verdict.occurrence_counts["skipped missed"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.spec("C73")
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(CHOSEN is not None, reason="a seed is lived through in a storm")
-@pytest.mark.parametrize("begin", MONTHS, ids=str)
-def test_through_a_whole_month_every_slot_is_accounted_for(begin: date) -> None:
+@pytest.mark.skipif(CHOSEN_SEED is not None, reason="a single seed runs with random faults only")
+@pytest.mark.parametrize("begin", MONTH_STARTS, ids=str)
+def test_every_occurrence_is_accounted_for_in_a_month(begin: date) -> None:
     verdict = run_days(31, begin.month, start=midnight(begin))
     assert verdict.occurrence_counts["ran"] > 500
 
@@ -119,22 +133,24 @@ def midnight(day: date) -> datetime:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", chosen(range(FIRST_SLOW, FIRST_SLOW + int(os.environ.get("RETINUE_SEEDS", "500")))))
-def test_a_house_keeps_its_promises_for_as_many_seeds_as_one_has_time_for(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", select_seeds(range(FIRST_SLOW_SEED, FIRST_SLOW_SEED + int(os.environ.get("RETINUE_SEEDS", "500"))))
+)
+def test_a_server_keeps_its_invariants_for_many_more_seeds(seed: int) -> None:
     assert run_seed(seed).runs >= RUNS_DEFAULT
 
 
-@pytest.mark.skipif(CHOSEN is not None, reason="other seeds are compared")
-@pytest.mark.parametrize("seed", [35, 36, 43])  # the next seed is one of those, too
-def test_the_same_seed_does_the_same_again_step_by_step(seed: int) -> None:
-    first, second = lived_through(seed), run_seed(seed, runs=RUNS_ALWAYS)
+@pytest.mark.skipif(CHOSEN_SEED is not None, reason="other seeds are compared")
+@pytest.mark.parametrize("seed", [35, 36, 43])  # the next seed has it, too
+def test_the_same_seed_repeats_the_same_simulation_step_by_step(seed: int) -> None:
+    first, second = run_regular_seed(seed), run_seed(seed, runs=REGULAR_RUNS)
     assert first == second
-    assert first.fingerprint != lived_through(seed + 1).fingerprint
+    assert first.fingerprint != run_regular_seed(seed + 1).fingerprint
 
 
 @pytest.mark.timeout(300)
-def test_a_seed_does_the_same_in_another_process_with_other_hashes() -> None:
-    """Sets of strings iterate in another order there; nothing may depend on it."""
+def test_a_seed_repeats_in_another_process_with_another_hash_seed() -> None:
+    """Sets of strings have another order there; nothing may depend on it."""
     told: set[str] = set()
     for hash_seed in ("1", "2"):
         command = [sys.executable, "-m", "retinue.testing.simulation", "5", "--runs", "50"]
@@ -145,8 +161,8 @@ def test_a_seed_does_the_same_in_another_process_with_other_hashes() -> None:
     assert "seed 5: held through" in told.pop()
 
 
-def test_the_command_tells_what_a_seed_was_like(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_simulation_command_prints_the_trace_and_the_result_of_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["2", "--runs", "10", "--trace"]) == 0
     told = capsys.readouterr().out
-    assert "house 1 commits accept" in told
+    assert "server 1 commits accept" in told
     assert "seed 2: held through" in told

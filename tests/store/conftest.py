@@ -1,4 +1,4 @@
-"""The stores of these tests are in memory: they make thousands of commits."""
+"""Use stores in memory: these tests make thousands of commits."""
 
 from __future__ import annotations
 

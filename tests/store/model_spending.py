@@ -1,4 +1,4 @@
-"""Calls of models for tests of money: runs, prices and days, and each step of a call in a commit of its own."""
+"""Model calls for tests of spending: runs, prices and days, and each step of a call in its own commit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ from retinue.store.runs import money
 T = TypeVar("T")
 
 CLAUDE = ModelRef("anthropic", "claude")
-PRICE = Price(input=3_000_000, output=15_000_000)  # 3 and 15 millionths a token
+PRICE = Price(input=3_000_000, output=15_000_000)  # 3 and 15 millionths per token
 TODAY = BudgetPeriod(day=20_772, month_first_day=20_758, month_last_day=20_787)
 TOMORROW = BudgetPeriod(day=20_773, month_first_day=20_758, month_last_day=20_787)
 AT_MS = 1_794_700_000_000
 
-_, (_unbalanced, _, _missummed) = next((rule.name, rule.violations) for rule in RULES if rule.name == "money")
+_, (_unbalanced_calls, _, _find_wrong_sums) = next(
+    (rule.name, rule.violations) for rule in RULES if rule.name == "charged"
+)
 
 
 def run_of(name: str, *, agent: str = "ada", sender: str = "person:maria") -> Run:
@@ -69,26 +71,26 @@ def terms(
 
 
 @dataclass
-class Till:
-    """A store, and what is done with money in it."""
+class SpendingStore:
+    """A store with the operations on money that the tests need."""
 
     store: Store
     days: BudgetPeriod = TODAY
     at_ms: int = AT_MS
 
     async def write(self, body: Callable[[sa.Connection], T]) -> T:
-        def with_page(conn: sa.Connection) -> T:
+        def in_transaction(conn: sa.Connection) -> T:
             page = Transaction(conn, self.at_ms)
             done = body(conn)
             page.close()
             return done
 
-        return await self.store.write(with_page, point="test")
+        return await self.store.write(in_transaction, point="test")
 
     async def reserve(
         self, run: Run, asked: ModelCallReservationRequest, *, turn: int = 0, attempt: int = 1, root: str = ""
     ) -> ModelCallReservation:
-        return await self.write(partial(money.reserve, run=run, terms=asked, **self._where(run, turn, attempt, root)))
+        return await self.write(partial(money.reserve, run=run, terms=asked, **self._row_key(run, turn, attempt, root)))
 
     async def settle(
         self,
@@ -100,7 +102,7 @@ class Till:
         attempt: int = 1,
         root: str = "",
     ) -> int:
-        where = self._where(run, turn, attempt, root)
+        where = self._row_key(run, turn, attempt, root)
         return await self.write(partial(money.settle, run=run, terms=asked, usage=usage, **where))
 
     async def fail(
@@ -113,23 +115,23 @@ class Till:
         attempt: int = 1,
         error: str = "it is busy",
     ) -> None:
-        said = {"failure": "overloaded", "next_move": "again", "error": error, "unknown": unknown}
-        where = self._where(run, turn, attempt, "")
-        await self.write(partial(money.fail, run=run, terms=asked, **said, **where))
+        failure = {"failure": "overloaded", "next_action": "retry", "error": error, "unknown": unknown}
+        where = self._row_key(run, turn, attempt, "")
+        await self.write(partial(money.fail, run=run, terms=asked, **failure, **where))
 
-    def _where(self, run: Run, turn: int, attempt: int, root: str) -> dict[str, Any]:
+    def _row_key(self, run: Run, turn: int, attempt: int, root: str) -> dict[str, Any]:
         key = {"turn": turn, "index": 0, "attempt": attempt}
         return key | {"days": self.days, "root": root or run.id, "at_ms": self.at_ms}
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         return await self.store.scan(lambda conn: [tuple(row) for row in conn.execute(sa.text(sql))])
 
-    async def wrong(self) -> list[LedgerFinding]:
-        return await self.store.scan(wrong)
+    async def ledger_findings(self) -> list[LedgerFinding]:
+        return await self.store.scan(ledger_findings)
 
 
-def wrong(conn: sa.Connection) -> list[LedgerFinding]:
-    """What does not fit in the books of money."""
-    assert isinstance(_unbalanced, sa.Select) and callable(_missummed)
-    found = [LedgerFinding(row.id, row.because) for row in conn.execute(_unbalanced)]
-    return [*found, *_missummed(conn)]
+def ledger_findings(conn: sa.Connection) -> list[LedgerFinding]:
+    """Return the findings of the ledger about money."""
+    assert isinstance(_unbalanced_calls, sa.Select) and callable(_find_wrong_sums)
+    found = [LedgerFinding(row.id, row.because) for row in conn.execute(_unbalanced_calls)]
+    return [*found, *_find_wrong_sums(conn)]

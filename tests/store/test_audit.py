@@ -1,4 +1,4 @@
-"""The audit: lines commit with what they tell of, stand in one chain each, and no change to them goes unseen."""
+"""The audit: entries commit with the change they record, form one chain each, and every change to them is detected."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
-from operations.operations_instance import DeskHouse, agent, desk_house, person
-from stores import INLINE, POSTGRES, SQLITE, Place, place_of, settle_in
+from operations.operations_instance import OperationsServer, agent, open_operations_server, person
+from stores import INLINE, POSTGRES, SQLITE, StoreLocation, add_agents_and_people, create_store_location
 
 from retinue.domain import audit as lines
 from retinue.domain.audit import (
@@ -53,7 +53,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OPERATIONS = {operation.name: operation for operation in asked.OPERATIONS}
 
 
-# --- what no change escapes ---
+# --- tampering ---
 
 
 def chain_of(entries: list[AuditEntry], chain: str) -> list[AuditLink]:
@@ -93,22 +93,22 @@ entries = st.builds(
 
 
 @st.composite
-def written(draw: st.DrawFn) -> tuple[list[AuditLink], list[AuditAnchor]]:
-    """A house's chain that knows of a session's, both with several lines, and the anchors of their ends."""
-    begun = AuditEntry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=SESSION)
-    house = chain_of([begun, *draw(st.lists(entries, min_size=1, max_size=6))], SERVER_CHAIN)
+def audit_chains(draw: st.DrawFn) -> tuple[list[AuditLink], list[AuditAnchor]]:
+    """Chains of the server and of a session, both with several entries, and the anchors of their ends."""
+    begun = AuditEntry(kind=AuditKind.CHAIN_BEGUN, who="server", subject=SESSION)
+    server = chain_of([begun, *draw(st.lists(entries, min_size=1, max_size=6))], SERVER_CHAIN)
     session = chain_of(draw(st.lists(entries, min_size=2, max_size=8)), SESSION)
-    anchors = [AuditAnchor(2_000, each[-1].chain, each[-1].position, each[-1].hash) for each in (house, session)]
-    return [*house, *session], anchors
+    anchors = [AuditAnchor(2_000, each[-1].chain, each[-1].position, each[-1].hash) for each in (server, session)]
+    return [*server, *session], anchors
 
 
-@given(written())
-def test_what_was_not_touched_holds(made: tuple[list[AuditLink], list[AuditAnchor]]) -> None:
+@given(audit_chains())
+def test_unchanged_audit_chains_are_intact(made: tuple[list[AuditLink], list[AuditAnchor]]) -> None:
     assert check_chains(*made) == []
 
 
-@given(written(), st.data())
-def test_any_line_that_was_dropped_is_missed(
+@given(audit_chains(), st.data())
+def test_a_removed_audit_entry_is_detected(
     made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject
 ) -> None:
     links, anchors = made
@@ -116,24 +116,24 @@ def test_any_line_that_was_dropped_is_missed(
     assert check_chains(links[:at] + links[at + 1 :], anchors)
 
 
-@given(written(), st.data())
-def test_any_two_lines_that_changed_places_are_seen(
+@given(audit_chains(), st.data())
+def test_two_swapped_audit_entries_are_detected(
     made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject
 ) -> None:
-    """As a store would have it: each gets the other's place."""
+    """Each gets the position of the other, as a store would have it."""
     links, anchors = made
     one = data.draw(st.integers(0, len(links) - 1))
     two = data.draw(st.integers(0, len(links) - 1).filter(lambda n: n != one))
     if replace(links[one], chain="", position=0, hash="") == replace(links[two], chain="", position=0, hash=""):
-        return  # of two lines that say the same in every word, nobody can say which is which
+        return  # equal entries cannot be told apart
     moved = list(links)
     moved[one] = replace(links[two], chain=links[one].chain, position=links[one].position)
     moved[two] = replace(links[one], chain=links[two].chain, position=links[two].position)
     assert check_chains(moved, anchors)
 
 
-@given(written(), st.data())
-def test_any_word_that_was_changed_is_seen(
+@given(audit_chains(), st.data())
+def test_a_change_of_any_field_of_an_audit_entry_is_detected(
     made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject
 ) -> None:
     links, anchors = made
@@ -144,8 +144,8 @@ def test_any_word_that_was_changed_is_seen(
     assert check_chains([*links[:at], replace(links[at], **{name: new}), *links[at + 1 :]], anchors)
 
 
-@given(written(), st.data(), entries)
-def test_a_chain_that_was_written_anew_from_somewhere_on_does_not_fit_its_anchor(
+@given(audit_chains(), st.data(), entries)
+def test_a_rewritten_audit_chain_is_detected_by_its_anchor(
     made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject, other: AuditEntry
 ) -> None:
     links, anchors = made
@@ -168,20 +168,20 @@ def test_a_chain_that_was_written_anew_from_somewhere_on_does_not_fit_its_anchor
         return
     forged = chain_of([*told[:at], other, *told[at + 1 :]], SESSION)
     rest = [link for link in links if link.chain != SESSION]
-    assert check_chains([*rest, *forged]) == []  # in itself it holds: only the anchor tells
+    assert check_chains([*rest, *forged]) == []  # consistent in itself: only the anchor shows the change
     assert check_chains([*rest, *forged], anchors)
 
 
-@given(written())
-def test_a_whole_chain_that_is_gone_is_missed_also_without_anchors(
+@given(audit_chains())
+def test_a_missing_audit_chain_is_detected_without_anchors(
     made: tuple[list[AuditLink], list[AuditAnchor]],
 ) -> None:
     flaws = check_chains([link for link in made[0] if link.chain != SESSION])
     assert [flaw.sentence for flaw in flaws] == ["the whole chain is missing"]
-    assert check_chains([link for link in made[0] if link.chain == SESSION])  # nor does one stand alone
+    assert check_chains([link for link in made[0] if link.chain == SESSION])  # nor is a session chain valid alone
 
 
-def test_a_hash_is_the_same_wherever_it_is_made() -> None:
+def test_canonical_json_and_content_hashes_are_stable() -> None:
     assert canonical_json({"b": 1, "a": ["ü", None]}) == '{"a":["\\u00fc",null],"b":1}'
     assert hash_content("Grüße \ud800") == hash_content("Grüße \ud800")
     assert hash_content({"a": 1, "b": 2}) == hash_content({"b": 2, "a": 1})
@@ -192,44 +192,44 @@ def test_a_hash_is_the_same_wherever_it_is_made() -> None:
 
 
 @pytest.fixture(params=[SQLITE, INLINE, POSTGRES])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return place_of(request.param, request, tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
+    return create_store_location(request.param, request, tmp_path)
 
 
-def allowed(tool: str = "read") -> AuditEntry:
+def allowed_entry(tool: str = "read") -> AuditEntry:
     return call_allowed(tool, "0" * 32, agent="ada", run=RUN, because="nothing speaks against it")
 
 
-def ended(output: str = "words") -> AuditEntry:
+def ended_entry(output: str = "words") -> AuditEntry:
     return call_ended("read", output, agent="ada", run=RUN, verdict="done")
 
 
-def begin(conn: sa.Connection) -> None:
-    settle_in("ada")(conn)
+def make_sessions(conn: sa.Connection) -> None:
+    add_agents_and_people("ada")(conn)
     page = Transaction(conn, 1)
     for id_, key in ((SESSION, "person:owner"), (OTHER, "person:maria")):
         sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))  # type: ignore[arg-type]
     page.close()
 
 
-def wrote(*entries: AuditEntry, chain: str = SESSION, now_ms: int = 1_000) -> Callable[[sa.Connection], None]:
+def append_entries(*entries: AuditEntry, chain: str = SESSION, now_ms: int = 1_000) -> Callable[[sa.Connection], None]:
     return partial(audit.append_in_transaction, entries=entries, now_ms=now_ms, chain=chain)
 
 
-async def holds(store: Store, **kw: Any) -> list[str]:
+async def find_flaws(store: Store, **kw: Any) -> list[str]:
     found = await store.scan(partial(audit.verify, **kw))
     return [flaw.sentence for flaw in found.flaws]
 
 
-async def sql(store: Store, statement: str, **parameters: Any) -> int:
+async def execute_sql_statement(store: Store, statement: str, **parameters: Any) -> int:
     return await store.write(lambda conn: conn.execute(sa.text(statement), parameters).rowcount, point="test")
 
 
-async def test_lines_stand_in_the_order_they_were_written_and_hold(place: Place) -> None:
+async def test_audit_entries_are_in_the_order_of_their_commits_and_intact(place: StoreLocation) -> None:
     async with place.open() as store:
-        await store.write(wrote(allowed()), point="test")
-        await store.write(wrote(ended(), allowed("exec")), point="test")
-        await store.write(wrote(allowed(), chain=OTHER), point="test")
+        await store.write(append_entries(allowed_entry()), point="test")
+        await store.write(append_entries(ended_entry(), allowed_entry("exec")), point="test")
+        await store.write(append_entries(allowed_entry(), chain=OTHER), point="test")
         found = await store.scan(lambda conn: list(audit.iterate_entries(conn)))
         assert [(link.chain, link.position, link.kind) for link in found if link.chain == SESSION] == [
             (SESSION, 1, "call-allowed"),
@@ -241,38 +241,40 @@ async def test_lines_stand_in_the_order_they_were_written_and_hold(place: Place)
         assert checked.is_intact and (checked.lines, checked.chains) == (6, 3)
 
 
-async def test_a_line_is_kept_with_its_commit_or_not_at_all(place: Place) -> None:
+async def test_an_audit_entry_is_rolled_back_with_its_transaction(place: StoreLocation) -> None:
     async with place.open() as store:
 
         def fails(conn: sa.Connection) -> None:
-            wrote(allowed())(conn)
+            append_entries(allowed_entry())(conn)
             raise Invalid("no", because="a test says so")
 
         with pytest.raises(Invalid):
             await store.write(fails, point="test")
         assert await store.scan(lambda conn: list(audit.iterate_entries(conn))) == []
-        await store.write(wrote(allowed()), point="test")
-        assert await holds(store) == []
+        await store.write(append_entries(allowed_entry()), point="test")
+        assert await find_flaws(store) == []
 
 
-async def test_many_who_write_at_once_make_one_chain(place: Place) -> None:
+async def test_concurrent_writers_make_one_audit_chain(place: StoreLocation) -> None:
     async with place.open() as store:
-        await asyncio.gather(*(store.write(wrote(allowed(), ended()), point="test") for _ in range(25)))
+        await asyncio.gather(
+            *(store.write(append_entries(allowed_entry(), ended_entry()), point="test") for _ in range(25))
+        )
         found = await store.scan(lambda conn: list(audit.iterate_entries(conn, SESSION)))
         assert [link.position for link in found] == list(range(1, 51))
-        assert await holds(store) == []
+        assert await find_flaws(store) == []
 
 
-async def test_words_that_no_store_can_keep_and_overlong_ones_still_make_a_chain(place: Place) -> None:
+async def test_unstorable_and_overlong_texts_still_make_an_intact_audit_chain(place: StoreLocation) -> None:
     async with place.open() as store:
         bad = "\0\ud800Grüße 世界 🌍"
         entry = AuditEntry(
             kind=AuditKind.CALL_REFUSED, who=bad, agent=bad, subject=bad * 90, because=bad * 900, verdict=bad
         )
-        await store.write(wrote(entry, allowed()), point="test")
+        await store.write(append_entries(entry, allowed_entry()), point="test")
         [first, _] = await store.scan(lambda conn: list(audit.iterate_entries(conn, SESSION)))
         assert len(first.because) == BECAUSE_CHARS_MAX
-        assert await holds(store) == []
+        assert await find_flaws(store) == []
 
 
 TAMPERINGS = (
@@ -299,42 +301,42 @@ TAMPERINGS = (
 
 
 @pytest.mark.parametrize(("statement", "sentence"), TAMPERINGS)
-async def test_what_someone_changes_from_behind_is_found(tmp_path: Path, statement: str, sentence: str) -> None:
-    place = Place(INLINE, str(tmp_path / "house.db"))
+async def test_audit_rows_changed_by_sql_are_detected(tmp_path: Path, statement: str, sentence: str) -> None:
+    place = StoreLocation(INLINE, str(tmp_path / "retinue.db"))
     async with place.open() as store:
-        await store.write(wrote(allowed(), ended(), allowed(), ended()), point="test")
+        await store.write(append_entries(allowed_entry(), ended_entry(), allowed_entry(), ended_entry()), point="test")
         await store.write(partial(audit.add_anchors, now_ms=2_000), point="test")
-        assert await holds(store) == []
+        assert await find_flaws(store) == []
         named = {name: value for name, value in (("s", SESSION), ("other", OTHER)) if f":{name}" in statement}
-        assert await sql(store, statement, **named) > 0
-        assert any(sentence in found for found in await holds(store))
+        assert await execute_sql_statement(store, statement, **named) > 0
+        assert any(sentence in found for found in await find_flaws(store))
 
 
-async def test_an_anchor_kept_elsewhere_finds_a_house_that_was_written_anew(place: Place) -> None:
+async def test_an_external_anchor_detects_a_completely_rewritten_audit(place: StoreLocation) -> None:
     async with place.open() as store:
-        await store.write(wrote(allowed(), ended()), point="test")
+        await store.write(append_entries(allowed_entry(), ended_entry()), point="test")
         kept = await store.write(partial(audit.add_anchors, now_ms=2_000), point="test")
         assert kept is not None
-        assert await holds(store, outside=[kept]) == []
+        assert await find_flaws(store, outside=[kept]) == []
         for table in ("audit", "audit_anchors"):
-            await sql(store, f"DELETE FROM {table}")
-        await store.write(wrote(ended()), point="test")
+            await execute_sql_statement(store, f"DELETE FROM {table}")
+        await store.write(append_entries(ended_entry()), point="test")
         await store.write(partial(audit.add_anchors, now_ms=3_000), point="test")
-        assert await holds(store) == []  # in itself it holds
-        assert await holds(store, outside=[kept]) == ["an anchor has a different entry at this position"]
-        await sql(store, "DELETE FROM audit")
-        assert lines.CHAIN_TRUNCATED in await holds(store, outside=[kept])
+        assert await find_flaws(store) == []  # consistent in itself
+        assert await find_flaws(store, outside=[kept]) == ["an anchor has a different entry at this position"]
+        await execute_sql_statement(store, "DELETE FROM audit")
+        assert lines.CHAIN_TRUNCATED in await find_flaws(store, outside=[kept])
 
 
-async def test_anchors_are_taken_of_what_has_moved_and_only_of_that(place: Place) -> None:
+async def test_anchors_are_added_only_for_audit_chains_with_new_entries(place: StoreLocation) -> None:
     async with place.open() as store:
         anchor = lambda now_ms: store.write(partial(audit.add_anchors, now_ms=now_ms), point="test")  # noqa: E731
         assert await anchor(1) is None
-        await store.write(wrote(allowed(), now_ms=10), point="test")
-        await store.write(wrote(allowed(), chain=OTHER, now_ms=10), point="test")
+        await store.write(append_entries(allowed_entry(), now_ms=10), point="test")
+        await store.write(append_entries(allowed_entry(), chain=OTHER, now_ms=10), point="test")
         assert await anchor(20) is not None
         assert await anchor(30) is None
-        await store.write(wrote(ended(), now_ms=30), point="test")
+        await store.write(append_entries(ended_entry(), now_ms=30), point="test")
         assert await anchor(30) is not None
         assert await anchor(30) is None
         found = await store.scan(audit.list_anchors)
@@ -345,36 +347,36 @@ async def test_anchors_are_taken_of_what_has_moved_and_only_of_that(place: Place
             (30, "", 4),
             (30, SESSION, 2),
         ]
-        assert await holds(store) == []
+        assert await find_flaws(store) == []
 
 
-async def test_what_was_purged_leaves_its_chain_whole(place: Place) -> None:
-    """A line holds the hash of a text: whoever has the text can still show that it was this one."""
-    text = "a secret that maria told"
+async def test_an_audit_entry_keeps_the_hash_of_a_text_and_not_the_text(place: StoreLocation) -> None:
+    """An entry holds the hash of a text: a person who has the text can prove that it is the one."""
+    text = "a secret of maria"
     async with place.open() as store:
-        await store.write(begin, point="test")
-        await store.write(wrote(ended(text)), point="test")
+        await store.write(make_sessions, point="test")
+        await store.write(append_entries(ended_entry(text)), point="test")
         [line] = await store.scan(lambda conn: list(audit.iterate_entries(conn, SESSION)))
         assert text not in canonical_json(hashed_fields(line))
         assert line.content == hash_content(text) != hash_content("another")
 
 
-# --- asked for ---
+# --- operations ---
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> LocalInstance:
+def instance(tmp_path: Path) -> LocalInstance:
     return LocalInstance(tmp_path)
 
 
-async def ask(house: DeskHouse, who: Any, name: str, /, **parameters: Any) -> Any:
+async def perform(server: OperationsServer, who: Any, name: str, /, **parameters: Any) -> Any:
     operation: Operation = OPERATIONS[name]
-    policy = {**house.desk.permission_policy, name: operation.permission}
-    desk = replace(house.desk, permission_policy=policy)
-    return json.loads(await perform_operation(desk, who, operation, json.dumps(parameters).encode()))
+    policy = {**server.services.permission_policy, name: operation.permission}
+    services = replace(server.services, permission_policy=policy)
+    return json.loads(await perform_operation(services, who, operation, json.dumps(parameters).encode()))
 
 
-def verifier() -> Any:
+def load_verify_script() -> Any:
     spec = importlib.util.spec_from_file_location("verify_audit", EXAMPLES / "verify_audit.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -382,96 +384,102 @@ def verifier() -> Any:
     return module
 
 
-async def test_the_audit_is_listed_newest_first_in_pages_and_by_what_is_wanted(household: LocalInstance) -> None:
-    async with desk_house(household) as house:
-        await house.house.store.write(begin, point="test")
+async def test_audit_list_returns_filtered_pages_newest_first(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as server:
+        await server.server.store.write(make_sessions, point="test")
         for number in range(5):
-            entries = (allowed(f"tool-{number}"), ended())
-            await house.house.store.write(wrote(*entries, now_ms=1_000 + number), point="test")
+            entries = (allowed_entry(f"tool-{number}"), ended_entry())
+            await server.server.store.write(append_entries(*entries, now_ms=1_000 + number), point="test")
         seen: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
-            page = await ask(house, person("owner"), "audit.list", limit=3, before=cursor)
-            seen += [f"{row['session'][:4]}/{row['position']}" for row in page["audit"]]
+            page = await perform(server, person("owner"), "audit.list", limit=3, before=cursor)
+            seen += [f"{row['session'][:4]}/{row['position']}" for row in page["entries"]]
             cursor = page["next"]
         assert len(seen) == len(set(seen)) == 11
         assert seen[0] == "5e5e/10"
-        found = await ask(house, person("owner"), "audit.list", kind="call-allowed", session=SESSION, agent="ada")
-        assert [row["subject"] for row in found["audit"]] == [f"tool-{n}" for n in (4, 3, 2, 1, 0)]
-        assert (await ask(house, person("owner"), "audit.list", agent="bo"))["audit"] == []
-        by_whom = {row["who"] for row in found["audit"]}
+        found = await perform(server, person("owner"), "audit.list", kind="call-allowed", session=SESSION, agent="ada")
+        assert [row["subject"] for row in found["entries"]] == [f"tool-{n}" for n in (4, 3, 2, 1, 0)]
+        assert (await perform(server, person("owner"), "audit.list", agent="bo"))["entries"] == []
+        by_whom = {row["principal"] for row in found["entries"]}
         assert len(by_whom) == 1
-        same = await ask(house, person("owner"), "audit.list", kind="call-allowed", who=by_whom.pop())
-        assert same["audit"] == found["audit"]
-        assert (await ask(house, person("owner"), "audit.list", who="person:nobody"))["audit"] == []
-        late = await ask(house, person("owner"), "audit.list", kind="call-allowed", since="1970-01-01T00:00:01.003Z")
-        assert [row["subject"] for row in late["audit"]] == ["tool-4", "tool-3"]
-        for wrong in ({"before": "x"}, {"before": "house-1"}, {"limit": 0}, {"since": "some day"}):
+        same = await perform(server, person("owner"), "audit.list", kind="call-allowed", principal=by_whom.pop())
+        assert same["entries"] == found["entries"]
+        assert (await perform(server, person("owner"), "audit.list", principal="person:nobody"))["entries"] == []
+        late = await perform(
+            server, person("owner"), "audit.list", kind="call-allowed", since="1970-01-01T00:00:01.003Z"
+        )
+        assert [row["subject"] for row in late["entries"]] == ["tool-4", "tool-3"]
+        for wrong in ({"before": "x"}, {"before": "server-1"}, {"limit": 0}, {"since": "some day"}):
             with pytest.raises(Invalid):
-                await ask(house, person("owner"), "audit.list", **wrong)
+                await perform(server, person("owner"), "audit.list", **wrong)
 
 
-async def test_whoever_does_not_see_a_session_does_not_see_its_audit(household: LocalInstance) -> None:
-    async with desk_house(household) as house:
-        await house.house.store.write(begin, point="test")
-        await house.house.store.write(wrote(allowed("hers"), chain=OTHER), point="test")
-        await house.house.store.write(wrote(allowed("his")), point="test")
-        subjects = lambda found: {row["subject"] for row in found["audit"]}  # noqa: E731
-        assert {"hers", "his", SESSION} <= subjects(await ask(house, person("owner"), "audit.list"))
-        assert subjects(await ask(house, person("maria"), "audit.list")) == {"hers"}
-        assert subjects(await ask(house, agent("bo"), "audit.list")) == set()
+async def test_audit_entries_of_invisible_sessions_are_not_listed(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as server:
+        await server.server.store.write(make_sessions, point="test")
+        await server.server.store.write(append_entries(allowed_entry("hers"), chain=OTHER), point="test")
+        await server.server.store.write(append_entries(allowed_entry("his")), point="test")
+        subjects = lambda found: {row["subject"] for row in found["entries"]}  # noqa: E731
+        assert {"hers", "his", SESSION} <= subjects(await perform(server, person("owner"), "audit.list"))
+        assert subjects(await perform(server, person("maria"), "audit.list")) == {"hers"}
+        assert subjects(await perform(server, agent("bo"), "audit.list")) == set()
         for name in ("audit.verify", "audit.export"):
             with pytest.raises(NotAllowed):
-                await ask(house, person("maria"), name)
+                await perform(server, person("maria"), name)
 
 
-async def test_verifying_tells_what_is_wrong_and_where(household: LocalInstance) -> None:
-    async with desk_house(household) as house:
-        await house.house.store.write(begin, point="test")
-        await house.house.store.write(wrote(allowed(), ended()), point="test")
-        good = await ask(house, person("owner"), "audit.verify")
-        assert good["holds"] and good["checked"] == 3
-        await house.house.execute_sql("UPDATE audit SET because = 'x' WHERE position = 2")
-        bad = await ask(house, person("owner"), "audit.verify", session=SESSION[:8])
-        assert not bad["holds"]
+async def test_audit_verify_reports_flaws_with_session_and_position(instance: LocalInstance) -> None:
+    async with open_operations_server(instance) as server:
+        await server.server.store.write(make_sessions, point="test")
+        await server.server.store.write(append_entries(allowed_entry(), ended_entry()), point="test")
+        good = await perform(server, person("owner"), "audit.verify")
+        assert good["ok"] and good["checked"] == 3
+        await server.server.execute_sql("UPDATE audit SET because = 'x' WHERE position = 2")
+        bad = await perform(server, person("owner"), "audit.verify", session=SESSION[:8])
+        assert not bad["ok"]
         assert bad["flaws"][0] == {
             "session": SESSION,
             "position": 2,
             "sentence": "it was changed after it was written, or the entry before it was",
         }
-        assert (await ask(house, person("owner"), "audit.verify", session="house"))["holds"]
+        for chain in ("server", "house"):  # the second is the name that earlier versions printed
+            assert (await perform(server, person("owner"), "audit.verify", session=chain))["ok"]
         with pytest.raises(Invalid):
-            await ask(house, person("owner"), "audit.verify", anchor=["house:1"])
+            await perform(server, person("owner"), "audit.verify", anchor=["server:1"])
 
 
-async def test_an_export_is_checked_by_a_script_that_knows_nothing_of_the_house(
-    household: LocalInstance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_an_audit_export_can_be_verified_by_the_standalone_example_script(
+    instance: LocalInstance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = verifier()
-    async with desk_house(household) as house:
-        await house.house.store.write(begin, point="test")
-        await house.house.store.write(wrote(allowed("Grüße"), ended(), allowed()), point="test")
-        await house.house.store.write(wrote(ended(), chain=OTHER), point="test")
-        made = await asked.anchor_audit(house.desk)
+    script = load_verify_script()
+    async with open_operations_server(instance) as server:
+        await server.server.store.write(make_sessions, point="test")
+        await server.server.store.write(
+            append_entries(allowed_entry("Grüße"), ended_entry(), allowed_entry()), point="test"
+        )
+        await server.server.store.write(append_entries(ended_entry(), chain=OTHER), point="test")
+        made = await asked.anchor_audit(server.services)
         assert made is not None
-        whole = (await ask(house, person("owner"), "audit.export"))["lines"]
-        for one in ("house", SESSION):
+        whole = (await perform(server, person("owner"), "audit.export"))["lines"]
+        for one in ("server", SESSION):
             assert (
-                list(script.flaws_in((await ask(house, person("owner"), "audit.export", session=one))["lines"])) == []
+                list(script.flaws_in((await perform(server, person("owner"), "audit.export", session=one))["lines"]))
+                == []
             )
         parts: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
-            part = await ask(house, person("owner"), "audit.export", limit=2, after=cursor)
+            part = await perform(server, person("owner"), "audit.export", limit=2, after=cursor)
             parts += part["lines"]
             cursor = part["next"]
     assert sorted(line for line in parts if not line.startswith('{"cut"')) == sorted(whole)
     assert list(script.flaws_in(whole)) == list(script.flaws_in(parts)) == []
     file = tmp_path / "audit.jsonl"
     file.write_text("\n".join(whole))
-    kept = f"house:{made.position}:{made.hash}"
+    kept = f"server:{made.position}:{made.hash}"
     assert script.main(file, kept) == 0
-    assert "it holds" in capsys.readouterr().out
+    assert "the audit log is intact" in capsys.readouterr().out
     for number in range(1, len(whole)):
         assert list(script.flaws_in(whole[:number] + whole[number + 1 :], [("", made.position, made.hash)]))
     for number, line in enumerate(whole):
@@ -482,32 +490,32 @@ async def test_an_export_is_checked_by_a_script_that_knows_nothing_of_the_house(
     assert script.main(file, kept) == 1
 
 
-async def test_an_anchor_is_taken_each_hour_and_the_log_has_it_too(household: LocalInstance, tmp_path: Path) -> None:
+async def test_an_audit_anchor_is_stored_and_logged_every_hour(instance: LocalInstance, tmp_path: Path) -> None:
     from retinue.app.logs import set_up_logs
 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         set_up_logs(None, data_dir=tmp_path)
-        async with desk_house(household) as house:
-            await house.house.store.write(begin, point="test")
-            task = asyncio.create_task(asked.anchor_hourly(house.desk))
+        async with open_operations_server(instance) as server:
+            await server.server.store.write(make_sessions, point="test")
+            task = asyncio.create_task(asked.anchor_hourly(server.services))
             await asyncio.sleep(0)
-            now_ms = int(household.clock.now().timestamp() * 1000)
-            await house.house.store.write(wrote(allowed(), now_ms=now_ms), point="test")
-            await household.clock.advance(asked.ANCHOR_EVERY_S)
-            await house.house.wait_for(lambda conn: audit.list_anchors(conn) or None, what="an anchor")
+            now_ms = int(instance.clock.now().timestamp() * 1000)
+            await server.server.store.write(append_entries(allowed_entry(), now_ms=now_ms), point="test")
+            await instance.clock.advance(asked.ANCHOR_EVERY_S)
+            await server.server.wait_for(lambda conn: audit.list_anchors(conn) or None, what="an anchor")
             task.cancel()
             found = await asyncio.to_thread(asked.anchors_in_log, tmp_path / "logs")
-            stored = await house.house.store.scan(audit.list_anchors)
+            stored = await server.server.store.scan(audit.list_anchors)
             assert [(each.chain, each.position, each.hash) for each in found] == [
                 (each.chain, each.position, each.hash) for each in stored if each.chain == SERVER_CHAIN
             ]
-            assert (await ask(house, person("owner"), "audit.verify", log=True))["holds"]
+            assert (await perform(server, person("owner"), "audit.verify", log=True))["ok"]
             for table in ("audit", "audit_anchors"):
-                await house.house.execute_sql(f"DELETE FROM {table}")
-            assert (await ask(house, person("owner"), "audit.verify"))["holds"]  # nothing is left to tell
-            assert not (await ask(house, person("owner"), "audit.verify", log=True))["holds"]
+                await server.server.execute_sql(f"DELETE FROM {table}")
+            assert (await perform(server, person("owner"), "audit.verify"))["ok"]  # nothing is left that shows it
+            assert not (await perform(server, person("owner"), "audit.verify", log=True))["ok"]
     finally:
         for handler in root.handlers:
             if handler not in handlers:
@@ -516,15 +524,15 @@ async def test_an_anchor_is_taken_each_hour_and_the_log_has_it_too(household: Lo
         root.setLevel(level)
 
 
-def test_nobody_else_writes_lines_of_the_log_that_look_like_an_anchor(tmp_path: Path) -> None:
-    forged = f'2026-11-15T09:00:00+0000 info "audit anchored" anchor=house:1:{"0" * 64}'
+def test_only_complete_log_lines_are_read_as_audit_anchors(tmp_path: Path) -> None:
+    forged = f'2026-11-15T09:00:00+0000 info "audit anchored" anchor=server:1:{"0" * 64}'
     (tmp_path / "retinue.log").write_text(f'2026-11-15T09:00:00+0000 info "x"\n    {forged}\nx {forged}\n')
     assert asked.anchors_in_log(tmp_path) == []
     (tmp_path / "retinue.log").write_text(forged + "\n")
     assert len(asked.anchors_in_log(tmp_path)) == 1
 
 
-def test_every_kind_of_line_can_be_made() -> None:
+def test_every_audit_kind_has_an_entry_constructor() -> None:
     assert SERVER_PRINCIPAL.sees_everything
     made = [
         call_allowed("read", "0" * 32, agent="ada", run=RUN),
@@ -555,4 +563,4 @@ def test_every_kind_of_line_can_be_made() -> None:
     ]
     assert {entry.kind for entry in made} == set(AuditKind) - {AuditKind.CHAIN_BEGUN, AuditKind.ANCHORED}
     assert all(entry.who and entry.subject and entry.verdict for entry in made)
-    assert lines.operation_performed(AuditKind.AGENT_CHANGED, "config.apply", by="house").agent == ""
+    assert lines.operation_performed(AuditKind.AGENT_CHANGED, "config.apply", by="server").agent == ""

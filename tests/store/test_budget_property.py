@@ -1,4 +1,4 @@
-"""Spend never exceeds a cap: whatever many runs ask for at once, however their calls end, on either database."""
+"""Spending never exceeds a budget, whatever runs reserve at once and however their calls end, on both databases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store.model_spending import AT_MS, TODAY, Till, run_of, wrong
-from stores import POSTGRES, SQLITE, place_of
+from store.model_spending import AT_MS, TODAY, SpendingStore, ledger_findings, run_of
+from stores import POSTGRES, SQLITE, create_store_location
 
 from retinue.domain.budget_caps import OUTPUT_TOKENS_MIN
 from retinue.domain.model import ModelRef, Price
@@ -51,16 +51,16 @@ PRICES = (
 )
 SCOPES = {
     "run": ("run", CAPS.run_microusd),
-    "tree": ("root", CAPS.tree_microusd),
+    "tree": ("root_run", CAPS.tree_microusd),
     "agent": ("agent", CAPS.agent_day_microusd),
     "person": ("person", CAPS.person_day_microusd),
-    "house": ("'house'", CAPS.instance_day_microusd),
+    "server": ("'server'", CAPS.instance_day_microusd),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A call under way."""
+class OpenCall:
+    """A model call that has not ended yet."""
 
     run: Run
     root: str
@@ -70,14 +70,14 @@ class Made:
     output_tokens: int
     days: BudgetPeriod
 
-    def where(self) -> dict[str, Any]:
+    def row_key(self) -> dict[str, Any]:
         key: dict[str, Any] = {"turn": self.turn, "index": 0, "attempt": self.attempt}
         return key | {"days": self.days, "root": self.root, "at_ms": AT_MS}
 
     def ends(self, how: str, share: float) -> TransactionBody[Any]:
-        """What writes its end."""
-        about: dict[str, Any] = {"run": self.run, "terms": self.terms, **self.where()}
-        failed = {"failure": "server", "next_move": "next-model", "error": "it broke"}
+        """Return the body that writes the end of the call."""
+        about: dict[str, Any] = {"run": self.run, "terms": self.terms, **self.row_key()}
+        failed = {"failure": "server", "next_action": "next_model", "error": "it broke"}
         bound, used = self.terms.input_tokens_max, int(self.output_tokens * share)
         match how:
             case "all of it":
@@ -87,7 +87,7 @@ class Made:
                 usage = Usage(input_tokens=int(bound * share), output_tokens=used)
             case "estimated":
                 usage = Usage(input_tokens=1, output_tokens=1, estimated=True)
-            case "untold":
+            case "unreported":
                 usage = NO_USAGE
             case "beyond":
                 usage = Usage(input_tokens=bound * 3, output_tokens=used)
@@ -95,22 +95,22 @@ class Made:
                 return partial(money.fail, unknown=False, **failed, **about)
             case "broken off":
                 return partial(money.fail, unknown=True, **failed, **about)
-            case _:  # a crash, or a cancel
+            case _:  # a crash, or a cancellation
                 return partial(money.charge_interrupted_calls, run=self.run.id)
         return partial(money.settle, usage=usage, **about)
 
 
-ENDS = ("all of it", "some of it", "estimated", "untold", "failed", "broken off", "crash")
+CALL_ENDINGS = ("all of it", "some of it", "estimated", "unreported", "failed", "broken off", "crash")
 
 
-def over(conn: sa.Connection, days: BudgetPeriod = TODAY) -> list[tuple[str, int]]:
-    """Whatever has more spent or held under it than its cap, and than what calls took beyond their reservation."""
+def exceeded_budgets(conn: sa.Connection, days: BudgetPeriod = TODAY) -> list[tuple[str, int]]:
+    """Return the scopes that spent or hold more than their budget plus what calls cost beyond their reservation."""
     found: list[tuple[str, int]] = []
     for name, (column, cap) in SCOPES.items():
         asked = sa.text(
             f"SELECT {column}, sum(settled_microusd + held_microusd), "
             "sum(CASE WHEN settled_microusd > reserved_microusd THEN settled_microusd - reserved_microusd ELSE 0 END) "
-            f"FROM money WHERE day = {days.day} GROUP BY 1"
+            f"FROM model_calls WHERE day = {days.day} GROUP BY 1"
         )
         assert cap is not None
         found += [(f"{name} {who}", spent - cap) for who, spent, excess in conn.execute(asked) if spent > cap + excess]
@@ -121,19 +121,19 @@ def over(conn: sa.Connection, days: BudgetPeriod = TODAY) -> list[tuple[str, int
 
 
 @dataclass
-class Crowd:
-    """Runs that spend from the same caps, each in a task of its own."""
+class ConcurrentRuns:
+    """Runs that spend from the same budgets, each in its own task."""
 
-    till: Till
+    spending_store: SpendingStore
     chance: random.Random
-    ends: tuple[str, ...] = ENDS
+    ends: tuple[str, ...] = CALL_ENDINGS
     refused: int = 0
-    lowered: int = 0
+    reduced: int = 0
     made: int = 0
-    over: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    exceeded_budgets: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
-    async def live(self, n: int) -> None:
-        """A few turns, each asked until somebody answers or the money is gone."""
+    async def run_turns(self, n: int) -> None:
+        """Take a few turns. Each is tried until a model replies or the budget is used up."""
         agent, person = self.chance.choice(AGENTS), self.chance.choice(PEOPLE)
         run, root = run_of(f"{n:x}", agent=agent, sender=f"person:{person}"), run_of(f"{n % TREES:x}").id
         for turn in range(self.chance.randint(1, 4)):
@@ -153,88 +153,100 @@ class Crowd:
             output_tokens_max=self.chance.choice((500, 2_000, 8_192)),
             limits=CAPS,
         )
-        made = Made(run, root, turn, attempt, asked, asked.output_tokens_max, TODAY)
+        made = OpenCall(run, root, turn, attempt, asked, asked.output_tokens_max, TODAY)
         try:
-            granted = await self.till.write(partial(money.reserve, run=run, terms=asked, **made.where()))
+            granted = await self.spending_store.write(partial(money.reserve, run=run, terms=asked, **made.row_key()))
         except BudgetSpent:
             self.refused += 1
             return False
         assert granted.output_tokens_max >= min(OUTPUT_TOKENS_MIN, asked.output_tokens_max)
-        self.lowered += granted.output_tokens_max < asked.output_tokens_max
+        self.reduced += granted.output_tokens_max < asked.output_tokens_max
         self.made += 1
         for _ in range(self.chance.randint(0, 3)):
             await asyncio.sleep(0)
-        made = Made(run, root, turn, attempt, asked, granted.output_tokens_max, TODAY)
-        await self.till.write(made.ends(how, self.chance.random()))
+        made = OpenCall(run, root, turn, attempt, asked, granted.output_tokens_max, TODAY)
+        await self.spending_store.write(made.ends(how, self.chance.random()))
         if self.made % 50 == 0:
-            self.over += await self.till.store.scan(over)
+            self.exceeded_budgets += await self.spending_store.store.scan(exceeded_budgets)
         return True
 
 
 @pytest.mark.parametrize("kind", [SQLITE, POSTGRES])
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_hundreds_of_runs_at_once_never_spend_more_than_any_cap(
+async def test_hundreds_of_concurrent_runs_never_exceed_any_budget(
     kind: str, seed: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    async with place_of(kind, request, tmp_path).open() as store:
-        crowd = Crowd(Till(store), random.Random(seed))
-        await asyncio.gather(*(crowd.live(n) for n in range(RUNS[kind])))
-        assert crowd.over == [] == await store.scan(over)
-        assert await store.scan(wrong) == []
-        [(settled, held)] = await crowd.till.rows("SELECT sum(settled_microusd), sum(held_microusd) FROM spending")
-        [(beyond,)] = await crowd.till.rows("SELECT count(*) FROM money WHERE released_microusd < 0")
+    async with create_store_location(kind, request, tmp_path).open() as store:
+        concurrent_runs = ConcurrentRuns(SpendingStore(store), random.Random(seed))
+        await asyncio.gather(*(concurrent_runs.run_turns(n) for n in range(RUNS[kind])))
+        assert concurrent_runs.exceeded_budgets == [] == await store.scan(exceeded_budgets)
+        assert await store.scan(ledger_findings) == []
+        [(settled, held)] = await concurrent_runs.spending_store.rows(
+            "SELECT sum(settled_microusd), sum(held_microusd) FROM spending"
+        )
+        [(beyond,)] = await concurrent_runs.spending_store.rows(
+            "SELECT count(*) FROM model_calls WHERE released_microusd < 0"
+        )
     assert held == 0
-    assert beyond == 0, "no call within its bounds took more than was held for it"
+    assert beyond == 0, "no call within its limits cost more than its reservation"
     cap = CAPS.instance_day_microusd
     assert cap is not None
-    assert cap * 0.9 < settled <= cap, "the cap was reached, or this shows nothing"
-    assert crowd.refused > 20 and crowd.lowered > 5 and crowd.made > 100, "both happened, and often"
+    assert cap * 0.9 < settled <= cap, "the budget was reached, otherwise this proves nothing"
+    assert concurrent_runs.refused > 20 and concurrent_runs.reduced > 5 and concurrent_runs.made > 100, (
+        "both happened often"
+    )
 
 
-async def test_what_calls_take_beyond_their_bound_is_recorded_and_nothing_is_given_after_it(
+async def test_cost_over_a_reservation_is_recorded_and_later_calls_are_refused(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    async with place_of(SQLITE, request, tmp_path).open() as store:
-        crowd = Crowd(Till(store), random.Random(3), ends=("beyond", "all of it", "crash"))
-        await asyncio.gather(*(crowd.live(n) for n in range(RUNS[SQLITE])))
-        assert crowd.over == [] == await store.scan(over)
-        assert await store.scan(wrong) == []
-        [(beyond,)] = await crowd.till.rows("SELECT count(*) FROM money WHERE released_microusd < 0")
+    async with create_store_location(SQLITE, request, tmp_path).open() as store:
+        concurrent_runs = ConcurrentRuns(SpendingStore(store), random.Random(3), ends=("beyond", "all of it", "crash"))
+        await asyncio.gather(*(concurrent_runs.run_turns(n) for n in range(RUNS[SQLITE])))
+        assert concurrent_runs.exceeded_budgets == [] == await store.scan(exceeded_budgets)
+        assert await store.scan(ledger_findings) == []
+        [(beyond,)] = await concurrent_runs.spending_store.rows(
+            "SELECT count(*) FROM model_calls WHERE released_microusd < 0"
+        )
         assert beyond > 5
 
         price, caps = Price(input=1_000_000), BudgetLimits(person_day_microusd=50_000)
         asked = ModelCallReservationRequest(ref=ModelRef("", "x"), price=price, input_tokens_max=10_000, limits=caps)
         runs = [run_of(f"b{n}", sender="person:gus") for n in range(5)]
-        await asyncio.gather(*(crowd.till.reserve(run, asked) for run in runs))
-        await crowd.till.settle(runs[0], asked, Usage(input_tokens=30_000))
+        await asyncio.gather(*(concurrent_runs.spending_store.reserve(run, asked) for run in runs))
+        await concurrent_runs.spending_store.settle(runs[0], asked, Usage(input_tokens=30_000))
         for run in runs[1:]:
-            await crowd.till.settle(run, asked, Usage(input_tokens=10_000))
-        [(settled,)] = await crowd.till.rows("SELECT sum(settled_microusd) FROM spending WHERE person = 'gus'")
+            await concurrent_runs.spending_store.settle(run, asked, Usage(input_tokens=10_000))
+        [(settled,)] = await concurrent_runs.spending_store.rows(
+            "SELECT sum(settled_microusd) FROM spending WHERE person = 'gus'"
+        )
         assert settled == 70_000, "one call's excess, and no more"
         with pytest.raises(BudgetSpent):
-            await crowd.till.reserve(run_of("c", sender="person:gus"), asked)
+            await concurrent_runs.spending_store.reserve(run_of("c", sender="person:gus"), asked)
 
 
-async def test_calls_that_begin_at_one_moment_are_let_through_only_as_far_as_they_fit_together(
+async def test_simultaneous_reservations_are_granted_only_up_to_the_budget(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """All of these commits are one group for SQLite: each must see what those before it in the group hold."""
+    """SQLite commits all of these in one group: each must see what the earlier ones in the group hold."""
     price = Price(call=1_000)
     asked = ModelCallReservationRequest(
         ref=ModelRef("", "x"), price=price, limits=BudgetLimits(instance_day_microusd=37_500)
     )
-    async with place_of(SQLITE, request, tmp_path).open() as store:
-        till = Till(store)
-        ends = await asyncio.gather(*(till.reserve(run_of(f"{n}"), asked) for n in range(300)), return_exceptions=True)
+    async with create_store_location(SQLITE, request, tmp_path).open() as store:
+        spending_store = SpendingStore(store)
+        ends = await asyncio.gather(
+            *(spending_store.reserve(run_of(f"{n}"), asked) for n in range(300)), return_exceptions=True
+        )
     assert sum(isinstance(end, BudgetSpent) for end in ends) == 300 - 37
 
 
-# Anything at all, in any order
+# Any calls in any order
 
 
 @pytest.fixture(scope="module")
 def conn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Connection]:
-    path = tmp_path_factory.mktemp("property") / "house.db"
+    path = tmp_path_factory.mktemp("property") / "retinue.db"
     prepare_sqlite(path)
     with closing(sqlite.connect(path, writable=True)) as made:
         yield made
@@ -246,37 +258,44 @@ acts = st.lists(
         st.integers(0, 2),  # which model
         st.integers(0, 6_000),  # its input
         st.integers(0, 10_000),  # its output
-        st.sampled_from((*ENDS, "beyond", "later", "later")),
+        st.sampled_from((*CALL_ENDINGS, "beyond", "later", "later")),
         st.floats(0, 1),
     ),
     max_size=60,
 )
-amounts = st.none() | st.integers(0, 1_500_000)
-numbers = count(1)
+limit_strategies = st.none() | st.integers(0, 1_500_000)
+day_numbers = count(1)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(acts=acts, run=amounts, tree=amounts, agent=amounts, person=amounts, house=amounts)
-def test_in_any_order_of_calls_and_endings_every_cap_holds_but_for_what_one_call_took_beyond_its_bound(
+@given(
+    acts=acts,
+    run=limit_strategies,
+    tree=limit_strategies,
+    agent=limit_strategies,
+    person=limit_strategies,
+    server=limit_strategies,
+)
+def test_in_any_order_of_calls_every_budget_holds_except_for_cost_over_a_reservation(
     conn: sa.Connection,
     acts: list[tuple[int, int, int, int, str, float]],
     run: int | None,
     tree: int | None,
     agent: int | None,
     person: int | None,
-    house: int | None,
+    server: int | None,
 ) -> None:
-    day = next(numbers)  # of its own, so that examples do not see each other
+    day = next(day_numbers)  # a day for each example, so that examples do not affect each other
     days = BudgetPeriod(day=day, month_first_day=day, month_last_day=day)
     caps = BudgetLimits(
         run_microusd=run,
         tree_microusd=tree,
         agent_day_microusd=agent,
         person_month_microusd=person,
-        instance_day_microusd=house,
+        instance_day_microusd=server,
     )
     runs = [run_of(f"{day:x}{n:x}", agent=f"a{n % 2}", sender=f"person:p{n % 3}") for n in range(6)]
-    open_calls: list[tuple[Made, float]] = []
+    open_calls: list[tuple[OpenCall, float]] = []
     turns = count()
     for which, model, input_tokens, output_tokens, how, share in acts:
         ref, price = PRICES[model]
@@ -284,18 +303,18 @@ def test_in_any_order_of_calls_and_endings_every_cap_holds_but_for_what_one_call
             ref=ref, price=price, input_tokens_max=input_tokens, output_tokens_max=output_tokens, limits=caps
         )
         root = runs[which % 2].id
-        made = Made(runs[which], root, next(turns), 1, asked, output_tokens, days)
-        left = _left(conn, made, caps)
+        made = OpenCall(runs[which], root, next(turns), 1, asked, output_tokens, days)
+        left = smallest_remaining_budget(conn, made, caps)
         try:
-            granted = commit(conn, partial(money.reserve, run=made.run, terms=asked, **made.where()))
+            granted = commit(conn, partial(money.reserve, run=made.run, terms=asked, **made.row_key()))
         except BudgetSpent:
             pass
         else:
-            assert left is None or granted.reserved_microusd <= left, "what is not there is not given"
-            made = Made(made.run, root, made.turn, 1, asked, granted.output_tokens_max, days)
+            assert left is None or granted.reserved_microusd <= left, "no more than the rest is reserved"
+            made = OpenCall(made.run, root, made.turn, 1, asked, granted.output_tokens_max, days)
             if how == "later":
                 open_calls.append((made, share))
-            elif how == "crash":  # takes with it whatever else of this run was under way
+            elif how == "crash":  # ends all other open calls of this run, too
                 commit(conn, made.ends(how, share))
                 open_calls = [each for each in open_calls if each[0].run.id != made.run.id]
             else:
@@ -305,14 +324,14 @@ def test_in_any_order_of_calls_and_endings_every_cap_holds_but_for_what_one_call
             commit(conn, late.ends("all of it", other))
     for late, share in open_calls:
         commit(conn, late.ends("some of it", share))
-    assert wrong(conn) == []
+    assert ledger_findings(conn) == []
 
 
-def _left(conn: sa.Connection, made: Made, caps: BudgetLimits) -> int | None:
-    """The least that any cap leaves, counted from the calls themselves."""
+def smallest_remaining_budget(conn: sa.Connection, made: OpenCall, caps: BudgetLimits) -> int | None:
+    """Return the least that any budget has left, counted from the calls themselves."""
     scopes = (
         ("run", made.run.id, caps.run_microusd),
-        ("root", made.root, caps.tree_microusd),
+        ("root_run", made.root, caps.tree_microusd),
         ("agent", made.run.agent, caps.agent_day_microusd),
         ("person", made.run.sender.name, caps.person_month_microusd),
         ("day", made.days.day, caps.instance_day_microusd),
@@ -321,7 +340,7 @@ def _left(conn: sa.Connection, made: Made, caps: BudgetLimits) -> int | None:
     for column, value, cap in scopes:
         if cap is not None:
             asked = sa.text(
-                "SELECT coalesce(sum(settled_microusd + held_microusd), 0) FROM money "
+                "SELECT coalesce(sum(settled_microusd + held_microusd), 0) FROM model_calls "
                 f"WHERE day = :day AND {column} = :value"
             )
             left.append(cap - conn.execute(asked, {"day": made.days.day, "value": value}).scalar_one())

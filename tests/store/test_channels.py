@@ -1,4 +1,4 @@
-"""What the store keeps of doors: who answers where, who is who, who was let in, and what was overheard."""
+"""Bindings, identities, pairings and ambient messages in the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOW_MS = round(NOW.timestamp() * 1000)
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await open_store(tmp_path / "house.db")
+    store = await open_store(tmp_path / "retinue.db")
 
     def settle_in(conn: sa.Connection) -> None:
         for name in ("ada", "bob"):
@@ -42,7 +42,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     await store.close()
 
 
-def bound(id_: str, agent: str, **match: str) -> Binding:
+def make_binding(id_: str, agent: str, **match: str) -> Binding:
     kind = match.pop("peer_kind", "")
     return Binding(
         id=id_,
@@ -51,7 +51,7 @@ def bound(id_: str, agent: str, **match: str) -> Binding:
     )
 
 
-async def put(store: Store, binding: Binding) -> Binding:
+async def replace_binding(store: Store, binding: Binding) -> Binding:
     return await store.write(partial(bindings.replace, binding=binding, at_ms=NOW_MS), point="test")
 
 
@@ -59,7 +59,7 @@ async def add(store: Store, binding: Binding) -> Binding:
     return await store.write(partial(bindings.add, binding=binding, at_ms=NOW_MS), point="test")
 
 
-async def answering(store: Store) -> dict[str, str]:
+async def bound_agents(store: Store) -> dict[str, str]:
     return {each.id: each.agent for each in await store.scan(bindings.list_all)}
 
 
@@ -67,60 +67,60 @@ async def answering(store: Store) -> dict[str, str]:
 
 
 @pytest.mark.spec("C123")
-async def test_only_two_bindings_with_the_same_whole_match_are_refused(store: Store) -> None:
-    await add(store, bound("1", "ada", account="family"))
-    await add(store, bound("2", "bob", account="family", peer="7"))
-    await add(store, bound("3", "bob", account="family", peer="7", peer_kind="dm"))
-    await add(store, bound("4", "bob", account="family", guild="g"))
+async def test_a_binding_is_refused_only_if_its_complete_match_exists(store: Store) -> None:
+    await add(store, make_binding("1", "ada", account="family"))
+    await add(store, make_binding("2", "bob", account="family", peer="7"))
+    await add(store, make_binding("3", "bob", account="family", peer="7", peer_kind="dm"))
+    await add(store, make_binding("4", "bob", account="family", guild="g"))
     with pytest.raises(Conflict) as refused:
-        await add(store, bound("5", "bob", account="family"))
+        await add(store, make_binding("5", "bob", account="family"))
     assert refused.value.code == "binding.exists"
-    assert await answering(store) == {"1": "ada", "2": "bob", "3": "bob", "4": "bob"}
+    assert await bound_agents(store) == {"1": "ada", "2": "bob", "3": "bob", "4": "bob"}
 
 
 @pytest.mark.spec("H65")
-async def test_an_account_is_one_agents_and_rebinding_replaces_in_one_commit(store: Store) -> None:
-    await put(store, bound("1", "ada", account="family"))
-    await put(store, bound("2", "bob", account="family"))
-    assert await answering(store) == {"2": "bob"}, "the account went to another agent"
-    await put(store, bound("3", "bob", account="work"))
-    assert await answering(store) == {"3": "bob"}, "and an agent has one account of a connector"
-    await put(store, bound("4", "bob", peer="7"))
-    assert await answering(store) == {"3": "bob", "4": "bob"}, "single rooms are bound beside it"
-    await put(store, Binding(id="5", agent="ada", match=BindingMatch(connector="work")))
-    assert await answering(store) == {"5": "ada", "4": "bob"}, "an account by its own name is the same account"
+async def test_a_connector_account_has_one_agent_and_rebinding_replaces_it_in_one_commit(store: Store) -> None:
+    await replace_binding(store, make_binding("1", "ada", account="family"))
+    await replace_binding(store, make_binding("2", "bob", account="family"))
+    assert await bound_agents(store) == {"2": "bob"}, "the connector is bound to another agent"
+    await replace_binding(store, make_binding("3", "bob", account="work"))
+    assert await bound_agents(store) == {"3": "bob"}, "an agent has one binding for a whole connector"
+    await replace_binding(store, make_binding("4", "bob", peer="7"))
+    assert await bound_agents(store) == {"3": "bob", "4": "bob"}, "bindings of single channels coexist with it"
+    await replace_binding(store, Binding(id="5", agent="ada", match=BindingMatch(connector="work")))
+    assert await bound_agents(store) == {"5": "ada", "4": "bob"}, "the connector name as account is the same binding"
 
 
 @pytest.mark.spec("H65")
-async def test_a_rebinding_that_fails_leaves_the_one_before(store: Store) -> None:
-    await put(store, bound("1", "ada", account="family"))
+async def test_a_failed_rebinding_keeps_the_old_binding(store: Store) -> None:
+    await replace_binding(store, make_binding("1", "ada", account="family"))
     with pytest.raises(NotFound):
-        await put(store, bound("2", "nobody", account="family"))
-    assert await answering(store) == {"1": "ada"}
+        await replace_binding(store, make_binding("2", "nobody", account="family"))
+    assert await bound_agents(store) == {"1": "ada"}
 
 
 @pytest.mark.spec("C85")
-async def test_several_agents_may_answer_in_one_room_each_named_once(store: Store) -> None:
+async def test_several_agents_can_be_bound_to_one_channel_each_once(store: Store) -> None:
     both = Binding(id="1", agent="Ada", extra_agents=("BOB",), match=BindingMatch(connector="telegram", peer="-1"))
-    assert (await add(store, both)).agents == ("ada", "bob"), "in the spelling of the staff"
+    assert (await add(store, both)).agents == ("ada", "bob"), "in the spelling of the agents"
     with pytest.raises(Invalid):
-        await put(
+        await replace_binding(
             store,
             Binding(id="2", agent="ada", extra_agents=("ADA",), match=BindingMatch(connector="telegram", peer="-2")),
         )
 
 
-async def test_who_left_answers_nowhere_and_the_others_of_a_room_go_on(store: Store) -> None:
+async def test_removing_an_agent_from_bindings_keeps_the_other_agents_of_a_channel(store: Store) -> None:
     await add(
         store, Binding(id="1", agent="ada", extra_agents=("bob",), match=BindingMatch(connector="telegram", peer="-1"))
     )
-    await add(store, bound("2", "ada"))
+    await add(store, make_binding("2", "ada"))
     assert await store.write(partial(bindings.remove_agent, agent="ada", at_ms=NOW_MS), point="test") == 2
-    assert await answering(store) == {"1": "bob"}
+    assert await bound_agents(store) == {"1": "bob"}
 
 
-async def test_a_binding_follows_its_room_to_a_new_name(store: Store) -> None:
-    await add(store, bound("1", "ada", peer="-1"))
+async def test_a_binding_follows_its_channel_to_a_new_id(store: Store) -> None:
+    await add(store, make_binding("1", "ada", peer="-1"))
     moved = partial(bindings.move_channel, connector="family", channel="-1", new_channel="-1001")
     assert await store.write(moved, point="test") == 1
     assert [each.match.peer for each in await store.scan(bindings.list_all)] == ["-1001"]
@@ -130,14 +130,14 @@ async def test_a_binding_follows_its_room_to_a_new_name(store: Store) -> None:
 
 
 @pytest.mark.spec("C9")
-async def test_an_id_is_one_persons_and_one_person_has_several(store: Store) -> None:
+async def test_an_identity_belongs_to_one_person_and_a_person_can_have_several(store: Store) -> None:
     async def link(service: str, id_: str, person: str) -> Identity:
         identity = Identity(service=service, id=id_, person=person, made_by="person:owner")
         return await store.write(partial(identities.link, identity=identity, at_ms=NOW_MS), point="test")
 
     await link("telegram", "7", "Maria")
     await link("irc", "maria!m@home", "maria")
-    assert (await link("telegram", "7", "maria")).person == "maria", "saying it twice changes nothing"
+    assert (await link("telegram", "7", "maria")).person == "maria", "linking it again changes nothing"
     with pytest.raises(Conflict) as refused:
         await link("telegram", "7", "owner")
     assert refused.value.code == "identity.taken"
@@ -147,33 +147,33 @@ async def test_an_id_is_one_persons_and_one_person_has_several(store: Store) -> 
     who = await store.read(partial(identities.find_person, service="telegram", id_="7"))
     assert who == Person(name="maria", role=Role.MEMBER)
     assert await store.read(partial(identities.find_person, service="irc", id_="7")) is None, (
-        "an id counts in its service"
+        "an id is valid on its platform only"
     )
 
 
-async def test_a_person_who_is_forgotten_is_known_by_no_id_and_nothing_of_theirs_is_kept(store: Store) -> None:
-    def happened(conn: sa.Connection) -> None:
+async def test_erasing_a_person_removes_identities_pairings_admissions_and_ambient_messages(store: Store) -> None:
+    def add_rows_of_maria(conn: sa.Connection) -> None:
         identities.link(conn, Identity(service="telegram", id="7", person="maria"), at_ms=NOW_MS)
-        pairings.request_access(conn, asking("7"), cap=3, at_ms=NOW_MS)
+        pairings.request_access(conn, make_pairing("7"), cap=3, at_ms=NOW_MS)
         pairings.admit(conn, "family", "7", by="person:owner", at_ms=NOW_MS)
         for speaker in ("7", "8"):
             row = {"message_id": speaker, "speaker": speaker, "name": "Maria", "text": "hi"}
             ambient_messages.add(conn, "family", "-1", **row, limit=9, at_ms=NOW_MS)
 
-    await store.write(happened, point="test")
+    await store.write(add_rows_of_maria, point="test")
     await store.write(partial(erase_person.erase_person, person="maria", now_ms=NOW_MS), point="test")
 
     assert await store.read(partial(identities.find_person, service="telegram", id_="7")) is None
     assert not await store.read(partial(pairings.is_admitted, connector="family", speaker="7"))
     assert await store.scan(partial(pairings.list_latest, limit=9)) == []
     left = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
-    assert [each.sender_id for each in left] == ["8"], "what others said is theirs"
+    assert [each.sender_id for each in left] == ["8"], "messages of others stay"
 
 
 # Pairings
 
 
-def asking(speaker: str, *, id_: str = "", minutes: int = 60) -> Pairing:
+def make_pairing(speaker: str, *, id_: str = "", minutes: int = 60) -> Pairing:
     return Pairing(
         id=id_ or f"p{speaker}",
         connector="family",
@@ -187,16 +187,18 @@ def asking(speaker: str, *, id_: str = "", minutes: int = 60) -> Pairing:
     )
 
 
-async def ask(store: Store, pairing: Pairing, *, cap: int = 2, at_ms: int = NOW_MS) -> pairings.PairingRequestResult:
+async def request_pairing(
+    store: Store, pairing: Pairing, *, cap: int = 2, at_ms: int = NOW_MS
+) -> pairings.PairingRequestResult:
     return await store.write(partial(pairings.request_access, pairing=pairing, cap=cap, at_ms=at_ms), point="test")
 
 
 @pytest.mark.spec("C16")
-async def test_whoever_waits_keeps_their_code_and_beyond_the_cap_nobody_is_added(store: Store) -> None:
-    first = await ask(store, asking("1"))
-    again = await ask(store, asking("1", id_="other"))
-    await ask(store, asking("2"))
-    third = await ask(store, asking("3"))
+async def test_a_repeated_pairing_request_keeps_its_code_and_requests_over_the_limit_are_dropped(store: Store) -> None:
+    first = await request_pairing(store, make_pairing("1"))
+    again = await request_pairing(store, make_pairing("1", id_="other"))
+    await request_pairing(store, make_pairing("2"))
+    third = await request_pairing(store, make_pairing("3"))
 
     assert first.is_new and not again.is_new
     assert again.pairing == first.pairing
@@ -206,44 +208,44 @@ async def test_whoever_waits_keeps_their_code_and_beyond_the_cap_nobody_is_added
 
 
 @pytest.mark.spec("C16")
-async def test_a_code_expires_and_makes_room_for_the_next(store: Store) -> None:
-    await ask(store, asking("1", minutes=1), cap=1)
+async def test_an_expired_pairing_frees_its_slot(store: Store) -> None:
+    await request_pairing(store, make_pairing("1", minutes=1), cap=1)
     later = NOW_MS + 60_000
     decided = partial(pairings.decide, id_="p1", state=PairingState.ACCEPTED, by="person:owner", at_ms=later)
     assert await store.write(decided, point="test") is None, "too late"
     assert not await store.read(partial(pairings.is_admitted, connector="family", speaker="1"))
-    assert (await ask(store, asking("2"), cap=1, at_ms=later)).is_new
+    assert (await request_pairing(store, make_pairing("2"), cap=1, at_ms=later)).is_new
     states = {each.id: each.state for each in await store.scan(partial(pairings.list_latest, limit=9))}
     assert states == {"p1": PairingState.EXPIRED, "p2": PairingState.WAITING}
 
 
 @pytest.mark.spec("C16")
-async def test_whoever_is_accepted_is_let_in_once_and_who_is_refused_is_not(store: Store) -> None:
+async def test_a_pairing_is_decided_once_and_only_an_accepted_one_admits_its_sender(store: Store) -> None:
     for speaker in ("1", "2"):
-        await ask(store, asking(speaker))
+        await request_pairing(store, make_pairing(speaker))
     found = await store.read(partial(pairings.find_by_code, code="code1", now_ms=NOW_MS))
-    assert found is not None and found.id == "p1", "a code is read in either case"
+    assert found is not None and found.id == "p1", "a code is case-insensitive"
     for id_, state in (("p1", PairingState.ACCEPTED), ("p2", PairingState.REFUSED)):
         decide = partial(pairings.decide, id_=id_, state=state, by="person:owner", at_ms=NOW_MS)
         assert await store.write(decide, point="test") is not None
-        assert await store.write(decide, point="test") is None, "decided is decided"
+        assert await store.write(decide, point="test") is None, "a decision is final"
     assert [each.speaker for each in await store.scan(pairings.list_admitted)] == ["1"]
     assert await store.write(partial(pairings.revoke_admission, connector="family", speaker="1"), point="test")
     assert await store.scan(pairings.list_admitted) == []
 
 
-async def test_what_was_decided_long_ago_goes_when_somebody_asks(store: Store) -> None:
-    await ask(store, asking("1", minutes=1))
-    await ask(store, asking("2"), at_ms=NOW_MS + pairings.RETENTION_MS + 61_000)
+async def test_old_pairings_are_deleted_with_a_new_request(store: Store) -> None:
+    await request_pairing(store, make_pairing("1", minutes=1))
+    await request_pairing(store, make_pairing("2"), at_ms=NOW_MS + pairings.RETENTION_MS + 61_000)
     assert [each.id for each in await store.scan(partial(pairings.list_latest, limit=9))] == ["p2"]
 
 
-# Overheard
+# Ambient messages
 
 
 @pytest.mark.spec("C84")
-async def test_of_what_is_overheard_the_last_is_kept_and_told_once(store: Store) -> None:
-    def heard(conn: sa.Connection) -> None:
+async def test_the_last_ambient_messages_are_kept_and_deleted_once_shown(store: Store) -> None:
+    def add_messages(conn: sa.Connection) -> None:
         for number in range(1, 6):
             ambient_messages.add(
                 conn,
@@ -257,8 +259,8 @@ async def test_of_what_is_overheard_the_last_is_kept_and_told_once(store: Store)
                 at_ms=NOW_MS,
             )
 
-    await store.write(heard, point="test")
-    await store.write(heard, point="test")  # delivered again
+    await store.write(add_messages, point="test")
+    await store.write(add_messages, point="test")  # delivered again
     kept = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
     assert [each.message_id for each in kept] == ["3", "4", "5"]
     assert all(len(each.text) == ambient_messages.TEXT_CHARS_MAX for each in kept)
@@ -266,10 +268,10 @@ async def test_of_what_is_overheard_the_last_is_kept_and_told_once(store: Store)
         partial(ambient_messages.delete_shown, connector="family", channel="-1", upto=kept[1].seq), point="test"
     )
     left = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
-    assert [each.message_id for each in left] == ["5"], "what came meanwhile is told next time"
+    assert [each.message_id for each in left] == ["5"], "what came meanwhile is kept for the next run"
 
 
-async def test_what_was_overheard_follows_its_room(store: Store) -> None:
+async def test_ambient_messages_follow_their_channel_to_a_new_id(store: Store) -> None:
     def body(conn: sa.Connection) -> None:
         row = {"message_id": "1", "speaker": "7", "name": "", "text": "hi"}
         ambient_messages.add(conn, "family", "-1", **row, limit=3, at_ms=NOW_MS)
@@ -280,8 +282,8 @@ async def test_what_was_overheard_follows_its_room(store: Store) -> None:
     assert len(await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1001"))) == 1
 
 
-async def test_the_store_itself_holds_one_waiting_pairing_for_each_speaker(store: Store) -> None:
-    row = {"instance": "family", "service": "telegram", "speaker": "1", "name": "", "code": "X", "state": "waiting"}
+async def test_the_database_allows_one_waiting_pairing_per_sender(store: Store) -> None:
+    row = {"connector": "family", "platform": "telegram", "sender": "1", "name": "", "code": "X", "state": "waiting"}
     row |= {"asked_ms": 1, "expires_ms": 2, "decided_by": "", "decided_ms": None}
     await store.write(lambda conn: conn.execute(t.pairings.insert(), {"id": "a", **row}) and None, point="test")
     with pytest.raises(StoreError):

@@ -1,4 +1,4 @@
-"""What sessions were told, in the store."""
+"""The instructions of sessions in the store."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stores import POSTGRES, SQLITE, place_of
+from stores import POSTGRES, SQLITE, create_store_location
 
 from retinue.domain.ids import SessionId
 from retinue.store.core.connection import Store
 from retinue.store.sessions import instructions
 from retinue.store.sessions.instructions import StoredInstructions
 
-ONE = StoredInstructions(began="1/0", snapshot="{}", text="Be brief.", parts="[]", at_ms=1)
+STORED_INSTRUCTIONS = StoredInstructions(context_key="1/0", snapshot="{}", text="Be brief.", parts="[]", at_ms=1)
 
 
 @pytest.fixture(params=[SQLITE, POSTGRES])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
-    async with place_of(request.param, request, tmp_path).open() as opened:
+    async with create_store_location(request.param, request, tmp_path).open() as opened:
         yield opened
 
 
-async def test_a_session_has_what_it_was_told_last(store: Store) -> None:
+async def test_a_session_has_its_latest_stored_instructions(store: Store) -> None:
     session, other = SessionId("a" * 32), SessionId("b" * 32)
 
     async def put(whose: SessionId, kept: StoredInstructions) -> None:
@@ -34,13 +34,13 @@ async def test_a_session_has_what_it_was_told_last(store: Store) -> None:
 
     assert await get(session) is None
     assert await store.read(partial(instructions.get_text, session=session)) is None
-    await put(session, ONE)
-    await put(other, ONE)
-    assert await get(session) == ONE
-    changed = ONE._replace(began="9/1", text="Be long. \N{SEEDLING}" * 10_000, at_ms=2)
+    await put(session, STORED_INSTRUCTIONS)
+    await put(other, STORED_INSTRUCTIONS)
+    assert await get(session) == STORED_INSTRUCTIONS
+    changed = STORED_INSTRUCTIONS._replace(context_key="9/1", text="Be long. \N{SEEDLING}" * 10_000, at_ms=2)
     await put(session, changed)
     assert await get(session) == changed
     assert await store.read(partial(instructions.get_text, session=session)) == changed.text
     await store.write(partial(instructions.delete, session=session), point="test")
     assert await get(session) is None
-    assert await get(other) == ONE
+    assert await get(other) == STORED_INSTRUCTIONS

@@ -1,4 +1,4 @@
-"""The schema: what the migrations make is what the tables say, and a store moves forward whole or not at all."""
+"""The schema: migrations produce exactly the declared tables, and an upgrade happens completely or not at all."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from retinue.store.open_store import (
 from retinue.testing.local_instance import LocalInstance
 from retinue.testing.postgres import PostgresServer
 
-NEXT = '''
+NEXT_MIGRATION = '''
 """A synthetic next revision: a table rebuilt, a column with data made from data, a new table."""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0014"
+down_revision = "0015"
 
 
 def upgrade() -> None:
@@ -54,45 +54,45 @@ def upgrade() -> None:
     op.create_table("pets", sa.Column("name", sa.Text(), primary_key=True))
     op.execute("INSERT INTO pets (name) SELECT DISTINCT agent FROM runs")
 '''
-BREAKS_LATE = NEXT + "    raise RuntimeError('the author slipped')\n"
-BREAKS_A_REFERENCE = NEXT + "    op.execute(\"UPDATE runs SET session = 'nowhere'\")\n"
-BREAKS_A_CONSTRAINT = NEXT + '    op.execute("INSERT INTO pets (name) SELECT name FROM pets")\n'
+MIGRATION_RAISING_AT_THE_END = NEXT_MIGRATION + "    raise RuntimeError('the author slipped')\n"
+MIGRATION_BREAKING_A_REFERENCE = NEXT_MIGRATION + "    op.execute(\"UPDATE runs SET session = 'nowhere'\")\n"
+MIGRATION_BREAKING_A_CONSTRAINT = NEXT_MIGRATION + '    op.execute("INSERT INTO pets (name) SELECT name FROM pets")\n'
 
 
-BY_SCRIPTS = StoreSchema()
+MIGRATED_SCHEMA = StoreSchema()
 
 
-def with_next(directory: Path, source: str = NEXT) -> StoreSchema:
-    """The schema of a version to come."""
+def schema_with_next_migration(directory: Path, source: str = NEXT_MIGRATION) -> StoreSchema:
+    """Return a schema with a migration of a future version."""
     scripts = directory / "migrations"
     shutil.copytree(SCHEMA.scripts_dir, scripts, ignore=shutil.ignore_patterns("__pycache__"))
     (scripts / "versions" / "9999_next.py").write_text(source)
     return StoreSchema(head="9999", known_revisions=KNOWN_REVISIONS | {"9999"}, scripts_dir=scripts)
 
 
-def dump(path: Path) -> list[str]:
-    """All that a file says, down to its schema."""
+def dump_database(path: Path) -> list[str]:
+    """Return a database as SQL, with its schema."""
     with closing(sqlite3.connect(path)) as raw:
         return list(raw.iterdump())
 
 
-async def lived_in(url: str | Path, root: Path) -> None:
-    """A house in which things happened."""
-    household = LocalInstance(root, url=url)
-    async with household.run() as house:
-        household.model.will_reply("one", "two")
-        await house.wait_for_answer((await house.send("Grüße, 'quoted' \u202e")).envelope)
-        await house.wait_for_answer((await house.send("second")).envelope)
-        await house.send("next year", deliver_at=household.clock.now().replace(year=2027))
-        await house.wait_until_idle()
+async def make_history(url: str | Path, root: Path) -> None:
+    """Make a store with some sessions and runs."""
+    instance = LocalInstance(root, url=url)
+    async with instance.run() as server:
+        instance.model.will_reply("one", "two")
+        await server.wait_for_answer((await server.send("Grüße, 'quoted' \u202e")).envelope)
+        await server.wait_for_answer((await server.send("second")).envelope)
+        await server.send("next year", deliver_at=instance.clock.now().replace(year=2027))
+        await server.wait_until_idle()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "house.db"
+    return tmp_path / "retinue.db"
 
 
-# The tables and the migrations say the same
+# The tables and the migrations are the same
 
 
 def scripts() -> ScriptDirectory:
@@ -101,21 +101,21 @@ def scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(config)
 
 
-def test_the_newest_revision_and_all_known_ones_are_those_of_the_scripts() -> None:
+def test_head_and_known_revisions_match_the_migration_scripts() -> None:
     assert scripts().get_heads() == [HEAD]
     assert {script.revision for script in scripts().walk_revisions()} == KNOWN_REVISIONS
 
 
 @contextmanager
-def upgraded(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[sa.Connection]:
-    """A connection to an empty store that migrations have made."""
+def open_migrated_store(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[sa.Connection]:
+    """Connect to an empty store that the migrations have created."""
     if kind == "sqlite":
-        prepare_sqlite(path, schema=BY_SCRIPTS)
+        prepare_sqlite(path, schema=MIGRATED_SCHEMA)
         with closing(sqlite.connect(path, writable=False)) as conn:
             yield conn
         return
     url = sa.make_url(request.getfixturevalue("empty_postgres_url"))
-    prepare_postgres(url, BY_SCRIPTS)
+    prepare_postgres(url, MIGRATED_SCHEMA)
     engine = sa.create_engine(url)
     with engine.connect() as conn:
         yield conn
@@ -123,53 +123,54 @@ def upgraded(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_autogenerate_finds_nothing_left_to_do(kind: str, request: pytest.FixtureRequest, path: Path) -> None:
-    with upgraded(kind, request, path) as conn:
+def test_alembic_autogenerate_finds_no_difference_after_the_migrations(
+    kind: str, request: pytest.FixtureRequest, path: Path
+) -> None:
+    with open_migrated_store(kind, request, path) as conn:
         context = MigrationContext.configure(
             conn, opts={"compare_type": True, "compare_server_default": True, "render_as_batch": True}
         )
         assert compare_metadata(context, t.metadata) == []
 
 
-def test_on_sqlite_every_table_index_and_view_is_made_as_the_tables_say_to_the_letter(path: Path) -> None:
-    """Autogenerate does not look at the conditions of partial indexes, at checks, or at WITHOUT ROWID."""
-    prepare_sqlite(path, schema=BY_SCRIPTS)
+def test_on_sqlite_migrated_schema_objects_equal_the_declared_tables_exactly(path: Path) -> None:
+    """Autogenerate ignores the conditions of partial indexes, checks, and WITHOUT ROWID."""
+    prepare_sqlite(path, schema=MIGRATED_SCHEMA)
     with closing(sqlite3.connect(path)) as raw:
-        migrated = _said(raw)
+        migrated = _schema_objects(raw)
     with closing(sqlite3.connect(":memory:")) as raw:
         engine = sa.create_engine("sqlite://", creator=lambda: raw)
         t.metadata.create_all(engine)
         raw.execute(t.AGENT_RUNS_VIEW)
-        declared = _said(raw)
+        declared = _schema_objects(raw)
     migrated.pop("alembic_version")
     assert migrated == declared
     assert "status = 'pending' AND session IS NULL" in declared["ix_envelopes_outbox"]
 
 
-def test_a_new_store_is_what_the_scripts_make_stamp_and_all(tmp_path: Path) -> None:
+def test_a_new_sqlite_store_equals_a_migrated_one_including_its_revision(tmp_path: Path) -> None:
     made: list[tuple[dict[str, list[str] | str], list[tuple[str]], list[tuple[int, ...]]]] = []
-    for name, schema in (("tables", SCHEMA), ("scripts", BY_SCRIPTS)):
+    for name, schema in (("tables", SCHEMA), ("scripts", MIGRATED_SCHEMA)):
         prepare_sqlite(tmp_path / name, schema=schema)
         with closing(sqlite3.connect(tmp_path / name)) as raw:
             stamp = raw.execute("SELECT version_num FROM alembic_version").fetchall()
-            made.append((_said(raw), stamp, raw.execute("SELECT * FROM house").fetchall()))
+            made.append((_schema_objects(raw), stamp, raw.execute("SELECT * FROM counters").fetchall()))
     assert made[0] == made[1]
 
 
-def _said(raw: sqlite3.Connection) -> dict[str, list[str] | str]:
+def _schema_objects(raw: sqlite3.Connection) -> dict[str, list[str] | str]:
     rows = raw.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     return {name: _clauses(sql) if type_ == "table" else " ".join(sql.split()) for type_, name, sql in rows}
 
 
 def _clauses(sql: str) -> list[str]:
-    """A table's columns and constraints. In which order the constraints were written means nothing, nor do the quotes
-    that SQLite puts around a name when a table was rebuilt."""
+    """Return a table's columns and constraints, without their order and quotes, which change if a table is rebuilt."""
     head, _, body = " ".join(sql.replace('"', "").split()).partition("(")
     inside, _, tail = body.rpartition(")")
     return [head.strip(), tail.strip(), *sorted(clause.strip() for clause in re.split(r",\s*(?![^()]*\))", inside))]
 
 
-def test_on_postgresql_a_new_store_is_what_the_scripts_make_stamp_and_all(
+def test_a_new_postgresql_store_equals_a_migrated_one_including_its_revision(
     postgres_server: PostgresServer,
 ) -> None:
     asks = (
@@ -179,11 +180,11 @@ def test_on_postgresql_a_new_store_is_what_the_scripts_make_stamp_and_all(
         "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = 'public'::regnamespace "
         "ORDER BY 1",
         "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public'",
-        "SELECT * FROM house",
+        "SELECT * FROM counters",
         "SELECT * FROM alembic_version",
     )
     said: list[list[list[tuple[Any, ...]]]] = []
-    for schema in (SCHEMA, BY_SCRIPTS):
+    for schema in (SCHEMA, MIGRATED_SCHEMA):
         with postgres_server.create_database() as url:
             prepare_postgres(sa.make_url(url), schema)
             engine = sa.create_engine(url)
@@ -194,21 +195,21 @@ def test_on_postgresql_a_new_store_is_what_the_scripts_make_stamp_and_all(
     assert any("session IS NULL" in row[1] for row in said[0][1])
 
 
-# Forward
+# Upgrade
 
 
 @pytest.mark.parametrize("lived", [False, True])
-async def test_a_store_moves_forward_with_everything_in_it(path: Path, tmp_path: Path, lived: bool) -> None:
+async def test_a_migration_keeps_all_rows_of_a_sqlite_store(path: Path, tmp_path: Path, lived: bool) -> None:
     if lived:
-        await lived_in(path, tmp_path)
+        await make_history(path, tmp_path)
     else:
         prepare_sqlite(path)
-    before = _rows(path)
-    schema = with_next(tmp_path)
+    before = _table_rows(path)
+    schema = schema_with_next_migration(tmp_path)
 
     prepare_sqlite(path, schema=schema)
 
-    after = _rows(path)
+    after = _table_rows(path)
     assert after.pop("alembic_version") == [("9999",)]
     assert after.pop("pets") == ([("ada",)] if lived else [])
     assert [row[:-1] for row in after["runs"]] == before["runs"]
@@ -220,43 +221,43 @@ async def test_a_store_moves_forward_with_everything_in_it(path: Path, tmp_path:
         assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
         assert raw.execute("SELECT count(*) FROM agent_runs").fetchone() == (2 if lived else 0,)
         indexes = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-        assert {"uq_runs_open", "ix_runs_wake", "ix_sessions_active"} <= indexes
+        assert {"uq_runs_open", "ix_runs_resume", "ix_sessions_active"} <= indexes
         (runs,) = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'uq_runs_open'").fetchone()
-        assert "WHERE status IN ('running', 'parked')" in runs
+        assert "WHERE status IN ('running', 'suspended')" in runs
         (steps,) = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'steps'").fetchone()
         assert "REFERENCES runs (id)" in steps
-    assert _debris(path) == []
+    assert _leftover_files(path) == []
 
-    prepare_sqlite(path, schema=schema)  # a second start finds nothing to do
-    with pytest.raises(StoreError, match="newer"):  # and the version from before refuses
+    prepare_sqlite(path, schema=schema)  # a second start has nothing to do
+    with pytest.raises(StoreError, match="newer"):  # and the previous version refuses
         prepare_sqlite(path)
 
 
-def _rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+def _table_rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     with closing(sqlite3.connect(path)) as raw:
         tables = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {table: sorted(raw.execute(f"SELECT * FROM {table}").fetchall(), key=repr) for table in tables}
 
 
-def _debris(path: Path) -> list[str]:
-    return [file.name for file in path.parent.glob("house.db?*")]
+def _leftover_files(path: Path) -> list[str]:
+    return [file.name for file in path.parent.glob("retinue.db?*")]
 
 
 @pytest.mark.parametrize(
     ("source", "because"),
     [
-        (BREAKS_LATE, "the author slipped"),
-        (BREAKS_A_REFERENCE, "a row references another that does not exist"),
-        (BREAKS_A_CONSTRAINT, "UNIQUE constraint failed"),
+        (MIGRATION_RAISING_AT_THE_END, "the author slipped"),
+        (MIGRATION_BREAKING_A_REFERENCE, "a row references another that does not exist"),
+        (MIGRATION_BREAKING_A_CONSTRAINT, "UNIQUE constraint failed"),
         ("this is no python", "SyntaxError"),
     ],
 )
-async def test_a_migration_that_fails_leaves_the_store_as_it_was(
+async def test_a_failed_migration_leaves_the_sqlite_file_unchanged(
     path: Path, tmp_path: Path, source: str, because: str
 ) -> None:
-    await lived_in(path, tmp_path)
-    before, modified = dump(path), path.read_bytes()
-    schema = with_next(tmp_path, source)
+    await make_history(path, tmp_path)
+    before, modified = dump_database(path), path.read_bytes()
+    schema = schema_with_next_migration(tmp_path, source)
 
     with pytest.raises(StoreError) as failed:
         prepare_sqlite(path, schema=schema)
@@ -264,19 +265,19 @@ async def test_a_migration_that_fails_leaves_the_store_as_it_was(
     assert failed.value.code == "store.upgrade_failed"
     assert because in failed.value.because
     assert "previous version" in failed.value.try_this
-    assert dump(path) == before
+    assert dump_database(path) == before
     assert path.read_bytes() == modified
-    assert _debris(path) == []
-    store = await open_store(path)  # the version from before goes on
+    assert _leftover_files(path) == []
+    store = await open_store(path)  # the previous version still works
     await store.close()
 
 
-async def test_a_migration_is_rehearsed_on_a_copy_before_it_touches_the_store(path: Path, tmp_path: Path) -> None:
-    await lived_in(path, tmp_path)
+async def test_a_migration_runs_on_a_copy_before_the_store(path: Path, tmp_path: Path) -> None:
+    await make_history(path, tmp_path)
     witness = tmp_path / "witness"
-    schema = with_next(
+    schema = schema_with_next_migration(
         tmp_path,
-        NEXT
+        NEXT_MIGRATION
         + f"""
     files = [row[2] for row in op.get_bind().exec_driver_sql("PRAGMA database_list")]
     with open({str(witness)!r}, "a") as out:
@@ -285,20 +286,20 @@ async def test_a_migration_is_rehearsed_on_a_copy_before_it_touches_the_store(pa
 """,
     )
     prepare_sqlite(path, schema=schema)
-    assert witness.read_text().split() == [f"{path}.rehearsal", "0o600", str(path), "0o600"]
-    assert _debris(path) == []
+    assert witness.read_text().split() == [f"{path}.upgrade", "0o600", str(path), "0o600"]
+    assert _leftover_files(path) == []
 
 
-async def test_a_rehearsal_that_was_killed_is_cleared_away_at_the_next_start(path: Path) -> None:
+async def test_copies_left_by_a_killed_migration_are_removed_at_the_next_start(path: Path) -> None:
     prepare_sqlite(path)
     for ending in ("", "-wal", "-shm", "-journal"):
-        Path(f"{path}.rehearsal{ending}").write_bytes(b"private letters")
+        Path(f"{path}.upgrade{ending}").write_bytes(b"private text")
     prepare_sqlite(path)
-    assert _debris(path) == []
+    assert _leftover_files(path) == []
 
 
 async def test_a_damaged_store_is_not_migrated(path: Path, tmp_path: Path) -> None:
-    await lived_in(path, tmp_path)
+    await make_history(path, tmp_path)
     with closing(sqlite3.connect(path)) as raw:
         (root,) = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'records'").fetchone()
     with path.open("r+b") as file:
@@ -307,24 +308,24 @@ async def test_a_damaged_store_is_not_migrated(path: Path, tmp_path: Path) -> No
     whole = path.read_bytes()
 
     with pytest.raises(StoreError) as refused:
-        prepare_sqlite(path, schema=with_next(tmp_path))
+        prepare_sqlite(path, schema=schema_with_next_migration(tmp_path))
 
     assert refused.value.code == "store.damaged"
     assert path.read_bytes() == whole
-    assert _debris(path) == []
+    assert _leftover_files(path) == []
 
 
-# Forward on PostgreSQL
+# Upgrade on PostgreSQL
 
 
-async def test_postgresql_moves_forward_with_everything_in_it(empty_postgres_url: str, tmp_path: Path) -> None:
-    await lived_in(empty_postgres_url, tmp_path)
+async def test_a_migration_keeps_all_rows_of_a_postgresql_store(empty_postgres_url: str, tmp_path: Path) -> None:
+    await make_history(empty_postgres_url, tmp_path)
     url = sa.make_url(empty_postgres_url)
     engine = sa.create_engine(url)
     with engine.connect() as conn:
         before = conn.execute(sa.text("SELECT id, text FROM envelopes ORDER BY seq")).all()
 
-    prepare_postgres(url, with_next(tmp_path))
+    prepare_postgres(url, schema_with_next_migration(tmp_path))
 
     with engine.connect() as conn:
         assert stored_revision(conn) == "9999"
@@ -337,13 +338,15 @@ async def test_postgresql_moves_forward_with_everything_in_it(empty_postgres_url
     assert refused.value.code == "store.newer_schema"
 
 
-@pytest.mark.parametrize("source", [BREAKS_LATE, BREAKS_A_REFERENCE, BREAKS_A_CONSTRAINT])
-async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
+@pytest.mark.parametrize(
+    "source", [MIGRATION_RAISING_AT_THE_END, MIGRATION_BREAKING_A_REFERENCE, MIGRATION_BREAKING_A_CONSTRAINT]
+)
+async def test_a_failed_migration_is_rolled_back_on_postgresql(
     empty_postgres_url: str, tmp_path: Path, source: str
 ) -> None:
-    await lived_in(empty_postgres_url, tmp_path)
+    await make_history(empty_postgres_url, tmp_path)
     with pytest.raises(StoreError) as failed:
-        prepare_postgres(sa.make_url(empty_postgres_url), with_next(tmp_path, source))
+        prepare_postgres(sa.make_url(empty_postgres_url), schema_with_next_migration(tmp_path, source))
     assert failed.value.code == "store.upgrade_failed"
     assert failed.value.because and "previous version" in failed.value.try_this
 
@@ -357,11 +360,11 @@ async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
     await store.close()
 
 
-# What each step makes of what it finds
+# What each migration does with existing rows
 
 
-def as_of(head: str, directory: Path) -> StoreSchema:
-    """What an earlier version knew."""
+def schema_at_revision(head: str, directory: Path) -> StoreSchema:
+    """Return the schema that an earlier version had."""
     known = frozenset(revision for revision in KNOWN_REVISIONS if revision <= head)
     scripts = directory / head
     later = [f"{revision}*" for revision in KNOWN_REVISIONS - known]
@@ -369,8 +372,8 @@ def as_of(head: str, directory: Path) -> StoreSchema:
     return StoreSchema(head=head, known_revisions=known, scripts_dir=scripts)
 
 
-def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: Path, tmp_path: Path) -> None:
-    prepare_sqlite(path, schema=as_of("0001", tmp_path))
+def test_migrating_from_0001_keeps_tokens_agents_and_sessions(path: Path, tmp_path: Path) -> None:
+    prepare_sqlite(path, schema=schema_at_revision("0001", tmp_path))
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("INSERT INTO people VALUES ('owner', 'owner', 'owner', ?, 5)", ("ab" * 32,))
         raw.execute("INSERT INTO people VALUES ('Maria', 'maria', 'member', NULL, 6)")
@@ -389,12 +392,12 @@ def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: 
         assert raw.execute("SELECT kind, principal, hash, revoked_ms FROM tokens").fetchall() == [
             ("token", "person:owner", "ab" * 32, None)
         ]
-        assert raw.execute("SELECT name, role, forgotten_ms FROM people ORDER BY name").fetchall() == [
+        assert raw.execute("SELECT name, role, erased_ms FROM people ORDER BY name").fetchall() == [
             ("Maria", "member", None),
             ("owner", "owner", None),
         ]
         assert raw.execute("SELECT agent, version FROM agent_versions").fetchall() == [("ada", 3)]
-        assert raw.execute("SELECT snippet, updated_ms, folded, deleted_ms FROM sessions").fetchall() == [
+        assert raw.execute("SELECT snippet, updated_ms, name_folded, deleted_ms FROM sessions").fetchall() == [
             ("hi", 9, None, None)
         ]
         assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -402,29 +405,29 @@ def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: 
 
 
 @contextmanager
-def as_it_was(
+def store_at_revision(
     kind: str, head: str, request: pytest.FixtureRequest, path: Path, tmp_path: Path
 ) -> Iterator[tuple[sa.Engine, Callable[[], None]]]:
-    """A store of an earlier version, and what brings it to this one."""
+    """Create a store of an earlier version. Yields its engine, and a function that upgrades it."""
     if kind == "sqlite":
-        prepare_sqlite(path, schema=as_of(head, tmp_path))
+        prepare_sqlite(path, schema=schema_at_revision(head, tmp_path))
         engine, move = sa.create_engine(f"sqlite:///{path}"), partial(prepare_sqlite, path)
     else:
         url = sa.make_url(request.getfixturevalue("empty_postgres_url"))
-        prepare_postgres(url, as_of(head, tmp_path))
+        prepare_postgres(url, schema_at_revision(head, tmp_path))
         engine, move = sa.create_engine(url), partial(prepare_postgres, url)
     yield engine, move
     engine.dispose()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_the_minds_keep_money_and_sessions_of_a_store_from_before_and_sum_it_up(
+def test_migrating_from_0002_keeps_money_and_sessions_and_sums_the_spending(
     kind: str, request: pytest.FixtureRequest, path: Path, tmp_path: Path
 ) -> None:
     day_ms = 86_400_000
     reserved = "(run, turn, attempt, reserved_microusd, settled_microusd, released_microusd, held_microusd, unknown, "
     run, session, gone = "a" * 32, "c" * 32, "b" * 32
-    with as_it_was(kind, "0002", request, path, tmp_path) as (engine, move):
+    with store_at_revision(kind, "0002", request, path, tmp_path) as (engine, move):
         with engine.begin() as conn:
             for statement in (
                 "INSERT INTO agents (name, folded, version, body, source, created_ms) VALUES"
@@ -450,8 +453,9 @@ def test_the_minds_keep_money_and_sessions_of_a_store_from_before_and_sum_it_up(
             assert stored_revision(conn) == HEAD
             kept = conn.execute(
                 sa.text(
-                    "SELECT run, turn, idx, attempt, session, root, agent, reserved_microusd, settled_microusd,"
-                    " released_microusd, held_microusd, unknown, day FROM money ORDER BY run, turn"
+                    "SELECT run, turn, call_index, attempt, session, root_run, agent, reserved_microusd,"
+                    " settled_microusd,"
+                    " released_microusd, held_microusd, cost_unknown, day FROM model_calls ORDER BY run, turn"
                 )
             ).all()
             assert [tuple(row) for row in kept] == [
@@ -464,17 +468,19 @@ def test_the_minds_keep_money_and_sessions_of_a_store_from_before_and_sum_it_up(
                 (2, "ada", 2, 300, 1000),
                 (3, "", 1, 1000, 0),
             ]
-            [row] = conn.execute(sa.text("SELECT name, epoch, context_from, mind, compactions FROM sessions")).all()
+            [row] = conn.execute(
+                sa.text("SELECT name, epoch, context_from, model_choice, compactions FROM sessions")
+            ).all()
             assert tuple(row) == ("garden", 3, 4, "{}", 0)
-            assert "money" not in ledger.check_ledger(conn, now_ms=4 * day_ms).broken_equations
+            assert "charged" not in ledger.check_ledger(conn, now_ms=4 * day_ms).broken_equations
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_the_clock_dates_the_contexts_of_a_store_from_before(
+def test_migrating_from_0011_sets_the_context_times_of_sessions(
     kind: str, request: pytest.FixtureRequest, path: Path, tmp_path: Path
 ) -> None:
     session, empty = "a" * 32, "b" * 32
-    with as_it_was(kind, "0011", request, path, tmp_path) as (engine, move):
+    with store_at_revision(kind, "0011", request, path, tmp_path) as (engine, move):
         with engine.begin() as conn:
             for statement in (
                 "INSERT INTO agents (name, folded, version, body, source, created_ms) VALUES"
@@ -498,6 +504,6 @@ def test_the_clock_dates_the_contexts_of_a_store_from_before(
 
         with engine.connect() as conn:
             found = conn.execute(
-                sa.text("SELECT id, began_ms, active_ms, refresh, chat_type FROM sessions ORDER BY id")
+                sa.text("SELECT id, context_started_ms, active_ms, pending_reset, chat_type FROM sessions ORDER BY id")
             )
             assert [tuple(row) for row in found] == [(session, 30, 90, None, None), (empty, 5, 90, None, None)]

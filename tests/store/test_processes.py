@@ -1,4 +1,4 @@
-"""Commands in a real store: a process ends once, and is told of once."""
+"""Background commands in a real store: a process ends once, and its end is reported once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from retinue.store.runs.processes import CommandProcess, ProcessState
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOW_MS = to_ms(NOW)
-MINE = SessionId("5e" * 16)
-ONE = CommandProcess(
+SESSION = SessionId("5e" * 16)
+PROCESS = CommandProcess(
     id="a1" * 16,
-    session=MINE,
+    session=SESSION,
     run=RunId("ab" * 16),
     agent="ada",
     command="make all",
@@ -37,7 +37,7 @@ ONE = CommandProcess(
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "house.db"
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "retinue.db"
     store = await open_store(url)
     yield store
     await store.close()
@@ -48,73 +48,75 @@ async def add(store: Store, *new: CommandProcess) -> None:
         await store.write(partial(processes.add, process=process), point="process-begin")
 
 
-async def get(store: Store, id_: str = ONE.id) -> CommandProcess | None:
+async def get(store: Store, id_: str = PROCESS.id) -> CommandProcess | None:
     return await store.read(partial(processes.get, id_=id_))
 
 
 async def end(store: Store, *, told: bool = False, code: int | None = 3) -> ProcessState | None:
-    body = partial(processes.end, id_=ONE.id, exit_code=code, because="so", at_ms=NOW_MS, is_reported=told)
+    body = partial(processes.end, id_=PROCESS.id, exit_code=code, because="so", at_ms=NOW_MS, is_reported=told)
     return await store.write(body, point="process-end")
 
 
-async def test_what_is_written_is_read_back(store: Store) -> None:
-    await add(store, ONE)
+async def test_a_stored_process_is_read_back_unchanged(store: Store) -> None:
+    await add(store, PROCESS)
 
-    assert await get(store) == ONE
+    assert await get(store) == PROCESS
     assert await get(store, "ff" * 16) is None
 
 
-async def test_one_that_was_left_to_run_is_told_of_when_it_ends(store: Store) -> None:
-    await add(store, ONE)
-    assert await store.write(partial(processes.move_to_background, id_=ONE.id), point="process-leave")
+async def test_a_background_process_is_reported_once_when_it_ends(store: Store) -> None:
+    await add(store, PROCESS)
+    assert await store.write(partial(processes.move_to_background, id_=PROCESS.id), point="process-leave")
     assert await end(store) is ProcessState.ENDED
-    assert await get(store) == replace(ONE, state=ProcessState.ENDED, exit_code=3, because="so", ended_at=NOW)
+    assert await get(store) == replace(PROCESS, state=ProcessState.ENDED, exit_code=3, because="so", ended_at=NOW)
     assert await end(store, code=4) is None
-    assert not await store.write(partial(processes.move_to_background, id_=ONE.id), point="process-leave")
+    assert not await store.write(partial(processes.move_to_background, id_=PROCESS.id), point="process-leave")
 
-    assert await store.write(partial(processes.mark_reported, id_=ONE.id), point="process-told")
-    assert not await store.write(partial(processes.mark_reported, id_=ONE.id), point="process-told")
+    assert await store.write(partial(processes.mark_reported, id_=PROCESS.id), point="process-reported")
+    assert not await store.write(partial(processes.mark_reported, id_=PROCESS.id), point="process-reported")
     found = await get(store)
     assert found is not None and (found.state, found.exit_code) == (ProcessState.REPORTED, 3)
 
 
 @pytest.mark.parametrize(("state", "told"), [(ProcessState.WATCHED, False), (ProcessState.RUNNING, True)])
-async def test_one_whose_end_is_known_anyway_is_not_told_of(store: Store, state: ProcessState, told: bool) -> None:
-    await add(store, replace(ONE, state=state))
+async def test_a_process_whose_end_is_already_known_is_stored_as_reported(
+    store: Store, state: ProcessState, told: bool
+) -> None:
+    await add(store, replace(PROCESS, state=state))
 
     assert await end(store, told=told) is ProcessState.REPORTED
 
 
-async def test_one_that_runs_is_not_removed(store: Store) -> None:
-    await add(store, ONE)
-    assert not await store.write(partial(processes.remove, id_=ONE.id), point="process-remove")
+async def test_a_running_process_cannot_be_removed(store: Store) -> None:
+    await add(store, PROCESS)
+    assert not await store.write(partial(processes.remove, id_=PROCESS.id), point="process-remove")
     await end(store)
-    assert await store.write(partial(processes.remove, id_=ONE.id), point="process-remove")
+    assert await store.write(partial(processes.remove, id_=PROCESS.id), point="process-remove")
     assert await get(store) is None
 
 
-async def test_a_session_has_its_own_that_were_left(store: Store) -> None:
-    left = replace(ONE, id="b2" * 16, state=ProcessState.RUNNING)
+async def test_background_processes_are_listed_by_session_and_unfinished_ones_for_all(store: Store) -> None:
+    left = replace(PROCESS, id="b2" * 16, state=ProcessState.RUNNING)
     others = replace(left, id="c3" * 16, session=SessionId("0f" * 16))
-    await add(store, ONE, left, others)
+    await add(store, PROCESS, left, others)
 
-    assert await store.read(partial(processes.list_of_session, session=MINE, limit=9)) == [left]
-    assert await store.read(partial(processes.list_unfinished, limit=9)) == [ONE, left, others]
-    assert await store.read(partial(processes.list_unfinished, limit=1)) == [ONE]
+    assert await store.read(partial(processes.list_of_session, session=SESSION, limit=9)) == [left]
+    assert await store.read(partial(processes.list_unfinished, limit=9)) == [PROCESS, left, others]
+    assert await store.read(partial(processes.list_unfinished, limit=1)) == [PROCESS]
 
 
-async def test_what_ended_long_ago_is_found(store: Store) -> None:
-    await add(store, ONE, replace(ONE, id="b2" * 16))
+async def test_stale_processes_are_found_by_their_end_time(store: Store) -> None:
+    await add(store, PROCESS, replace(PROCESS, id="b2" * 16))
     await end(store)
 
     assert await store.read(partial(processes.list_stale, before_ms=NOW_MS - 1, limit=9)) == []
-    assert await store.read(partial(processes.list_stale, before_ms=NOW_MS, limit=9)) == [ONE.id]
-    assert await store.read(partial(processes.list_reported, limit=9)) == [ONE.id]
+    assert await store.read(partial(processes.list_stale, before_ms=NOW_MS, limit=9)) == [PROCESS.id]
+    assert await store.read(partial(processes.list_reported, limit=9)) == [PROCESS.id]
 
 
-async def test_trust_that_is_lost_stays_so(store: Store) -> None:
-    await add(store, ONE)
-    await store.write(partial(processes.mark_untrusted, id_=ONE.id), point="process-distrust")
+async def test_a_process_marked_untrusted_stays_untrusted(store: Store) -> None:
+    await add(store, PROCESS)
+    await store.write(partial(processes.mark_untrusted, id_=PROCESS.id), point="process-distrust")
     await end(store)
     found = await get(store)
 

@@ -1,4 +1,4 @@
-"""Chapters say what their records say, and nothing that was changed or taken away since."""
+"""Chunks return exactly what their records hold, and nothing that was changed or removed since."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from stores import settle_in
+from stores import add_agents_and_people
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
@@ -37,29 +37,29 @@ from retinue.store.sessions.record_chunks import CHUNK_RECORDS
 
 FILE = Attachment(hash="a" * 64, name="a.png", media_type="image/png", size_bytes=5)
 SESSION = SessionId("5e" * 16)
-MANY = 3 * CHUNK_RECORDS
-SECRET = "the word that must go"
+RECORD_COUNT = 3 * CHUNK_RECORDS
+SECRET = "text to remove"
 
 
 @pytest.fixture
 def conn(tmp_path: Path) -> Generator[sa.Connection]:
-    prepare_sqlite(tmp_path / "house.db")
-    with closing(connect(tmp_path / "house.db", writable=True)) as conn:
-        conn.connection.cursor().execute("BEGIN")  # all of it in one: nothing here is about commits
+    prepare_sqlite(tmp_path / "retinue.db")
+    with closing(connect(tmp_path / "retinue.db", writable=True)) as conn:
+        conn.connection.cursor().execute("BEGIN")  # one transaction: these tests are not about commits
         yield conn
 
 
-def _begun(conn: sa.Connection) -> SessionId:
-    """A session of Maria's with its first record."""
-    settle_in("ada")(conn)
+def _start_session(conn: sa.Connection) -> SessionId:
+    """Start a session of Maria with its first record."""
+    add_agents_and_people("ada")(conn)
     page = Transaction(conn, 1)
     sessions.start(page, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"))
     page.close()
     return SESSION
 
 
-def _talk(session: SessionId, count: int) -> list[Record]:
-    """Words for the most part, and now and then what is more than words."""
+def _make_records(session: SessionId, count: int) -> list[Record]:
+    """Make text records for the most part, and some with other content."""
     others: list[RecordBody] = [
         Reply(
             text="",
@@ -95,38 +95,40 @@ def _talk(session: SessionId, count: int) -> list[Record]:
 
 
 def _write(conn: sa.Connection, talk: Sequence[Record]) -> None:
-    """As a house does: a few at a time."""
+    """Add a few records at a time, as a server does."""
     for at in range(0, len(talk), 3):
         records.add(conn, talk[at : at + 3])
 
 
-def _numbers(conn: sa.Connection) -> list[int]:
-    return [row.number for row in conn.execute(sa.select(t.chapters.c.number).order_by(t.chapters.c.number))]
+def _chunk_numbers(conn: sa.Connection) -> list[int]:
+    return [row.number for row in conn.execute(sa.select(t.record_chunks.c.number).order_by(t.record_chunks.c.number))]
 
 
-def _written(conn: sa.Connection, count: int = MANY) -> tuple[SessionId, list[Record]]:
-    session = _begun(conn)
-    talk = _talk(session, count)
+def _write_session(conn: sa.Connection, count: int = RECORD_COUNT) -> tuple[SessionId, list[Record]]:
+    session = _start_session(conn)
+    talk = _make_records(session, count)
     _write(conn, talk)
     start = records.get(conn, session, 1)
     assert start is not None
     return session, [start, *talk]
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, MANY])
-@pytest.mark.parametrize("last", [1, CHUNK_RECORDS - 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, MANY, MANY + 1])
-def test_records_are_the_same_with_chapters_and_without(conn: sa.Connection, first: int, last: int) -> None:
-    session, written = _written(conn)
-    assert _numbers(conn) == [0, 1, 2]
+@pytest.mark.parametrize("first", [0, 1, 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, RECORD_COUNT])
+@pytest.mark.parametrize(
+    "last", [1, CHUNK_RECORDS - 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, RECORD_COUNT, RECORD_COUNT + 1]
+)
+def test_records_are_the_same_with_chunks_and_without(conn: sa.Connection, first: int, last: int) -> None:
+    session, written = _write_session(conn)
+    assert _chunk_numbers(conn) == [0, 1, 2]
     expected = [record for record in written if first <= record.seq <= last]
     assert records.read_range(conn, session, first=first, last=last) == (expected, [])
     record_chunks.delete_chunks(conn, session)
-    assert not _numbers(conn)
+    assert not _chunk_numbers(conn)
     assert records.read_range(conn, session, first=first, last=last) == (expected, [])
 
 
-def test_plain_words_of_a_chapter_have_no_body_before_someone_looks_at_it(conn: sa.Connection) -> None:
-    session, written = _written(conn)
+def test_text_records_of_a_chunk_have_no_body_until_it_is_accessed(conn: sa.Connection) -> None:
+    session, written = _write_session(conn)
     found, _ = records.read_range(conn, session, first=1, last=CHUNK_RECORDS - 1)
     plain = [record for record in found if isinstance(record, TextRecord)]
     assert len(plain) > CHUNK_RECORDS * 0.9
@@ -134,10 +136,10 @@ def test_plain_words_of_a_chapter_have_no_body_before_someone_looks_at_it(conn: 
     assert [record.body for record in found] == [record.body for record in written[: CHUNK_RECORDS - 1]]
 
 
-def test_what_came_from_outside_is_known_as_such_when_it_is_read_back(conn: sa.Connection) -> None:
-    """A restart makes nothing more trusted than it was: neither words, nor what came with someone's files."""
-    session = _begun(conn)
-    talk = _talk(session, 2 * CHUNK_RECORDS)
+def test_records_keep_their_trust_when_read_from_a_chunk(conn: sa.Connection) -> None:
+    """A restart raises the trust of no record: neither of texts nor of files of others."""
+    session = _start_session(conn)
+    talk = _make_records(session, 2 * CHUNK_RECORDS)
     clean = [record for record in talk if not isinstance(record.body, ToolResult | Note)]
     clean = [record._replace(body=UserTurn(text="hello"), seq=seq) for seq, record in enumerate(clean, start=2)]
     outside = clean[9]._replace(trust=Trust.UNTRUSTED)
@@ -146,50 +148,50 @@ def test_what_came_from_outside_is_known_as_such_when_it_is_read_back(conn: sa.C
         conn.execute(t.records.delete().where(t.records.c.seq > 1))
         written = [record._replace(kind=body_kind(record.body)) for record in (*clean[:9], tenth, *clean[10:])]
         _write(conn, written)
-        assert _numbers(conn)[0] == 0
+        assert _chunk_numbers(conn)[0] == 0
         found, _ = records.read_range(conn, session, first=2, last=10**6)
         chaptered, _ = records.read_range(conn, session, first=1, last=10**6)
         assert [record.trust for record in chaptered[1:]] == [record.trust for record in written]
         assert least_trust_in(found) is least_trust_in(chaptered[1:]) is least_trust_in(written) is expected
 
 
-def test_a_chapter_that_cannot_be_read_is_left_for_its_records(conn: sa.Connection) -> None:
-    session, written = _written(conn)
-    (whole,) = conn.execute(sa.select(t.chapters.c.body).where(t.chapters.c.number == 1)).one()
+def test_an_unreadable_chunk_is_replaced_by_its_records(conn: sa.Connection) -> None:
+    session, written = _write_session(conn)
+    (whole,) = conn.execute(sa.select(t.record_chunks.c.body).where(t.record_chunks.c.number == 1)).one()
     for broken in (b"", b"\xc1", whole[:-1], whole[: len(whole) // 2], whole + b"\x00"):
-        conn.execute(t.chapters.update().where(t.chapters.c.number == 1).values(body=broken))
-        assert records.read_range(conn, session, first=1, last=MANY + 1) == (written, [])
+        conn.execute(t.record_chunks.update().where(t.record_chunks.c.number == 1).values(body=broken))
+        assert records.read_range(conn, session, first=1, last=RECORD_COUNT + 1) == (written, [])
 
 
-def test_a_damaged_record_keeps_its_neighbours_from_no_one_and_is_named(conn: sa.Connection) -> None:
-    session = _begun(conn)
-    talk = _talk(session, MANY)
+def test_a_damaged_record_is_reported_and_its_neighbors_are_read(conn: sa.Connection) -> None:
+    session = _start_session(conn)
+    talk = _make_records(session, RECORD_COUNT)
     _write(conn, talk[:20])
     conn.execute(t.records.update().where(t.records.c.seq == 9).values(body='{"text":'))
     conn.execute(t.records.update().where(t.records.c.seq == 10).values(trust="blind"))
     _write(conn, talk[20:])
-    found, damaged = records.read_range(conn, session, first=2, last=MANY + 1)
+    found, damaged = records.read_range(conn, session, first=2, last=RECORD_COUNT + 1)
     assert found == [record for record in talk if record.seq not in (9, 10)]
     assert [damage.seq for damage in damaged] == [9, 10]
 
 
-def test_chapters_that_no_context_has_any_more_are_let_go(conn: sa.Connection) -> None:
-    session = _begun(conn)
-    talk = _talk(session, MANY)
+def test_chunks_before_the_context_are_deleted(conn: sa.Connection) -> None:
+    session = _start_session(conn)
+    talk = _make_records(session, RECORD_COUNT)
     _write(conn, talk[: 2 * CHUNK_RECORDS])
-    assert _numbers(conn) == [0, 1]
+    assert _chunk_numbers(conn) == [0, 1]
     conn.execute(t.sessions.update().values(context_from=CHUNK_RECORDS + 5))
     _write(conn, talk[2 * CHUNK_RECORDS :])
-    assert _numbers(conn) == [1, 2]
-    found, _ = records.read_range(conn, session, first=CHUNK_RECORDS + 5, last=MANY + 1)
+    assert _chunk_numbers(conn) == [1, 2]
+    found, _ = records.read_range(conn, session, first=CHUNK_RECORDS + 5, last=RECORD_COUNT + 1)
     assert found == talk[CHUNK_RECORDS + 3 :]
 
 
-def test_what_a_person_said_is_forgotten_in_chapters_too(conn: sa.Connection) -> None:
-    session, _ = _written(conn)
-    assert any(SECRET.encode() in row.body for row in conn.execute(sa.select(t.chapters.c.body)))
+def test_erasing_a_person_deletes_the_chunks_with_their_text(conn: sa.Connection) -> None:
+    session, _ = _write_session(conn)
+    assert any(SECRET.encode() in row.body for row in conn.execute(sa.select(t.record_chunks.c.body)))
     erase_person.erase_person(conn, person="maria", now_ms=10_000)
-    assert not _numbers(conn)
-    found, _ = records.read_range(conn, session, first=1, last=MANY + 1)
-    assert len(found) == MANY + 1
+    assert not _chunk_numbers(conn)
+    found, _ = records.read_range(conn, session, first=1, last=RECORD_COUNT + 1)
+    assert len(found) == RECORD_COUNT + 1
     assert SECRET not in repr(found)

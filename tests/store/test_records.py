@@ -1,4 +1,4 @@
-"""Records that were read back stand for those that were written: to whoever reads, weighs or sends them."""
+"""Records that were read back are equal to those that were written, for every code that uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
-from models.replay import facts_of
+from models.replay import make_model_facts
 from msgspec.structs import fields
 
 from retinue.config.models import PruningSettings, WireFormat
@@ -49,7 +49,7 @@ from retinue.store.sessions import records as stored
 SESSION = SessionId("5e" * 16)
 IMAGE = "data:image/png;base64," + "iVBORw0KGgo" + "A" * 100
 FORMATS = [format_.value for format_ in WireFormat]
-LONG = 3 * stored.ROWS_PER_BATCH
+MANY = 3 * stored.ROWS_PER_BATCH
 
 texts = st.one_of(
     st.text(max_size=200),
@@ -58,7 +58,7 @@ texts = st.one_of(
 )
 counts = st.integers(0, 10**7)
 usages = st.builds(Usage, input_tokens=counts, output_tokens=counts, cache_read_tokens=counts, estimated=st.booleans())
-turns = st.builds(UserTurn, text=texts, envelopes=st.sampled_from([(), (EnvelopeId("e" * 32),)]))
+user_turns = st.builds(UserTurn, text=texts, envelopes=st.sampled_from([(), (EnvelopeId("e" * 32),)]))
 replies = st.builds(
     Reply,
     text=texts,
@@ -67,7 +67,7 @@ replies = st.builds(
     usage=usages,
     provider=st.just("p"),
 )
-others: st.SearchStrategy[RecordBody] = st.sampled_from(
+other_bodies: st.SearchStrategy[RecordBody] = st.sampled_from(
     [
         UserTurn(
             text="look", attachments=(Attachment(hash="a" * 64, name="a.png", media_type="image/png", size_bytes=5),)
@@ -81,7 +81,7 @@ others: st.SearchStrategy[RecordBody] = st.sampled_from(
         Summary(text="so far", kept_from=1),
     ]
 )
-bodies: st.SearchStrategy[list[RecordBody]] = st.lists(st.one_of(turns, replies, others), max_size=12)
+bodies: st.SearchStrategy[list[RecordBody]] = st.lists(st.one_of(user_turns, replies, other_bodies), max_size=12)
 
 
 @cache
@@ -94,7 +94,7 @@ def _store() -> sa.Connection:
 def _read_back(written: Sequence[Record]) -> list[Record]:
     conn = _store()
     conn.execute(t.records.delete())
-    conn.execute(t.chapters.delete())
+    conn.execute(t.record_chunks.delete())
     if written:
         stored.add(conn, written)
     found, damaged = stored.read_range(conn, SESSION, first=0, last=2**40)
@@ -118,23 +118,23 @@ def _records(bodies: Sequence[RecordBody]) -> list[Record]:
     ]
 
 
-def _plainly(bodies: Sequence[RecordBody]) -> list[Record]:
-    """Read back where nothing but plain words stands beside them, so that those are found as such."""
+def _read_back_one_by_one(bodies: Sequence[RecordBody]) -> list[Record]:
+    """Read each record back alone, so that text records are recognized as such."""
     return [_read_back([record])[0] for record in _records(bodies)]
 
 
 def _request(format_: str, records: Sequence[Record]) -> bytes:
     prompt = ModelPrompt(session=SESSION, instructions="Be brief.", records=records, tools=())
-    target = ModelTarget(facts=facts_of("p"), url="http://127.0.0.1:1")
+    target = ModelTarget(facts=make_model_facts("p"), url="http://127.0.0.1:1")
     return b"".join(
         make_provider_format(WireFormat(format_), EncodedContextCache()).build_request(prompt, target, "").body
     )
 
 
 @given(bodies)
-def test_what_is_read_back_is_what_was_written(bodies: list[RecordBody]) -> None:
+def test_records_read_back_equal_the_written_records(bodies: list[RecordBody]) -> None:
     written = _records(bodies)
-    for found in (_read_back(written), _plainly(bodies)):
+    for found in (_read_back(written), _read_back_one_by_one(bodies)):
         assert found == written and written == found
         assert not any(a != b or b != a for a, b in zip(found, written, strict=True))
         assert [tuple(record) for record in found] == [tuple(record) for record in written]
@@ -144,24 +144,24 @@ def test_what_is_read_back_is_what_was_written(bodies: list[RecordBody]) -> None
 
 
 @given(bodies)
-def test_what_is_read_back_is_read_and_weighed_as_what_was_written(bodies: list[RecordBody]) -> None:
-    written, found = _records(bodies), _plainly(bodies)
+def test_records_read_back_have_the_same_context_and_size_as_written(bodies: list[RecordBody]) -> None:
+    written, found = _records(bodies), _read_back_one_by_one(bodies)
     assert context_from_records(found) == context_from_records(written)
     assert ContextMeter().measure(found, result_chars_max=9) == ContextMeter().measure(written, result_chars_max=9)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 @given(bodies=bodies)
-def test_what_is_read_back_is_sent_byte_for_byte_as_what_was_written(format_: str, bodies: list[RecordBody]) -> None:
+def test_records_read_back_make_the_same_model_request_bytes(format_: str, bodies: list[RecordBody]) -> None:
     sent = _request(format_, context_from_records(_records(bodies)))
-    assert _request(format_, context_from_records(_plainly(bodies))) == sent
+    assert _request(format_, context_from_records(_read_back_one_by_one(bodies))) == sent
     assert _request(format_, context_from_records(_read_back(_records(bodies)))) == sent
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_in_a_long_talk_no_body_is_made_before_someone_looks_at_it(format_: str) -> None:
+def test_text_records_of_a_long_session_are_sent_without_creating_their_bodies(format_: str) -> None:
     usage = Usage(input_tokens=9)
-    talk = [body for n in range(LONG) for body in (UserTurn(text=f"What is {n}?"), Reply(text="It is.", usage=usage))]
+    talk = [body for n in range(MANY) for body in (UserTurn(text=f"What is {n}?"), Reply(text="It is.", usage=usage))]
     context = context_from_records(_read_back(_records(talk)))
     ContextMeter().measure(context)
     ResultShortener().shorten(
@@ -172,10 +172,10 @@ def test_in_a_long_talk_no_body_is_made_before_someone_looks_at_it(format_: str)
     plain = [record for record in context if isinstance(record, TextRecord)]
     assert len(plain) == len(talk)
     made = [record.seq for record in plain if "body" in vars(record)]
-    assert made in ([], [plain[-1].seq])  # the last reply says what its provider has counted
+    assert made in ([], [plain[-1].seq])  # the last reply has the usage that its provider reported
 
 
-def test_a_usage_is_read_in_all_its_parts() -> None:
+def test_a_stored_usage_is_read_back_with_every_field() -> None:
     counted = {each.name: number for number, each in enumerate(fields(Usage), start=1)}
     usage = msgspec.convert(counted | {"estimated": True}, Usage)
     (found,) = _read_back(_records([Reply(text="so much", usage=usage)])[1:])

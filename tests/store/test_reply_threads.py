@@ -1,4 +1,4 @@
-"""Threads: what an envelope replies to, back to where it began. Made by real letters, and bent by SQL."""
+"""Reply threads: the envelopes that an envelope replies to, up to the first. Some are changed by SQL."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from retinue.testing.local_instance import LocalInstance, LocalServer
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def household(request: pytest.FixtureRequest, tmp_path: Path) -> LocalInstance:
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> LocalInstance:
     return LocalInstance(tmp_path, url=request.getfixturevalue("postgres_url") if request.param == "postgres" else None)
 
 
-async def letter(house: LocalServer, reply_to: str | None = None) -> EnvelopeId:
-    """A letter to a person, which needs no run. What it replies to is given as people write it."""
-    pointer = await house.store.read(partial(envelopes.resolve_id, text=reply_to)) if reply_to else None
-    receipt = await house.send("a line", sender="agent:ada", recipient="person:maria", reply_to=pointer)
+async def send_envelope(server: LocalServer, reply_to: str | None = None) -> EnvelopeId:
+    """Send an envelope to a person, which needs no run. `reply_to` is a short id."""
+    pointer = await server.store.read(partial(envelopes.resolve_id, text=reply_to)) if reply_to else None
+    receipt = await server.send("a line", sender="agent:ada", recipient="person:maria", reply_to=pointer)
     return receipt.envelope
 
 
-async def chain(house: LocalServer, length: int) -> list[EnvelopeId]:
-    """Letters that each reply to the one before, the root first."""
-    letters = [await letter(house)]
-    while len(letters) < length:
-        letters.append(await letter(house, short_id(letters[-1])))
-    return letters
+async def send_reply_chain(server: LocalServer, length: int) -> list[EnvelopeId]:
+    """Send envelopes that each reply to the previous one. Returns the ids, the first one first."""
+    chain = [await send_envelope(server)]
+    while len(chain) < length:
+        chain.append(await send_envelope(server, short_id(chain[-1])))
+    return chain
 
 
-async def thread_of(house: LocalServer, id_: str) -> ReplyThread:
-    return await house.store.scan(partial(get_reply_thread, id_text=id_))
+async def thread_of(server: LocalServer, id_: str) -> ReplyThread:
+    return await server.store.scan(partial(get_reply_thread, id_text=id_))
 
 
 def ids(found: ReplyThread) -> list[EnvelopeId]:
@@ -45,69 +45,69 @@ def ids(found: ReplyThread) -> list[EnvelopeId]:
 
 
 @pytest.mark.spec("H17")
-async def test_a_reply_names_a_short_id_and_keeps_the_whole_pointer(household: LocalInstance) -> None:
-    async with household.run() as house:
-        question = await letter(house)
-        answer = await letter(house, question[:8])
-        assert (await house.get_envelope(answer)).reply_to == question
+async def test_a_reply_to_a_short_id_stores_the_full_id(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        question = await send_envelope(server)
+        answer = await send_envelope(server, question[:8])
+        assert (await server.get_envelope(answer)).reply_to == question
 
 
 @pytest.mark.spec("H17")
-async def test_a_thread_is_the_chain_back_to_the_root(household: LocalInstance) -> None:
-    async with household.run() as house:
-        letters = await chain(house, 4)
-        await letter(house, letters[1])  # another branch, which is not on the way
-        found = await thread_of(house, short_id(letters[-1]))
-        assert ids(found) == letters[::-1]
+async def test_a_reply_thread_is_the_chain_back_to_the_root(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        chain = await send_reply_chain(server, 4)
+        await send_envelope(server, chain[1])  # another branch, which is not part of the thread
+        found = await thread_of(server, short_id(chain[-1]))
+        assert ids(found) == chain[::-1]
         assert (found.total, found.left_out, found.whole) == (4, 0, True)
-        assert ids(await thread_of(house, letters[0])) == letters[:1]
+        assert ids(await thread_of(server, chain[0])) == chain[:1]
 
 
-async def test_an_answer_is_in_the_thread_of_its_question(household: LocalInstance) -> None:
-    async with household.run() as house:
-        household.model.will_reply("Lunch with Noor.")
-        question = (await house.send("What is on today?")).envelope
-        settled = await house.wait_for_outcome(question)
+async def test_an_answer_is_in_the_reply_thread_of_its_question(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        instance.model.will_reply("Lunch with Noor.")
+        question = (await server.send("What is on today?")).envelope
+        settled = await server.wait_for_outcome(question)
         assert settled.answer is not None
-        assert ids(await thread_of(house, settled.answer)) == [settled.answer, question]
+        assert ids(await thread_of(server, settled.answer)) == [settled.answer, question]
 
 
 @pytest.mark.spec("H18")
-async def test_a_long_thread_shows_the_nearest_and_the_root_and_counts_the_rest(household: LocalInstance) -> None:
-    async with household.run() as house:
-        letters = await chain(house, 30)
+async def test_a_long_reply_thread_shows_the_nearest_and_the_root_and_counts_the_rest(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        chain = await send_reply_chain(server, 30)
         for length, left_out in ((19, 0), (20, 0), (21, 1), (30, 10)):
-            back = letters[:length][::-1]
-            found = await thread_of(house, back[0])
-            assert ids(found) == (back if length <= THREAD_SHOWN_MAX else [*back[:19], letters[0]])
+            back = chain[:length][::-1]
+            found = await thread_of(server, back[0])
+            assert ids(found) == (back if length <= THREAD_SHOWN_MAX else [*back[:19], chain[0]])
             assert (found.total, found.left_out, found.whole) == (length, left_out, True)
 
 
 @pytest.mark.spec("H18")
-async def test_a_circle_ends_where_it_began(household: LocalInstance) -> None:
-    async with household.run() as house:
+async def test_a_reply_cycle_ends_at_its_start(instance: LocalInstance) -> None:
+    async with instance.run() as server:
         for length in (1, 2, 25):
-            letters = await chain(house, length)
-            await house.execute_sql(
-                "UPDATE envelopes SET reply_to = :last WHERE id = :root", last=letters[-1], root=letters[0]
+            chain = await send_reply_chain(server, length)
+            await server.execute_sql(
+                "UPDATE envelopes SET reply_to = :last WHERE id = :root", last=chain[-1], root=chain[0]
             )
-            found = await thread_of(house, letters[-1])
+            found = await thread_of(server, chain[-1])
             assert (found.total, found.whole) == (length, False)
-            assert ids(found) == (letters[::-1] if length <= 20 else [*letters[::-1][:19], letters[0]])
+            assert ids(found) == (chain[::-1] if length <= 20 else [*chain[::-1][:19], chain[0]])
 
 
 @pytest.mark.spec("H18")
-async def test_a_circle_further_back_ends_too(household: LocalInstance) -> None:
-    async with household.run() as house:
-        letters = await chain(house, 5)
-        await house.execute_sql(
-            "UPDATE envelopes SET reply_to = :third WHERE id = :first", third=letters[2], first=letters[0]
+async def test_a_reply_cycle_further_back_ends(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        chain = await send_reply_chain(server, 5)
+        await server.execute_sql(
+            "UPDATE envelopes SET reply_to = :third WHERE id = :first", third=chain[2], first=chain[0]
         )
-        found = await thread_of(house, letters[-1])
-        assert ids(found) == letters[::-1] and not found.whole
+        found = await thread_of(server, chain[-1])
+        assert ids(found) == chain[::-1] and not found.whole
 
 
-async def test_a_thread_longer_than_anyone_reads_ends_at_its_bound(household: LocalInstance) -> None:
+async def test_a_reply_thread_ends_at_its_length_limit(instance: LocalInstance) -> None:
     length = THREAD_HOPS_MAX + 50
 
     def make_long(conn: sa.Connection) -> None:
@@ -118,59 +118,59 @@ async def test_a_thread_longer_than_anyone_reads_ends_at_its_bound(household: Lo
         ]
         conn.execute(sa.insert(envelopes.t.envelopes), rows)
 
-    async with household.run() as house:
-        await letter(house)
-        await house.store.write(make_long, point="test")
-        found = await thread_of(house, f"{99 + length:032x}")
+    async with instance.run() as server:
+        await send_envelope(server)
+        await server.store.write(make_long, point="test")
+        found = await thread_of(server, f"{99 + length:032x}")
         assert found.total == THREAD_HOPS_MAX and not found.whole
         assert len(found.envelopes) == THREAD_SHOWN_MAX
-        assert (await thread_of(house, f"{99 + THREAD_HOPS_MAX:032x}")).whole
+        assert (await thread_of(server, f"{99 + THREAD_HOPS_MAX:032x}")).whole
 
 
-async def test_a_thread_with_a_gap_ends_before_it(household: LocalInstance) -> None:
-    async with household.run() as house:
-        letters = await chain(house, 3)
-        await house.execute_sql("UPDATE envelopes SET reply_to = :gone WHERE id = :id", gone="f" * 32, id=letters[1])
-        found = await thread_of(house, letters[-1])
-        assert ids(found) == letters[:0:-1] and not found.whole
+async def test_a_reply_thread_ends_before_a_missing_envelope(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        chain = await send_reply_chain(server, 3)
+        await server.execute_sql("UPDATE envelopes SET reply_to = :gone WHERE id = :id", gone="f" * 32, id=chain[1])
+        found = await thread_of(server, chain[-1])
+        assert ids(found) == chain[:0:-1] and not found.whole
 
 
 @pytest.mark.spec("H20")
-async def test_an_id_is_shown_as_8_digits_and_taken_as_any_longer_beginning(household: LocalInstance) -> None:
-    async with household.run() as house:
-        id_ = await letter(house)
+async def test_an_id_is_shown_as_8_digits_and_found_by_any_prefix_of_8_or_more(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        id_ = await send_envelope(server)
         assert re.fullmatch(r"[0-9a-f]{8}", short_id(id_)) and id_.startswith(short_id(id_))
         uuid = f"{id_[:8]}-{id_[8:12]}-{id_[12:16]}-{id_[16:20]}-{id_[20:]}"
         for text in (id_[:8], id_[:9], id_[:31], id_, uuid, uuid.upper(), f" {uuid[:13]} "):
-            assert await house.store.read(partial(envelopes.resolve_id, text=text)) == id_
-            assert ids(await thread_of(house, text)) == [id_]
+            assert await server.store.read(partial(envelopes.resolve_id, text=text)) == id_
+            assert ids(await thread_of(server, text)) == [id_]
 
 
 @pytest.mark.spec("H20")
-async def test_what_is_no_id_is_refused_as_such(tmp_path: Path) -> None:
-    async with LocalInstance(tmp_path).run() as house:
+async def test_an_invalid_envelope_id_is_refused(tmp_path: Path) -> None:
+    async with LocalInstance(tmp_path).run() as server:
         for text in ("", "1234567", "not-an-id", "f" * 33, "1234567g", "%' OR 1=1"):
             with pytest.raises(Invalid) as refused:
-                await thread_of(house, text)
+                await thread_of(server, text)
             assert refused.value.code == "id.invalid"
 
 
-async def test_an_id_that_nothing_has_is_not_found(tmp_path: Path) -> None:
-    async with LocalInstance(tmp_path).run() as house:
+async def test_an_unknown_envelope_id_is_not_found(tmp_path: Path) -> None:
+    async with LocalInstance(tmp_path).run() as server:
         with pytest.raises(NotFound):
-            await thread_of(house, "0" * 8)
+            await thread_of(server, "0" * 8)
 
 
 @pytest.mark.spec("H21")
-async def test_an_ambiguous_id_lists_candidates_that_can_be_told_apart(household: LocalInstance) -> None:
-    async with household.run() as house:
-        letters = [await letter(house) for _ in range(3)]
+async def test_an_ambiguous_id_lists_distinguishable_candidates(instance: LocalInstance) -> None:
+    async with instance.run() as server:
+        sent = [await send_envelope(server) for _ in range(3)]
         alike = [f"abcdef0123{n}" + "0" * 21 for n in range(3)]
-        for id_, new in zip(letters, alike, strict=True):
-            await house.execute_sql("UPDATE envelopes SET id = :new WHERE id = :old", new=new, old=id_)
+        for id_, new in zip(sent, alike, strict=True):
+            await server.execute_sql("UPDATE envelopes SET id = :new WHERE id = :old", new=new, old=id_)
         with pytest.raises(AmbiguousId) as ambiguous:
-            await thread_of(house, "abcdef01")
+            await thread_of(server, "abcdef01")
         assert ambiguous.value.matches == 3
         assert ambiguous.value.candidates == ("abcdef01230", "abcdef01231", "abcdef01232")
         for candidate, id_ in zip(ambiguous.value.candidates, alike, strict=True):
-            assert ids(await thread_of(house, candidate)) == [id_]
+            assert ids(await thread_of(server, candidate)) == [id_]

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from faults import until
-from stores import count, counted
+from faults import poll_until
+from stores import count, list_tallies
 
 from retinue.domain.errors import StoreError
 from retinue.store.core.connection import LockRequest
@@ -23,10 +23,10 @@ from retinue.store.open_store import open_store
 
 SHORT_S, LONG_S = 0.2, 30.0
 PROCESS = 4242
-OBSTACLE = 99
+OTHER_LOCK = 99
 
 
-def request(lost: Callable[[StoreError], None] | None = None, *, wait_s: float = LONG_S) -> LockRequest:
+def lock_request(lost: Callable[[StoreError], None] | None = None, *, wait_s: float = LONG_S) -> LockRequest:
     def unexpected(error: StoreError) -> None:
         raise AssertionError(error)
 
@@ -35,8 +35,8 @@ def request(lost: Callable[[StoreError], None] | None = None, *, wait_s: float =
 
 
 @asynccontextmanager
-async def served(url: str, asked: LockRequest | None = None) -> AsyncGenerator[PostgresStore]:
-    store = await open_store(url, lock=asked or request())
+async def open_locked_store(url: str, asked: LockRequest | None = None) -> AsyncGenerator[PostgresStore]:
+    store = await open_store(url, lock=asked or lock_request())
     assert isinstance(store, PostgresStore)
     try:
         yield store
@@ -44,19 +44,19 @@ async def served(url: str, asked: LockRequest | None = None) -> AsyncGenerator[P
         await store.close()
 
 
-class Onlooker:
-    """A connection of its own: it looks at locks, takes some, and ends other connections."""
+class LockObserver:
+    """Reads and takes locks, and ends other connections, over its own connection."""
 
     def __init__(self, url: str) -> None:
         plain = sa.make_url(url).set(drivername="postgresql").render_as_string()
         self.connection = psycopg.connect(plain, autocommit=True, application_name="the onlooker")
 
-    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
         return self.connection.execute(statement.encode()).fetchall()
 
     def backends(self, key: int, *, granted: bool = True, lock_class: int = LOCK_CLASS) -> list[int]:
-        """The connections that have a lock, or wait for it."""
-        rows = self.ask(
+        """Return the connections that have a lock, or wait for it."""
+        rows = self.query(
             f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted = {granted} AND objsubid = 2 "
             f"AND classid = {lock_class} AND objid = {key} AND pid <> pg_backend_pid() "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -64,39 +64,39 @@ class Onlooker:
         return [pid for (pid,) in rows]
 
     def lock(self, key: int, *, lock_class: int = LOCK_CLASS) -> None:
-        self.ask(f"SELECT pg_advisory_lock({lock_class}, {key})")
+        self.query(f"SELECT pg_advisory_lock({lock_class}, {key})")
 
     def unlock(self, key: int, *, lock_class: int = LOCK_CLASS) -> None:
-        self.ask(f"SELECT pg_advisory_unlock({lock_class}, {key})")
+        self.query(f"SELECT pg_advisory_unlock({lock_class}, {key})")
 
     def end(self, pid: int) -> None:
-        assert self.ask(f"SELECT pg_terminate_backend({pid})") == [(True,)]
+        assert self.query(f"SELECT pg_terminate_backend({pid})") == [(True,)]
 
     def end_all_others(self) -> None:
-        self.ask(
+        self.query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND datname = current_database() AND application_name <> 'the onlooker'"
         )
 
     def tables(self) -> int:
-        return self.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")[0][0]
+        return self.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")[0][0]
 
 
 @contextmanager
-def onlooking(url: str) -> Generator[Onlooker]:
-    onlooker = Onlooker(url)
+def observe_locks(url: str) -> Generator[LockObserver]:
+    lock_observer = LockObserver(url)
     try:
-        yield onlooker
+        yield lock_observer
     finally:
-        onlooker.connection.close()
+        lock_observer.connection.close()
 
 
 @asynccontextmanager
-async def rival_in_line(url: str, onlooker: Onlooker) -> AsyncGenerator[Onlooker]:
-    """Another program that waits for the lock, and has it as soon as it is free."""
-    with onlooking(url) as rival:
+async def rival_waiting_for_lock(url: str, lock_observer: LockObserver) -> AsyncGenerator[LockObserver]:
+    """Another program that waits for the lock, and takes it as soon as it is free."""
+    with observe_locks(url) as rival:
         waiting = asyncio.create_task(asyncio.to_thread(rival.lock, SERVER))
-        await until(lambda: bool(onlooker.backends(SERVER, granted=False)), "the rival waits")
+        await poll_until(lambda: bool(lock_observer.backends(SERVER, granted=False)), "the rival waits")
         try:
             yield rival
         finally:
@@ -108,156 +108,158 @@ async def rival_in_line(url: str, onlooker: Onlooker) -> AsyncGenerator[Onlooker
 # Who is refused
 
 
-async def test_a_second_server_is_refused_and_told_who_has_the_database(empty_postgres_url: str) -> None:
-    async with served(empty_postgres_url) as first:
+async def test_a_second_server_on_a_database_is_refused_with_the_lock_holder(empty_postgres_url: str) -> None:
+    async with open_locked_store(empty_postgres_url) as first:
         with pytest.raises(StoreError) as refused:
-            await open_store(empty_postgres_url, lock=request(wait_s=SHORT_S))
+            await open_store(empty_postgres_url, lock=lock_request(wait_s=SHORT_S))
         assert refused.value.code == "store.locked"
         for fact in ("pid 4242", "on maria", "/srv/ada", "since 2"):
             assert fact in refused.value.because
-        assert "house.store" in refused.value.try_this
+        assert "server.store" in refused.value.try_this
         await first.write(count(1, "x"), point="test")
-    async with served(empty_postgres_url) as second:
-        assert await second.read(counted) == [(1, "x")]
+    async with open_locked_store(empty_postgres_url) as second:
+        assert await second.read(list_tallies) == [(1, "x")]
 
 
-async def test_nothing_is_changed_in_a_database_that_is_refused(empty_postgres_url: str) -> None:
-    with onlooking(empty_postgres_url) as other:
+async def test_a_server_refused_by_the_lock_changes_nothing_in_the_database(empty_postgres_url: str) -> None:
+    with observe_locks(empty_postgres_url) as other:
         other.lock(SERVER)
         with pytest.raises(StoreError) as refused:
-            await open_store(empty_postgres_url, lock=request(wait_s=SHORT_S))
+            await open_store(empty_postgres_url, lock=lock_request(wait_s=SHORT_S))
         assert refused.value.code == "store.locked"
         assert "the onlooker" in refused.value.because
         assert other.tables() == 0
         assert other.backends(SERVER, granted=False) == []
 
 
-async def test_a_server_waits_for_a_lock_that_is_being_freed(empty_postgres_url: str) -> None:
-    with onlooking(empty_postgres_url) as onlooker:
-        first = await open_store(empty_postgres_url, lock=request())
-        opening = asyncio.create_task(open_store(empty_postgres_url, lock=request()))
-        await until(lambda: bool(onlooker.backends(SERVER, granted=False)), "the second server waits")
+async def test_a_server_waits_for_a_lock_that_is_released_soon(empty_postgres_url: str) -> None:
+    with observe_locks(empty_postgres_url) as lock_observer:
+        first = await open_store(empty_postgres_url, lock=lock_request())
+        opening = asyncio.create_task(open_store(empty_postgres_url, lock=lock_request()))
+        await poll_until(lambda: bool(lock_observer.backends(SERVER, granted=False)), "the second server waits")
         await first.close()
         second = await opening
         await second.write(count(1, "x"), point="test")
         await second.close()
 
 
-async def test_a_database_that_could_not_be_opened_is_free_for_the_next(empty_postgres_url: str) -> None:
-    with onlooking(empty_postgres_url) as onlooker:
-        onlooker.connection.execute("CREATE TABLE alembic_version (version_num text)")
-        onlooker.connection.execute("INSERT INTO alembic_version VALUES ('9999')")
+async def test_a_failed_open_releases_the_server_lock(empty_postgres_url: str) -> None:
+    with observe_locks(empty_postgres_url) as lock_observer:
+        lock_observer.connection.execute("CREATE TABLE alembic_version (version_num text)")
+        lock_observer.connection.execute("INSERT INTO alembic_version VALUES ('9999')")
         with pytest.raises(StoreError) as refused:
-            await open_store(empty_postgres_url, lock=request(wait_s=SHORT_S))
+            await open_store(empty_postgres_url, lock=lock_request(wait_s=SHORT_S))
         assert refused.value.code == "store.newer_schema"
-        await until(lambda: onlooker.backends(SERVER) == [], "the lock is free")
+        await poll_until(lambda: lock_observer.backends(SERVER) == [], "the lock is free")
 
 
-async def test_who_only_looks_needs_no_lock(empty_postgres_url: str) -> None:
-    async with served(empty_postgres_url) as first:
+async def test_a_store_opened_without_a_lock_request_can_read(empty_postgres_url: str) -> None:
+    async with open_locked_store(empty_postgres_url) as first:
         await first.write(count(1, "x"), point="test")
         looking = await open_store(empty_postgres_url)
-        assert await looking.read(counted) == [(1, "x")]
+        assert await looking.read(list_tallies) == [(1, "x")]
         await looking.close()
 
 
-def test_a_server_is_named_in_as_many_bytes_as_postgresql_keeps() -> None:
+def test_the_server_label_fits_the_length_that_postgresql_keeps() -> None:
     short = server_label(host="maria", pid=7, directory="/srv/ada")
     assert short == "retinue pid 7 on maria /srv/ada"
-    long = server_label(host="h" * 80, pid=4_194_304, directory=f"/{'d' * 80}/zoë/house")
+    long = server_label(host="h" * 80, pid=4_194_304, directory=f"/{'d' * 80}/zoë/server")
     assert len(long.encode()) == LABEL_BYTES_MAX
-    assert "pid 4194304" in long and long.endswith("/zo?/house") and "..." in long
+    assert "pid 4194304" in long and long.endswith("/zo?/server") and "..." in long
 
 
 # A lost lock
 
 
-async def test_a_lost_lock_is_taken_again_though_nobody_writes(empty_postgres_url: str) -> None:
-    async with served(empty_postgres_url) as store:
+async def test_a_lost_server_lock_is_taken_again_without_a_write(empty_postgres_url: str) -> None:
+    async with open_locked_store(empty_postgres_url) as store:
         await store.write(count(1, "x"), point="test")
-        with onlooking(empty_postgres_url) as onlooker:
-            (before,) = onlooker.backends(SERVER)
-            onlooker.end(before)
-            await until(lambda: onlooker.backends(SERVER) not in ([], [before]), "the lock is taken again")
+        with observe_locks(empty_postgres_url) as lock_observer:
+            (before,) = lock_observer.backends(SERVER)
+            lock_observer.end(before)
+            await poll_until(lambda: lock_observer.backends(SERVER) not in ([], [before]), "the lock is taken again")
         await store.write(count(2, "x"), point="test")
 
 
-async def test_a_database_that_was_restarted_is_noticed_by_no_caller(empty_postgres_url: str) -> None:
-    async with served(empty_postgres_url) as store:
-        with onlooking(empty_postgres_url) as onlooker:
+async def test_callers_do_not_notice_terminated_connections_with_a_server_lock(empty_postgres_url: str) -> None:
+    async with open_locked_store(empty_postgres_url) as store:
+        with observe_locks(empty_postgres_url) as lock_observer:
             await asyncio.gather(*(store.write(count(n, "before"), point="test") for n in range(POOL_SIZE)))
-            onlooker.end_all_others()
+            lock_observer.end_all_others()
             await asyncio.gather(*(store.write(count(n, "after"), point="test") for n in range(POOL_SIZE)))
-            onlooker.end_all_others()
-            assert len(await store.read(counted)) == 2 * POOL_SIZE
-            onlooker.end_all_others()
-            assert len(await store.scan(counted)) == 2 * POOL_SIZE
-            assert len(onlooker.backends(SERVER)) == 1
+            lock_observer.end_all_others()
+            assert len(await store.read(list_tallies)) == 2 * POOL_SIZE
+            lock_observer.end_all_others()
+            assert len(await store.scan(list_tallies)) == 2 * POOL_SIZE
+            assert len(lock_observer.backends(SERVER)) == 1
 
 
-async def test_a_server_whose_database_was_taken_over_writes_nothing_more(empty_postgres_url: str) -> None:
+async def test_a_server_that_lost_its_lock_to_another_writes_nothing_more(empty_postgres_url: str) -> None:
     lost: list[StoreError] = []
-    async with served(empty_postgres_url, request(lost.append, wait_s=SHORT_S)) as store:
+    async with open_locked_store(empty_postgres_url, lock_request(lost.append, wait_s=SHORT_S)) as store:
         await store.write(count(1, "x"), point="test")
-        with onlooking(empty_postgres_url) as onlooker:
-            async with rival_in_line(empty_postgres_url, onlooker):
-                onlooker.end(*onlooker.backends(SERVER))
-                await until(lambda: bool(lost), "the server knows")
+        with observe_locks(empty_postgres_url) as lock_observer:
+            async with rival_waiting_for_lock(empty_postgres_url, lock_observer):
+                lock_observer.end(*lock_observer.backends(SERVER))
+                await poll_until(lambda: bool(lost), "the server knows")
             for _ in range(2):
                 with pytest.raises(StoreError) as refused:
                     await store.write(count(2, "x"), point="test")
                 assert refused.value.code == "store.taken_over"
                 assert "the onlooker" in refused.value.because
         assert len(lost) == 1
-    async with served(empty_postgres_url) as store:
-        assert await store.read(counted) == [(1, "x")]
+    async with open_locked_store(empty_postgres_url) as store:
+        assert await store.read(list_tallies) == [(1, "x")]
 
 
-async def test_a_new_connection_is_not_used_before_the_lock_is_known_to_be_held(empty_postgres_url: str) -> None:
-    """The lock goes to another server between two moments of our loop, so nothing has told us yet."""
+async def test_a_new_connection_is_not_used_before_the_server_lock_is_confirmed(empty_postgres_url: str) -> None:
+    """The lock goes to another server before our next check, so no error has reported it yet."""
     lost: list[StoreError] = []
-    async with served(empty_postgres_url, request(lost.append, wait_s=SHORT_S)) as store:
-        with onlooking(empty_postgres_url) as other:
+    async with open_locked_store(empty_postgres_url, lock_request(lost.append, wait_s=SHORT_S)) as store:
+        with observe_locks(empty_postgres_url) as other:
             other.end(*other.backends(SERVER))
             other.lock(SERVER)
             with pytest.raises(StoreError) as refused:
                 await store.write(count(1, "x"), point="test")
             assert refused.value.code == "store.taken_over"
             assert len(lost) == 1
-    async with served(empty_postgres_url) as store:
-        assert await store.read(counted) == []
+    async with open_locked_store(empty_postgres_url) as store:
+        assert await store.read(list_tallies) == []
 
 
-async def test_a_server_that_takes_over_waits_for_the_last_commit_of_the_one_before(empty_postgres_url: str) -> None:
+async def test_a_server_that_takes_over_waits_for_the_last_commit_of_the_old_server(empty_postgres_url: str) -> None:
     def body(conn: sa.Connection) -> None:
         count(1, "late")(conn)
-        conn.execute(sa.text(f"SELECT pg_advisory_xact_lock({OBSTACLE}, {OBSTACLE})"))
+        conn.execute(sa.text(f"SELECT pg_advisory_xact_lock({OTHER_LOCK}, {OTHER_LOCK})"))
 
     lost: list[StoreError] = []
-    with onlooking(empty_postgres_url) as onlooker:
-        first = await open_store(empty_postgres_url, lock=request(lost.append, wait_s=SHORT_S))
-        onlooker.lock(OBSTACLE, lock_class=OBSTACLE)
+    with observe_locks(empty_postgres_url) as lock_observer:
+        first = await open_store(empty_postgres_url, lock=lock_request(lost.append, wait_s=SHORT_S))
+        lock_observer.lock(OTHER_LOCK, lock_class=OTHER_LOCK)
         writing = asyncio.create_task(first.write(body, point="test"))
-        in_the_way = lambda: onlooker.backends(OBSTACLE, granted=False, lock_class=OBSTACLE)  # noqa: E731
-        await until(lambda: bool(in_the_way()), "the first server is about to commit")
-        opening = asyncio.create_task(open_store(empty_postgres_url, lock=request()))
-        await until(lambda: bool(onlooker.backends(SERVER, granted=False)), "the second server waits")
-        (holder,) = onlooker.backends(SERVER)
-        onlooker.end(holder)
-        await until(lambda: bool(onlooker.backends(CONNECTIONS, granted=False)), "the second server waits again")
-        await until(lambda: bool(lost), "the first server knows")
+        in_the_way = lambda: lock_observer.backends(OTHER_LOCK, granted=False, lock_class=OTHER_LOCK)  # noqa: E731
+        await poll_until(lambda: bool(in_the_way()), "the first server is about to commit")
+        opening = asyncio.create_task(open_store(empty_postgres_url, lock=lock_request()))
+        await poll_until(lambda: bool(lock_observer.backends(SERVER, granted=False)), "the second server waits")
+        (holder,) = lock_observer.backends(SERVER)
+        lock_observer.end(holder)
+        await poll_until(
+            lambda: bool(lock_observer.backends(CONNECTIONS, granted=False)), "the second server waits again"
+        )
+        await poll_until(lambda: bool(lost), "the first server knows")
         assert not opening.done()
 
-        onlooker.unlock(OBSTACLE, lock_class=OBSTACLE)
+        lock_observer.unlock(OTHER_LOCK, lock_class=OTHER_LOCK)
         await writing
         await first.close()
         second = await opening
-        assert await second.read(counted) == [(1, "late")]
+        assert await second.read(list_tallies) == [(1, "late")]
         await second.close()
 
 
-class Detour:
-    """A way to PostgreSQL that can be cut on our side alone, as a network that drops a connection does."""
+class CuttableProxy:
+    """A proxy to PostgreSQL whose connections can break on our side only, as in a network failure."""
 
     def __init__(self, url: str, folder: Path) -> None:
         parsed = sa.make_url(url)
@@ -267,28 +269,28 @@ class Detour:
         self.url = parsed.update_query_dict({"host": str(folder)}).render_as_string()
         self._clients: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._far: list[asyncio.StreamWriter] = []
+        self._server_writers: list[asyncio.StreamWriter] = []
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_unix_connection(self._target)
         self._clients.append(writer)
-        self._far.append(far_writer)
+        self._server_writers.append(far_writer)
         for source, target in ((reader, far_writer), (far_reader, writer)):
-            self._tasks.append(asyncio.create_task(self._carry(source, target)))
+            self._tasks.append(asyncio.create_task(self._forward(source, target)))
 
-    async def _carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while data := await source.read(65536):
                 target.write(data)
 
     def cut(self) -> None:
-        """The near ends are closed; the far ones stay open, so PostgreSQL notices nothing."""
+        """Close our ends of the connections. PostgreSQL notices nothing, because the other ends stay open."""
         for writer in self._clients:
             writer.close()
         self._clients.clear()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[None]:
+    async def listening(self) -> AsyncGenerator[None]:
         server = await asyncio.start_unix_server(self._accept, self._path)
         try:
             yield
@@ -297,23 +299,27 @@ class Detour:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for writer in (*self._clients, *self._far):
+            for writer in (*self._clients, *self._server_writers):
                 writer.close()
 
 
-async def test_a_server_is_not_stopped_by_its_own_connection_from_before(empty_postgres_url: str) -> None:
-    """PostgreSQL still counts a connection as open, and so its lock as held, that has broken on the way."""
+async def test_a_server_takes_its_lock_again_although_its_old_connection_still_holds_it(
+    empty_postgres_url: str,
+) -> None:
+    """PostgreSQL still counts the broken connection as open, so its lock is still held."""
     folder = Path(f"/tmp/retinue-detour-{os.getpid()}")
     folder.mkdir()
-    detour = Detour(empty_postgres_url, folder)
+    proxy = CuttableProxy(empty_postgres_url, folder)
     try:
-        async with detour.opened(), served(detour.url, request(wait_s=SHORT_S)) as store:
-            with onlooking(empty_postgres_url) as onlooker:
-                (before,) = onlooker.backends(SERVER)
-                detour.cut()
-                await until(lambda: onlooker.backends(SERVER) not in ([], [before]), "the lock is taken again")
+        async with proxy.listening(), open_locked_store(proxy.url, lock_request(wait_s=SHORT_S)) as store:
+            with observe_locks(empty_postgres_url) as lock_observer:
+                (before,) = lock_observer.backends(SERVER)
+                proxy.cut()
+                await poll_until(
+                    lambda: lock_observer.backends(SERVER) not in ([], [before]), "the lock is taken again"
+                )
             await store.write(count(1, "x"), point="test")
-            assert await store.read(counted) == [(1, "x")]
+            assert await store.read(list_tallies) == [(1, "x")]
     finally:
         for left in folder.iterdir():
             left.unlink()

@@ -1,4 +1,4 @@
-"""The empty store that tests are given is the one that opening makes."""
+"""The empty database for tests is the same as one that the server creates."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from retinue.store.open_store import prepare_sqlite
 from retinue.testing.empty_store import create_empty_store
 
 
-def contents(path: Path) -> list[str]:
+def dump_database(path: Path) -> list[str]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         return list(database.iterdump())
 
 
-def test_a_placed_store_is_what_opening_makes(tmp_path: Path) -> None:
+def test_an_empty_store_equals_a_newly_prepared_store(tmp_path: Path) -> None:
     placed, opened = tmp_path / "placed.db", tmp_path / "opened.db"
 
     create_empty_store(placed)
     prepare_sqlite(opened)
 
-    assert contents(placed) == contents(opened)
+    assert dump_database(placed) == dump_database(opened)
     assert stat.S_IMODE(placed.stat().st_mode) == stat.S_IMODE(opened.stat().st_mode) == 0o600
     prepare_sqlite(placed)
-    assert contents(placed) == contents(opened), "opening it changes nothing"
+    assert dump_database(placed) == dump_database(opened), "opening it changes nothing"
 
 
-def test_a_store_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "house.db").write_bytes(b"ours")
+def test_create_empty_store_leaves_an_existing_file_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "retinue.db").write_bytes(b"ours")
 
-    create_empty_store(tmp_path / "house.db")
+    create_empty_store(tmp_path / "retinue.db")
 
-    assert (tmp_path / "house.db").read_bytes() == b"ours"
+    assert (tmp_path / "retinue.db").read_bytes() == b"ours"

@@ -1,4 +1,4 @@
-"""The clock turned by hand: who wakes when, and what a jump of the wall clock leaves alone."""
+"""The fake clock: who wakes up when, and what a jump of the wall clock does not affect."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ async def _sleep_and_note(clock: FakeClock, seconds: float, notes: list[tuple[st
     notes.append((name, (clock.now() - START).total_seconds()))
 
 
-def test_the_clock_stands_still_until_it_is_turned() -> None:
+def test_the_fake_clock_stands_still_until_it_is_advanced() -> None:
     async def main() -> None:
         clock = FakeClock()
         before = clock.now()
-        await asyncio.sleep(0.001)  # sleep: real time passes, and the clock is to stand still
+        await asyncio.sleep(0.001)  # sleep: real time passes while the fake clock must not
         assert clock.now() == before == START
         await clock.advance(90)
         assert clock.now() == START + timedelta(seconds=90)
@@ -31,7 +31,7 @@ def test_the_clock_stands_still_until_it_is_turned() -> None:
     asyncio.run(main())
 
 
-def test_a_start_in_another_zone_is_shown_in_utc_and_a_naive_one_is_refused() -> None:
+def test_the_fake_clock_shows_utc_and_refuses_a_naive_start() -> None:
     clock = FakeClock(datetime(2026, 3, 1, 12, tzinfo=timezone(timedelta(hours=2))))
     assert clock.now() == datetime(2026, 3, 1, 10, tzinfo=UTC)
     assert clock.now().tzinfo is UTC
@@ -39,7 +39,7 @@ def test_a_start_in_another_zone_is_shown_in_utc_and_a_naive_one_is_refused() ->
         FakeClock(datetime(2026, 3, 1, 12))
 
 
-def test_sleepers_wake_in_due_order_each_at_its_own_moment() -> None:
+def test_sleepers_wake_in_due_order_each_at_its_own_time() -> None:
     async def main() -> list[tuple[str, float]]:
         clock = FakeClock()
         notes: list[tuple[str, float]] = []
@@ -64,7 +64,7 @@ def test_a_sleeper_is_not_woken_before_its_time() -> None:
     asyncio.run(main())
 
 
-def test_one_advance_wakes_a_task_as_often_as_it_falls_asleep_within() -> None:
+def test_one_advance_wakes_a_task_each_time_it_sleeps_within_the_interval() -> None:
     async def main() -> None:
         clock = FakeClock()
         ticks: list[float] = []
@@ -82,27 +82,27 @@ def test_one_advance_wakes_a_task_as_often_as_it_falls_asleep_within() -> None:
     asyncio.run(main())
 
 
-def test_advance_returns_only_after_a_woken_task_has_passed_its_news_on() -> None:
+def test_advance_returns_only_after_the_tasks_that_follow_a_woken_task_have_run() -> None:
     async def main() -> None:
         clock = FakeClock()
         queues = [asyncio.Queue[str]() for _ in range(11)]
 
-        async def hand_on(source: asyncio.Queue[str], target: asyncio.Queue[str]) -> None:
+        async def forward(source: asyncio.Queue[str], target: asyncio.Queue[str]) -> None:
             target.put_nowait(await source.get())
 
-        async def speak() -> None:
+        async def put_first_item() -> None:
             await clock.sleep(5)
             queues[0].put_nowait("breakfast")
 
-        tasks = [asyncio.create_task(hand_on(a, b)) for a, b in pairwise(queues)]
-        tasks.append(asyncio.create_task(speak()))
+        tasks = [asyncio.create_task(forward(a, b)) for a, b in pairwise(queues)]
+        tasks.append(asyncio.create_task(put_first_item()))
         await clock.advance(5)
         assert queues[-1].get_nowait() == "breakfast"
 
     asyncio.run(main())
 
 
-def test_a_cancelled_sleeper_is_forgotten() -> None:
+def test_a_cancelled_sleeper_does_not_disturb_the_others() -> None:
     async def main() -> None:
         clock = FakeClock()
         cancelled, other = asyncio.create_task(clock.sleep(5)), asyncio.create_task(clock.sleep(6))
@@ -116,7 +116,7 @@ def test_a_cancelled_sleeper_is_forgotten() -> None:
     asyncio.run(main())
 
 
-def test_a_sleep_of_nothing_ends_without_the_clock_and_one_of_forever_never_does() -> None:
+def test_a_sleep_of_zero_returns_at_once_and_an_infinite_sleep_never_returns() -> None:
     async def main() -> None:
         clock = FakeClock()
         await clock.sleep(0)
@@ -130,7 +130,7 @@ def test_a_sleep_of_nothing_ends_without_the_clock_and_one_of_forever_never_does
 
 
 @pytest.mark.parametrize("delta", [timedelta(days=2), timedelta(days=-2)])
-def test_a_jump_moves_the_wall_clock_and_leaves_sleepers_as_they_are(delta: timedelta) -> None:
+def test_a_jump_moves_the_wall_clock_and_does_not_change_sleeps(delta: timedelta) -> None:
     async def main() -> None:
         clock = FakeClock()
         sleeper = asyncio.create_task(clock.sleep(10))
@@ -145,7 +145,7 @@ def test_a_jump_moves_the_wall_clock_and_leaves_sleepers_as_they_are(delta: time
     asyncio.run(main())
 
 
-def test_the_clock_cannot_be_turned_back_nor_by_two_hands_at_once() -> None:
+def test_the_fake_clock_cannot_go_backward_or_be_advanced_concurrently() -> None:
     async def main() -> None:
         clock = FakeClock()
         with pytest.raises(ValueError, match="jump"):

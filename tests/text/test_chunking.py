@@ -1,4 +1,4 @@
-"""Long texts in pieces: none too long, nothing lost, nothing torn that belongs together."""
+"""Splitting of long texts: no chunk is too long, nothing is lost, and no unit is split."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ units = st.sampled_from(LengthUnit)
 modes = st.sampled_from(ChunkMode)
 
 
-def inked(text: str) -> str:
+def without_whitespace(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
@@ -52,17 +52,19 @@ def is_balanced(piece: str) -> bool:
 
 @pytest.mark.spec("C80")
 @given(texts, st.integers(24, 80), units, modes)
-def test_no_piece_is_too_long_and_no_word_is_lost(text: str, limit: int, unit: LengthUnit, mode: ChunkMode) -> None:
+def test_chunks_never_exceed_the_limit_and_lose_no_text(
+    text: str, limit: int, unit: LengthUnit, mode: ChunkMode
+) -> None:
     pieces = split_text(text, limit, unit=unit, mode=mode)
 
     assert all(0 < measure_length(piece, unit) <= limit for piece in pieces)
-    assert inked("".join(pieces)) == inked(text)
+    assert without_whitespace("".join(pieces)) == without_whitespace(text)
     assert all(piece.strip() for piece in pieces)
 
 
 @pytest.mark.spec("C80")
 @given(texts, st.integers(40, 120), units)
-def test_a_letter_is_never_torn_from_its_marks_nor_a_surrogate_from_its_other_half(
+def test_a_chunk_never_splits_a_character_from_its_marks_or_a_surrogate_pair(
     text: str, limit: int, unit: LengthUnit
 ) -> None:
     for piece in split_text(text, limit, unit=unit):
@@ -76,24 +78,24 @@ def test_a_letter_is_never_torn_from_its_marks_nor_a_surrogate_from_its_other_ha
 
 @pytest.mark.spec("C80")
 @given(st.lists(st.sampled_from(["&amp;", "&lt;", "&#128512;", "x"]), min_size=1).map("".join), st.integers(24, 60))
-def test_an_entity_is_never_cut_in_two(text: str, limit: int) -> None:
+def test_a_chunk_never_splits_an_html_entity(text: str, limit: int) -> None:
     for piece in split_text(text, limit):
         assert re.fullmatch(r"(?:&\w+;|&#\d+;|x)+", piece)
 
 
 @pytest.mark.spec("C80")
 @given(documents, st.integers(80, 200), units, modes)
-def test_code_stays_in_its_fences(text: str, limit: int, unit: LengthUnit, mode: ChunkMode) -> None:
+def test_code_in_chunks_stays_inside_balanced_fences(text: str, limit: int, unit: LengthUnit, mode: ChunkMode) -> None:
     pieces = split_text(text, limit, unit=unit, mode=mode)
 
     assert all(measure_length(piece, unit) <= limit for piece in pieces)
     assert all(is_balanced(piece) for piece in pieces)
     bare = re.compile(r"^ {0,3}(`{3,}|~{3,}).*$", re.MULTILINE)
-    assert inked(bare.sub("", "\n".join(pieces))) == inked(bare.sub("", text))
+    assert without_whitespace(bare.sub("", "\n".join(pieces))) == without_whitespace(bare.sub("", text))
 
 
 @pytest.mark.spec("C80")
-def test_a_block_that_is_cut_is_opened_again_in_its_language() -> None:
+def test_a_split_code_block_is_reopened_with_its_language() -> None:
     lines = "\n".join(f"line_{n} = {n}" for n in range(30))
 
     pieces = split_text(f"Look:\n\n```python\n{lines}\n```\n\nThat is all.", 200)
@@ -106,7 +108,7 @@ def test_a_block_that_is_cut_is_opened_again_in_its_language() -> None:
 
 
 @pytest.mark.spec("C80")
-def test_a_cut_falls_between_paragraphs_before_lines_before_sentences_before_words() -> None:
+def test_text_is_split_at_paragraphs_then_lines_then_sentences_then_words() -> None:
     assert split_text("one two three four.\n\nfive six", 26) == ["one two three four.", "five six"]
     assert split_text("one two three four\nfive six seven", 26) == ["one two three four", "five six seven"]
     assert split_text("one two three. Four five six seven", 26) == ["one two three.", "Four five six seven"]
@@ -115,7 +117,7 @@ def test_a_cut_falls_between_paragraphs_before_lines_before_sentences_before_wor
 
 
 @pytest.mark.spec("C80")
-def test_in_paragraph_mode_each_paragraph_goes_by_itself_and_code_is_one() -> None:
+def test_newline_mode_makes_one_chunk_per_paragraph_or_code_block() -> None:
     text = "One.\n\nTwo\ngoes on.\n\n\n```\na\n\nb\n```\n\nThree."
 
     assert split_text(text, 100, mode=ChunkMode.NEWLINE) == ["One.", "Two\ngoes on.", "```\na\n\nb\n```", "Three."]
@@ -123,7 +125,7 @@ def test_in_paragraph_mode_each_paragraph_goes_by_itself_and_code_is_one() -> No
 
 
 @pytest.mark.spec("C80")
-def test_telegram_counts_an_emoji_twice_and_irc_four_times() -> None:
+def test_an_emoji_counts_as_two_utf16_units_and_four_bytes() -> None:
     foxes = "🦊" * 20
 
     assert [len(piece) for piece in split_text(foxes, 20)] == [20]
@@ -131,11 +133,11 @@ def test_telegram_counts_an_emoji_twice_and_irc_four_times() -> None:
     assert [len(piece) for piece in split_text(foxes, 20, unit=LengthUnit.BYTES)] == [5, 5, 5, 5]
 
 
-def test_indented_code_and_lists_keep_their_indentation_behind_a_cut() -> None:
+def test_list_items_keep_their_indentation_in_the_next_chunk() -> None:
     assert split_text("- one and some\n- two and\n    - below", 26) == ["- one and some\n- two and", "    - below"]
 
 
-def test_pieces_of_a_stream_are_neither_short_nor_long_where_the_text_allows_it() -> None:
+def test_stream_chunks_stay_between_minimum_and_maximum_length_and_end_at_sentences() -> None:
     text = " ".join(f"Sentence number {n} of them." for n in range(200))
 
     pieces = split_text(text, 1200, min_length=800, preferred_break=BlockBreak.SENTENCE)
@@ -144,14 +146,14 @@ def test_pieces_of_a_stream_are_neither_short_nor_long_where_the_text_allows_it(
 
 
 @given(texts, st.integers(8, 40), units)
-def test_what_is_clipped_fits_and_says_so(text: str, limit: int, unit: LengthUnit) -> None:
+def test_truncated_text_fits_the_limit_and_ends_with_an_ellipsis(text: str, limit: int, unit: LengthUnit) -> None:
     short = truncate_text(text, limit, unit=unit)
 
     assert measure_length(short, unit) <= limit
     assert short == text or short.endswith("…")
 
 
-def test_a_text_that_was_made_to_be_cut_badly_is_cut_all_the_same() -> None:
+def test_a_hostile_text_is_split_within_the_limit() -> None:
     for text in (
         "```" * 60_000,
         "&" * 200_000,

@@ -1,4 +1,4 @@
-"""Secrets are masked by what is known and by what they look like, in every usual form, and nothing else is."""
+"""Redaction of known secrets in every usual encoding, and of texts with the shape of a secret, but of nothing else."""
 
 from __future__ import annotations
 
@@ -38,16 +38,12 @@ PEM = (
 )
 
 values = st.text(st.characters(exclude_categories=("Cs",)), min_size=SECRET_CHARS_MIN, max_size=60).filter(
-    # A secret that is part of what a mark says cannot be told from it.
+    # A secret that is part of the placeholder cannot be distinguished from it.
     lambda text: not re.search(re.escape(text), build_placeholder("canary"))
 )
 
 
-def hidden(secret: str, text: str) -> bool:
-    return secret not in Redactor({"canary": secret}).redact_values(text)
-
-
-FORMS = {
+ENCODED_FORMS = {
     "as it is": lambda s: s,
     "in JSON": lambda s: json.dumps({"key": s}),
     "in JSON, all of it": lambda s: json.dumps({"key": s}, ensure_ascii=False),
@@ -63,112 +59,114 @@ FORMS = {
 }
 
 
-@given(values, st.sampled_from(sorted(FORMS)), st.text(max_size=20), st.text(max_size=20))
-def test_a_known_secret_is_masked_in_every_form(secret: str, form: str, before: str, after: str) -> None:
-    written = FORMS[form](secret)
+@given(values, st.sampled_from(sorted(ENCODED_FORMS)), st.text(max_size=20), st.text(max_size=20))
+def test_a_known_secret_is_redacted_in_every_encoding(secret: str, form: str, before: str, after: str) -> None:
+    written = ENCODED_FORMS[form](secret)
     found = Redactor({"canary": secret}).redact_values(f"{before} {written} {after}")
     assert build_placeholder("canary") in found
     assert written not in found
 
 
 @given(values, st.binary(max_size=20), st.binary(max_size=20))
-def test_a_known_secret_is_masked_wherever_it_falls_in_base64(secret: str, before: bytes, after: bytes) -> None:
-    """As a name and a password stand in one header."""
+def test_a_known_secret_is_redacted_at_any_offset_in_base64(secret: str, before: bytes, after: bytes) -> None:
+    """As with a name and a password in one header."""
     raw = secret.encode()
     whole = base64.b64encode(before + raw + after).decode()
     found = Redactor({"canary": secret}).redact_values(whole)
     assert build_placeholder("canary") in found
     left = found.replace(build_placeholder("canary"), "")
-    # At its borders a letter or two are left, in which it is mixed with its neighbours.
+    # At its borders one or two characters remain, which encode bytes of both.
     assert len(left) <= len(base64.b64encode(before)) + len(base64.b64encode(after)) + 4
 
 
 @given(st.text(max_size=300))
-def test_a_text_without_secrets_is_left_alone(text: str) -> None:
+def test_a_text_without_secrets_is_not_changed_by_redaction(text: str) -> None:
     if SECRET not in text:
         assert Redactor({"canary": SECRET}).redact_values(text) == text
     assert Redactor().redact_values(text) == text
 
 
 @given(st.lists(values, min_size=1, max_size=6, unique=True), st.data())
-def test_nothing_of_any_of_many_is_left(every: list[str], data: st.DataObject) -> None:
-    """Also where one is part of another, or where they touch."""
-    masks = Redactor({f"s{n}": secret for n, secret in enumerate(every)})
+def test_overlapping_and_adjacent_secrets_are_all_redacted(every: list[str], data: st.DataObject) -> None:
+    """Also if one is part of another, or if they touch."""
+    redactor = Redactor({f"s{n}": secret for n, secret in enumerate(every)})
     pieces = data.draw(st.lists(st.sampled_from(every) | st.sampled_from(["", " ", "\n", ","]), max_size=8))
     text = "".join(pieces)
-    found = masks.redact_values(text)
+    found = redactor.redact_values(text)
     bare = re.sub(r"\[secret:s\d\]", "\0", found)
     for piece in pieces:
-        # What only came to be by two secrets touching is none that anyone wrote down.
+        # A secret that appears only because two others touch was not written.
         assert piece not in every or piece not in bare
-    assert masks.redact_values(found) == found or any(secret in found for secret in every)
+    assert redactor.redact_values(found) == found or any(secret in found for secret in every)
 
 
-def test_the_longest_is_masked_first_and_one_within_another_leaves_nothing() -> None:
-    masks = Redactor({"short": "abcdefgh", "long": "abcdefgh-ijklmnop", "inner": "defgh-ij"})
-    assert masks.redact("x abcdefgh-ijklmnop y") == "x [secret:long] y"
-    assert masks.redact("abcdefgh abcdefgh-ijk") == "[secret:short] [secret:short]-ijk"
+def test_the_longest_of_overlapping_secrets_is_redacted_first() -> None:
+    redactor = Redactor({"short": "abcdefgh", "long": "abcdefgh-ijklmnop", "inner": "defgh-ij"})
+    assert redactor.redact("x abcdefgh-ijklmnop y") == "x [secret:long] y"
+    assert redactor.redact("abcdefgh abcdefgh-ijk") == "[secret:short] [secret:short]-ijk"
 
 
-def test_the_same_secret_has_the_same_mark_each_time_and_a_name_says_nothing_else() -> None:
+def test_a_placeholder_is_built_from_the_cleaned_secret_name_and_never_shows_the_secret() -> None:
     assert build_placeholder("openai:env") == "[secret:openai:env]"
     assert build_placeholder("a b\n]c") == "[secret:a-b-c]"
     assert build_placeholder("") == "[secret:unnamed]"
-    masks = Redactor({"production-db": "production-db"})
-    assert "production-db" not in masks.redact("the word is production-db")
+    redactor = Redactor({"production-db": "production-db"})
+    assert "production-db" not in redactor.redact("the word is production-db")
 
 
-def test_what_is_too_short_to_be_told_from_a_word_is_named_and_not_masked() -> None:
-    masks = Redactor({"pin": "1234", "empty": "", "good": "x" * SECRET_CHARS_MIN, "vast": "y" * (SECRET_CHARS_MAX + 1)})
-    assert masks.redact("1234 and more") == "1234 and more"
-    assert masks.unredacted_names == {"pin", "empty", "vast"}
-    assert masks.redacted_names == {"good"}
+def test_too_short_and_too_long_secrets_are_reported_by_name_and_not_redacted() -> None:
+    redactor = Redactor(
+        {"pin": "1234", "empty": "", "good": "x" * SECRET_CHARS_MIN, "vast": "y" * (SECRET_CHARS_MAX + 1)}
+    )
+    assert redactor.redact("1234 and more") == "1234 and more"
+    assert redactor.unredacted_names == {"pin", "empty", "vast"}
+    assert redactor.redacted_names == {"good"}
 
 
-def test_more_secrets_than_there_is_room_for_are_named() -> None:
-    masks = Redactor({f"s{n}": f"{n:08d}" for n in range(SECRETS_MAX + 3)})
-    assert len(masks.redacted_names) == SECRETS_MAX and len(masks.unredacted_names) == 3
+def test_secrets_beyond_the_limits_are_reported_by_name() -> None:
+    redactor = Redactor({f"s{n}": f"{n:08d}" for n in range(SECRETS_MAX + 3)})
+    assert len(redactor.redacted_names) == SECRETS_MAX and len(redactor.unredacted_names) == 3
     huge = Redactor({f"s{n}": chance.token_hex(SECRET_CHARS_MAX // 2) for n in range(40)})
     assert huge.unredacted_names
     assert sum(len(form) for form in list_encoded_forms("z" * 100)) * 40 < FORMS_CHARS_MAX
 
 
-def test_each_line_of_a_key_file_is_masked_by_itself_and_common_words_are_not() -> None:
-    masks = Redactor({"key": PEM, "account": '{\n  "type": "service_account",\n  "id": "0a1b2c3d4e5f6a7b8c9d"\n}'})
-    found = masks.redact_values("3: q7Zc8sAAKCAQEAxq7Zc8sX1\nservice_account_of_no_one 0a1b2c3d4e5f6a7b8c9d")
+def test_each_line_of_a_key_file_is_redacted_but_common_words_in_it_are_not() -> None:
+    redactor = Redactor({"key": PEM, "account": '{\n  "type": "service_account",\n  "id": "0a1b2c3d4e5f6a7b8c9d"\n}'})
+    found = redactor.redact_values("3: q7Zc8sAAKCAQEAxq7Zc8sX1\nservice_account_of_no_one 0a1b2c3d4e5f6a7b8c9d")
     assert found == "3: [secret:key]\nservice_account_of_no_one [secret:account]"
 
 
-def test_long_base64_broken_into_lines_is_masked() -> None:
+def test_base64_of_a_secret_broken_into_lines_is_redacted() -> None:
     secret = chance.token_urlsafe(120)
     broken = base64.encodebytes(secret.encode()).decode()
     found = Redactor({"canary": secret}).redact_values(broken)
     assert found.replace("[secret:canary]", "").strip() == ""
 
 
-def test_a_house_that_learns_another_secret_masks_that_one_from_then_on() -> None:
-    masks = Redactor({"old": "old-secret-1"})
-    masks.set_secrets({"new": "new-secret-2"})
-    assert masks.redact("old-secret-1 new-secret-2") == "old-secret-1 [secret:new]"
-    assert "new-secret-2" not in repr(masks)
+def test_setting_new_secrets_redacts_them_instead_of_the_old_ones() -> None:
+    redactor = Redactor({"old": "old-secret-1"})
+    redactor.set_secrets({"new": "new-secret-2"})
+    assert redactor.redact("old-secret-1 new-secret-2") == "old-secret-1 [secret:new]"
+    assert "new-secret-2" not in repr(redactor)
 
 
-def test_whoever_masks_while_secrets_change_sees_one_state_or_the_other() -> None:
+def test_redaction_during_a_change_of_secrets_uses_either_the_old_or_the_new_ones() -> None:
     one, two = {"s": "first-secret-1"}, {"s": "second-secret-2"}
-    masks, stop, wrong = Redactor(one), threading.Event(), list[str]()
+    redactor, stop, wrong = Redactor(one), threading.Event(), list[str]()
 
-    def look() -> None:
+    def redact_until_stopped() -> None:
         while not stop.is_set():
-            found = masks.redact_values("first-secret-1 second-secret-2")
+            found = redactor.redact_values("first-secret-1 second-secret-2")
             if found.count("[secret:s]") != 1:
                 wrong.append(found)
 
-    threads = [threading.Thread(target=look) for _ in range(3)]
+    threads = [threading.Thread(target=redact_until_stopped) for _ in range(3)]
     for thread in threads:
         thread.start()
     for _ in range(100):
-        masks.set_secrets(two)
-        masks.set_secrets(one)
+        redactor.set_secrets(two)
+        redactor.set_secrets(one)
     stop.set()
     for thread in threads:
         thread.join()
@@ -177,7 +175,7 @@ def test_whoever_masks_while_secrets_change_sees_one_state_or_the_other() -> Non
 
 # --- by shape ---
 
-LOOKS = (
+KEY_SHAPED_TEXTS = (
     ("sk-proj-abcdefgh12345678ijkl", "abcdefgh12345678"),
     ("use sk-ant-api03-AbCdEfGh_ij-kl0123456789 now", "AbCdEfGh"),
     ("sk_live_0123456789abcdef", "0123456789abcdef"),
@@ -199,9 +197,9 @@ LOOKS = (
     (PEM[:70], "MIIEowIB"),
     (f"{PEM[:60]}\n{PEM}", "q7Zc8sAAK"),
 )
-PLAIN = (
+HARMLESS_TEXTS = (
     "task-runner-with-a-long-name-2024 and risk-assessment-of-20-items",
-    "sk-loading-spinner-large-variant",  # a class of a style sheet
+    "sk-loading-spinner-large-variant",  # a CSS class
     "import sk_learn_live; npm_config_registry",
     "bearer of bad news, Bearer authentication",
     "the eyJ prefix, AKIA, gh_pages, ghp_",
@@ -212,30 +210,30 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize(("text", "secret"), LOOKS)
-def test_what_has_the_shape_of_a_key_is_masked(text: str, secret: str) -> None:
+@pytest.mark.parametrize(("text", "secret"), KEY_SHAPED_TEXTS)
+def test_text_with_the_shape_of_a_key_is_redacted(text: str, secret: str) -> None:
     assert secret in text
     found = redact_patterns(text)
     assert secret not in found and "[secret:" in found
 
 
-@pytest.mark.parametrize("text", PLAIN)
-def test_what_has_no_such_shape_is_left_alone(text: str) -> None:
+@pytest.mark.parametrize("text", HARMLESS_TEXTS)
+def test_text_without_the_shape_of_a_key_is_not_redacted(text: str) -> None:
     assert redact_patterns(text) == text
 
 
-def test_what_surrounds_a_private_key_stays() -> None:
+def test_text_around_a_redacted_private_key_is_kept() -> None:
     assert redact_patterns(f"before\n{PEM}\nafter, too") == "before\n[secret:private-key]\nafter, too"
     assert redact_patterns(f"{PEM}\n{PEM}\n.") == "[secret:private-key]\n[secret:private-key]\n."
 
 
 @given(st.text(string.ascii_letters + "-_.:=/ \n0123456789", max_size=300))
-def test_masking_twice_changes_nothing_more(text: str) -> None:
+def test_redacting_patterns_twice_gives_the_same_text(text: str) -> None:
     once = redact_patterns(f"sk-{text} Bearer {text} eyJ{text}")
     assert redact_patterns(once) == once
 
 
-HOSTILE = (
+HOSTILE_TEXTS = (
     "sk-" * 200_000,
     "sk-" + "a" * 500_000,
     "eyJ" + "a.eyJ" * 100_000,
@@ -251,15 +249,15 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_text_makes_masking_slow(text: str) -> None:
-    """Half a million characters each. What goes back again and again would not come to an end here."""
-    masks = Redactor({f"s{n}": f"c4nary/c4nary/c4nary/{n:04d}" for n in range(100)})
-    assert masks.redact(text) is not None
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=range(len(HOSTILE_TEXTS)))
+def test_redaction_of_long_hostile_texts_is_not_slow(text: str) -> None:
+    """Half a million characters each: a pattern with backtracking would not finish."""
+    redactor = Redactor({f"s{n}": f"c4nary/c4nary/c4nary/{n:04d}" for n in range(100)})
+    assert redactor.redact(text) is not None
 
 
 @pytest.mark.spec("C99.error")
-def test_an_error_is_shown_in_masked_words_and_stays_the_same_error() -> None:
+def test_redacting_an_error_removes_the_secret_and_keeps_the_same_error_object() -> None:
     secret = "plain-words-of-a-canary"
     error = Invalid(f"no {secret}", because=f"of {secret}", try_this=f"not {secret}", code="a.code")
     assert secret in str(error)
@@ -272,16 +270,16 @@ def test_an_error_is_shown_in_masked_words_and_stays_the_same_error() -> None:
 
 
 @pytest.mark.spec("C99.log")
-def test_a_known_secret_is_in_no_line_of_the_log() -> None:
+def test_a_known_secret_is_redacted_in_the_log() -> None:
     secret = "plain-words-that-look-like-nothing"
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LogFormatter())
-    log = logging.getLogger("test.masking")
+    log = logging.getLogger("test.redaction")
     log.propagate = False
     log.addHandler(handler)
 
-    def say() -> str:
+    def log_secret() -> str:
         stream.truncate(0)
         log.warning("it is %s", secret, extra={"because": f"so it is: {secret}"}, stack_info=True)
         try:
@@ -291,9 +289,9 @@ def test_a_known_secret_is_in_no_line_of_the_log() -> None:
         return stream.getvalue()
 
     try:
-        assert secret in say()  # nobody would know it for one
+        assert secret in log_secret()  # it does not look like a secret
         set_known_secrets(Redactor({"canary": secret}))
-        assert secret not in say() and "[secret:***]" in say()  # what stands after such a word is masked, too
+        assert secret not in log_secret() and "[secret:***]" in log_secret()  # text after such a word is redacted, too
         long = "x" * (32 * 1024 - 10) + secret
         assert secret[:10] not in redact(long)
     finally:
@@ -301,7 +299,7 @@ def test_a_known_secret_is_in_no_line_of_the_log() -> None:
         log.removeHandler(handler)
 
 
-# --- a part of a longer text ---
+# --- parts of a longer text ---
 
 LONG_SECRET = "correct-horse-battery-staple"
 
@@ -312,22 +310,22 @@ LONG_SECRET = "correct-horse-battery-staple"
     st.integers(0, 70),
     st.integers(0, 70),
 )
-def test_of_a_secret_across_the_end_of_a_part_nothing_is_shown(lead: str, rest: str, begin: int, length: int) -> None:
-    masks = Redactor({"horse": LONG_SECRET})
+def test_a_secret_that_crosses_the_end_of_a_part_is_redacted(lead: str, rest: str, begin: int, length: int) -> None:
+    redactor = Redactor({"horse": LONG_SECRET})
     text = f"{lead}{LONG_SECRET}{rest}"
     begin = min(begin, len(text))
     end = min(begin + length, len(text))
-    shown = redact_part(text, begin, end, masks.redact)
+    shown = redact_part(text, begin, end, redactor.redact)
     first, last = len(lead), len(lead) + len(LONG_SECRET)
     if end <= first or begin >= last:
-        assert shown == text[begin:end], "what is beside it is as it was"
+        assert shown == text[begin:end], "text outside of the secret is unchanged"
     else:
         assert begin == end or shown == text[begin:first] + build_placeholder("horse") + text[last:end]
     assert not any(LONG_SECRET[at : at + 8] in shown for at in range(len(LONG_SECRET) - 7))
 
 
 @pytest.mark.parametrize("at", range(0, 200, 7))
-def test_parts_of_a_private_key_show_nothing_of_it(at: int) -> None:
+def test_a_part_within_a_private_key_is_redacted(at: int) -> None:
     body = "\n".join("MIIEvQ" + "0123456789abcdef" * 2 for _ in range(4))
     text = f"here\n-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\nthere"
     assert "0123456789abcdef" not in redact_part(text, at, at + 40, Redactor().redact)

@@ -1,4 +1,4 @@
-"""MCP servers for tests: real ones made with `mcp`, and small hand-made ones that do what no honest server would."""
+"""MCP servers for tests: real ones made with `mcp`, and small hand-written ones that violate the protocol."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from retinue.tools.base import Tool, ToolContext, ToolOutput
 from retinue.tools.mcp.server_pool import SERVERS_FOLDER, McpServerPool
 from retinue.tools.mcp.server_status import FindServerSandbox, McpConnectionState, McpConnectionStatus
 
-# A server of real make.
-REAL = '''
+# A server made with the `mcp` package.
+REAL_SERVER_SOURCE = '''
 import asyncio, os, sys
 from mcp.server.mcpserver import MCPServer, Image
 from mcp_types import ToolAnnotations
@@ -49,7 +49,7 @@ def add(a: int, b: int) -> int:
 
 @server.tool()
 def environment() -> str:
-    """What it was told."""
+    """Its environment."""
     return repr(sorted(os.environ))
 
 @server.tool()
@@ -78,12 +78,12 @@ def menu() -> str:
     return "soup"
 
 if __name__ == "__main__":
-    print("to nobody", file=sys.stderr)
+    print("a line for the log", file=sys.stderr)
     server.run()
 '''
 
-# One that speaks just enough of the protocol to misbehave in it. What it does is in its `on_call`.
-SMALL = """
+# A server that knows just enough of the protocol to violate it. Its behavior is in its `on_call`.
+SMALL_SERVER_SOURCE = """
 import json, os, sys, threading, time
 BEGUN = time.monotonic()
 
@@ -117,7 +117,7 @@ def serve(tools, on_call):
 
 
 @dataclass(slots=True)
-class Kitchen:
+class McpServersUnderTest:
     """Servers on a real store and in a real sandbox."""
 
     servers: McpServerPool
@@ -126,21 +126,22 @@ class Kitchen:
     settings: dict[str, McpServerSettings]
     changes: list[int] = field(default_factory=list[int])
 
-    def standing(self, name: str) -> McpConnectionStatus:
+    def connection_status(self, name: str) -> McpConnectionStatus:
         return next(each for each in self.servers.list_statuses() if each.name == name)
 
     async def until(self, name: str, *states: McpConnectionState) -> McpConnectionStatus:
-        await until(lambda: self.standing(name).state in states, lambda: self.standing(name))
-        return self.standing(name)
+        await until(lambda: self.connection_status(name).state in states, lambda: self.connection_status(name))
+        return self.connection_status(name)
 
     async def approve(self, name: str) -> None:
-        """As the owner would, once it has said what it has."""
+        """Approve the tool list of a server, as the owner would, once the server has sent it."""
         await until(
             lambda: (
-                self.standing(name).tool_list is not None and self.standing(name).state is McpConnectionState.WAITING
+                self.connection_status(name).tool_list is not None
+                and self.connection_status(name).state is McpConnectionState.WAITING
             )
         )
-        offered = self.standing(name).tool_list
+        offered = self.connection_status(name).tool_list
         assert offered is not None
         assert await self.servers.approve(name, offered.hash, by="person:owner")
         await self.until(name, McpConnectionState.READY)
@@ -152,7 +153,7 @@ class Kitchen:
         return [each.spec.name for each in self.servers.list_tools()]
 
     async def call(self, name: str, *, agent: str = "ada", **arguments: Any) -> ToolOutput:
-        output = await self.tool(name).perform(arguments, scene(agent))
+        output = await self.tool(name).perform(arguments, tool_context(agent))
         assert isinstance(output, ToolOutput)
         return output
 
@@ -161,7 +162,7 @@ async def until(holds: Callable[[], Any], seen: Callable[[], object] = lambda: "
     return await wait_until(holds, "it holds", describe=seen)
 
 
-def scene(agent: str = "ada") -> ToolContext:
+def tool_context(agent: str = "ada") -> ToolContext:
     home = Path("/tmp")
     return ToolContext(
         agent=Agent(name=agent),
@@ -174,20 +175,20 @@ def scene(agent: str = "ada") -> ToolContext:
 
 
 def small(folder: Path, body: str) -> tuple[str, ...]:
-    """The command of a hand-made server. `body` calls `serve`."""
+    """Return the command of a hand-written server. `body` calls `serve`."""
     file = folder / "small.py"
-    file.write_text(SMALL + textwrap.dedent(body))
+    file.write_text(SMALL_SERVER_SOURCE + textwrap.dedent(body))
     return ("/usr/bin/python3", "-S", str(file)) if Path("/usr/bin/python3").exists() else (sys.executable, str(file))
 
 
-def real(folder: Path) -> tuple[str, ...]:
+def write_real_server(folder: Path) -> tuple[str, ...]:
     file = folder / "kitchen.py"
-    file.write_text(REAL)
+    file.write_text(REAL_SERVER_SOURCE)
     return (sys.executable, "-B", str(file))
 
 
-def seen_by_real(folder: Path) -> tuple[Path, ...]:
-    """What a real server needs to see: itself, and the packages it is made with."""
+def real_server_paths(folder: Path) -> tuple[Path, ...]:
+    """Return the paths that a real server needs: its script and the packages that it imports."""
     made_with = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
     return (folder.resolve(), *(path for path in made_with if not path.is_relative_to("/usr")))
 
@@ -200,24 +201,24 @@ def is_alive(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def kitchen(
+async def open_mcp_servers(
     root: Path,
     settings: Mapping[str, McpServerSettings],
     *,
-    walls: bool = False,
+    sandboxed: bool = False,
     clock: Clock | None = None,
     environment: Mapping[str, str] | None = None,
-    placing: FindServerSandbox | None = None,
-) -> AsyncGenerator[Kitchen]:
-    """Without walls, commands run bare: what is shown is not about them, and they start sooner."""
-    home = (root / "house").resolve()
+    find_sandbox: FindServerSandbox | None = None,
+) -> AsyncGenerator[McpServersUnderTest]:
+    """Open MCP servers on a real store. Unless `sandboxed`, their commands run on the host and start faster."""
+    home = (root / "data").resolve()
     home.mkdir(exist_ok=True)
-    store = await open_store(home / "house.db")
+    store = await open_store(home / "retinue.db")
     sandbox: Sandbox = (
         BubblewrapSandbox(
             folder=Path(tempfile.mkdtemp(dir=root)), private_paths=(home,), shareable_parents=(home / SERVERS_FOLDER,)
         )
-        if walls
+        if sandboxed
         else HostSandbox()
     )
     changing = dict(settings)
@@ -229,14 +230,14 @@ async def kitchen(
         lambda: changing,
         data_directory=home,
         store=store,
-        sandbox=placing or sandbox_now,
+        sandbox=find_sandbox or sandbox_now,
         clock=clock or RealClock(),
         ids=RandomIds(),
         random=Random(7),
         environment=environment or {},
         files=AttachmentFiles(home / "files"),
     )
-    made = Kitchen(servers, store, home, changing)
+    made = McpServersUnderTest(servers, store, home, changing)
     servers.on_change(lambda: made.changes.append(1))
     try:
         await servers.sync()
@@ -250,16 +251,16 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-class Site:
-    """A hand-made server at an address. `answers` gives what comes back for a method: a status, headers and a body."""
+class HttpMcpServer:
+    """A hand-written HTTP server. `answers` returns a status, headers and a body for a method."""
 
     def __init__(self) -> None:
         self.tools: list[dict[str, Any]] = [
             {"name": "act", "description": "Acts.", "inputSchema": {"type": "object", "properties": {}}}
         ]
-        self.heard: list[tuple[dict[str, str], dict[str, Any]]] = []
-        self.hangs = False  # when it is told that we leave
-        self.left: list[str] = []
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.hangs_on_delete = False  # when a client ends its session
+        self.delete_requests: list[str] = []
         self.answers: dict[str, Callable[[Any], tuple[int, dict[str, str], bytes]]] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -270,16 +271,16 @@ class Site:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        if scope["method"] == "DELETE" and self.hangs:
-            self.left.append(scope["method"])
+        if scope["method"] == "DELETE" and self.hangs_on_delete:
+            self.delete_requests.append(scope["method"])
             await asyncio.Event().wait()
         status, headers, content = 405, {}, b""
         if scope["method"] == "POST":
             asked = json.loads(body)
-            self.heard.append(({k.decode(): v.decode() for k, v in scope["headers"]}, asked))
+            self.requests.append(({k.decode(): v.decode() for k, v in scope["headers"]}, asked))
             status, headers, content = self._answer(asked)
-        told = {"content-type": "application/json", **headers}
-        raw = [(k.encode(), v.encode()) for k, v in told.items()]
+        response_headers = {"content-type": "application/json", **headers}
+        raw = [(k.encode(), v.encode()) for k, v in response_headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body", "body": content})
 
@@ -299,17 +300,17 @@ class Site:
         if "id" not in asked:
             return 202, {}, b""
         if method not in results:
-            return 200, {}, said(asked["id"], error={"code": -32601, "message": "no such method"})
-        return 200, {}, said(asked["id"], result=results[method])
+            return 200, {}, json_rpc_message(asked["id"], error={"code": -32601, "message": "no such method"})
+        return 200, {}, json_rpc_message(asked["id"], result=results[method])
 
 
-def said(id: Any, **what: Any) -> bytes:
+def json_rpc_message(id: Any, **what: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": id, **what}).encode()
 
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncGenerator[str]:
-    """An ASGI app at an address of this machine."""
+    """Serve an ASGI app on loopback and yield its URL."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="auto")
     server = uvicorn.Server(config)
     listener = config.bind_socket()

@@ -1,4 +1,4 @@
-"""Servers on loopback that stand in for the web, and scenes of agents that reach for it."""
+"""Servers on loopback that stand in for the web, and setups of agents that use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOPBACK = (IPv4Network("127.0.0.0/8"),)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReceivedRequest:
     path: str
     headers: Mapping[str, str]
     method: str = "GET"
@@ -37,21 +37,21 @@ class Reply:
 
     def raw(self) -> bytes:
         body = self.body.encode() if isinstance(self.body, str) else self.body
-        lines = [f"HTTP/1.1 {self.status} Said", "Connection: close"]
+        lines = [f"HTTP/1.1 {self.status} Reply", "Connection: close"]
         headers = {"Content-Type": self.type, "Content-Length": str(len(body)), **self.headers}
         lines += [f"{name}: {value}" for name, value in headers.items() if value]
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-Act = Callable[[asyncio.StreamWriter], Awaitable[None]]
+WriteReply = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class Site:
-    """A server. A path without a reply is not found; an act writes to the line whatever it likes."""
+    """A web server. A path without a reply returns 404; a `WriteReply` may write any bytes to the connection."""
 
     def __init__(self) -> None:
-        self.replies: dict[str, Reply | Act] = {}
-        self.asked: list[Asked] = []
+        self.replies: dict[str, Reply | WriteReply] = {}
+        self.asked: list[ReceivedRequest] = []
         self.connections = 0
         self.host = "127.0.0.1"
         self.port = 0
@@ -72,7 +72,7 @@ class Site:
                 name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
             }
             body = await reader.readexactly(int(headers.get("content-length", "0")))
-            self.asked.append(Asked(path, headers, method, body))
+            self.asked.append(ReceivedRequest(path, headers, method, body))
             reply = self.replies.get(path.partition("?")[0], Reply("nothing here", 404, type="text/plain"))
             if isinstance(reply, Reply):
                 writer.write(reply.raw())
@@ -87,7 +87,10 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    replies: Mapping[str, Reply | Act] | None = None, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    replies: Mapping[str, Reply | WriteReply] | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[Site]:
     made = Site()
     made.replies.update(replies or {})
@@ -101,8 +104,8 @@ async def site(
         await server.wait_closed()
 
 
-class Names:
-    """A resolver. Each name has its answers in turn; the last is given again and again."""
+class FakeResolver:
+    """A resolver. It returns the answers of each name in order, and then repeats the last one."""
 
     def __init__(self, names: Mapping[str, Sequence[Sequence[str]]]) -> None:
         self._left = {name: list(answers) for name, answers in names.items()}
@@ -117,9 +120,9 @@ class Names:
 
 
 def loopback_guard(
-    names: Names | None = None, networks: Sequence[IPv4Network] = LOOPBACK
+    names: FakeResolver | None = None, networks: Sequence[IPv4Network] = LOOPBACK
 ) -> Callable[[WebSettings], UrlGuard]:
-    """The guard of the settings, but that these networks count as public."""
+    """Return the URL guard of the settings, except that these networks count as public."""
 
     def made(settings: WebSettings) -> UrlGuard:
         if names is None:
@@ -129,7 +132,7 @@ def loopback_guard(
     return made
 
 
-def scene(folder: Path = Path("/nonexistent"), *, web: bool = True, session: str = "5" * 32) -> ToolContext:
+def make_tool_context(folder: Path = Path("/nonexistent"), *, web: bool = True, session: str = "5" * 32) -> ToolContext:
     return ToolContext(
         agent=Agent(name="ada"),
         session=SessionId(session),
@@ -140,8 +143,8 @@ def scene(folder: Path = Path("/nonexistent"), *, web: bool = True, session: str
     )
 
 
-class Numbers:
-    """Ids that count."""
+class CountingIds:
+    """Ids that count up."""
 
     def __init__(self) -> None:
         self._last = 0

@@ -1,4 +1,4 @@
-"""A place to try the file tools: a house, an agent with its home and workspace, a person, and what lies around."""
+"""A setup for the file tools: a data directory, an agent directory and workspace, and files of a person."""
 
 from __future__ import annotations
 
@@ -26,62 +26,62 @@ from retinue.tools.files import FileServices, build_file_tools
 
 
 @dataclass
-class Desk:
+class ToolSetup:
     root: Path
     store: Store
-    ground: FileServices
-    scene: ToolContext
+    file_services: FileServices
+    tool_context: ToolContext
 
     def __post_init__(self) -> None:
-        self.tools: tuple[Any, ...] = build_file_tools(self.ground)
+        self.tools: tuple[Any, ...] = build_file_tools(self.file_services)
 
     @property
     def work(self) -> Path:
-        return self.scene.rights.workspace
+        return self.tool_context.rights.workspace
 
     @property
     def home(self) -> Path:
-        return self.scene.agent_directory
+        return self.tool_context.agent_directory
 
     @property
     def person(self) -> Path:
         return self.root / "maria"
 
     @property
-    def house(self) -> Path:
-        return self.root / "house"
+    def server(self) -> Path:
+        return self.root / "data"
 
     @property
-    def dirty(self) -> ToolContext:
-        """The same, after something untrusted was read."""
-        return replace(self.scene, trust=Trust.UNTRUSTED)
+    def untrusted_context(self) -> ToolContext:
+        """Return the tool context after something untrusted was read."""
+        return replace(self.tool_context, trust=Trust.UNTRUSTED)
 
     def with_rights(self, **rights: Any) -> ToolContext:
-        return replace(self.scene, rights=replace(self.scene.rights, **rights))
+        return replace(self.tool_context, rights=replace(self.tool_context.rights, **rights))
 
-    async def call(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> ToolOutput:
-        """As the toolbox calls it: from whatever a model may have written."""
+    async def call(self, name: str, tool_context: ToolContext | None = None, **arguments: Any) -> ToolOutput:
+        """Call a tool as the toolbox does, from arguments as a model may write them."""
         tool = self._tool(name)
-        return await tool.perform(msgspec.convert(arguments, tool.arguments), scene or self.scene)
+        return await tool.perform(msgspec.convert(arguments, tool.arguments), tool_context or self.tool_context)
 
-    async def text(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> str:
-        return (await self.call(name, scene, **arguments)).text
+    async def text(self, name: str, tool_context: ToolContext | None = None, **arguments: Any) -> str:
+        return (await self.call(name, tool_context, **arguments)).text
 
-    async def refusal(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> str:
-        """The code with which it is refused."""
+    async def refusal_code(self, name: str, tool_context: ToolContext | None = None, **arguments: Any) -> str:
+        """Return the error code of a call that must be refused."""
         try:
-            output = await self.call(name, scene, **arguments)
+            output = await self.call(name, tool_context, **arguments)
         except ToolFailed as failure:
             assert failure.because
             return failure.code
         assert output.failed, f"it was not refused: {output.text[:200]}"
         return output.text.partition("[")[2].partition("]")[0]
 
-    def needs(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> list[str]:
+    def needed_permissions(self, name: str, tool_context: ToolContext | None = None, **arguments: Any) -> list[str]:
         tool = self._tool(name)
         parsed = msgspec.convert(arguments, tool.arguments)
         assert isinstance(tool, PermissionedTool)
-        needed: Sequence[Permission] = tool.required_permissions(parsed, scene or self.scene)
+        needed: Sequence[Permission] = tool.required_permissions(parsed, tool_context or self.tool_context)
         return [str(each) for each in needed]
 
     async def trust(self, path: Path) -> Trust:
@@ -93,24 +93,24 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(root: Path) -> AsyncGenerator[Desk]:
-    house, person = root / "house", root / "maria"
-    home, work = house / "agents" / "ada", person / "work"
-    for folder in (home / "internal_space", house / "agents" / "bo", work, person / ".ssh", root / "outside"):
+async def open_file_tools(root: Path) -> AsyncGenerator[ToolSetup]:
+    server, person = root / "data", root / "maria"
+    home, work = server / "agents" / "ada", person / "work"
+    for folder in (home / "internal_space", server / "agents" / "bo", work, person / ".ssh", root / "outside"):
         folder.mkdir(parents=True, exist_ok=True)
-    secrets = (house / "owner-token", house / "agents" / "bo" / "SOUL.md", person / ".ssh" / "id")
+    secrets = (server / "owner-token", server / "agents" / "bo" / "SOUL.md", person / ".ssh" / "id")
     for file in (*secrets, root / "outside" / "secret.txt", home / "SOUL.md", home / "state.json"):
         file.write_text("secret")
-    store = await _opened(house / "house.db")
+    store = await _open_copied_store(server / "retinue.db")
     try:
-        yield Desk(
+        yield ToolSetup(
             root,
             store,
             FileServices(
                 store=store,
                 clock=FakeClock(),
-                files=AttachmentFiles(house / "files"),
-                withheld=ProtectedPaths(data_directory=house, user_home=person),
+                files=AttachmentFiles(server / "files"),
+                withheld=ProtectedPaths(data_directory=server, user_home=person),
             ),
             ToolContext(
                 agent=Agent(name="ada"),
@@ -125,16 +125,16 @@ async def open_desk(root: Path) -> AsyncGenerator[Desk]:
         await store.close()
 
 
-_empty: list[bytes] = []
+_empty_store_bytes: list[bytes] = []
 
 
-async def _opened(path: Path) -> Store:
-    """A new store is made once for all tests, and copied: that takes a tenth of the time."""
-    if not _empty:
+async def _open_copied_store(path: Path) -> Store:
+    """Open a copy of an empty store: that takes a tenth of the time of making a new one."""
+    if not _empty_store_bytes:
         new = path.with_name("empty.db")
         await (await open_store(str(new))).close()
-        _empty.append(new.read_bytes())
+        _empty_store_bytes.append(new.read_bytes())
         new.unlink()
     if not path.exists():
-        path.write_bytes(_empty[0])
+        path.write_bytes(_empty_store_bytes[0])
     return await open_store(str(path))

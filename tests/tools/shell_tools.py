@@ -1,4 +1,4 @@
-"""A house with `exec` and `process` on a real store and a real inbox, and a clock to turn. Processes are real."""
+"""A setup with `exec` and `process` on a real store, a real intake and a fake clock. Processes are real."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ from retinue.tools.shell.process_tool import ProcessArguments, ProcessTool
 from retinue.tools.shell.sandbox_choice import PlacedCommand
 
 SESSION = SessionId("5e" * 16)
-OTHER = SessionId("0f" * 16)
+OTHER_SESSION = SessionId("0f" * 16)
 ON_HOST = ExecPolicy(host=CommandLocation.HOST)
 
-# One for all tests: it tries itself out, once.
-_walls: list[BubblewrapSandbox] = []
+# Shared by all tests: it probes itself only once.
+_shared_sandboxes: list[BubblewrapSandbox] = []
 
 
-def walls() -> BubblewrapSandbox:
-    if not _walls:
-        _walls.append(BubblewrapSandbox(folder=Path(tempfile.mkdtemp(prefix="retinue-shell-walls-"))))
-    return _walls[0]
+def shared_sandbox() -> BubblewrapSandbox:
+    if not _shared_sandboxes:
+        _shared_sandboxes.append(BubblewrapSandbox(folder=Path(tempfile.mkdtemp(prefix="retinue-shell-sandbox-"))))
+    return _shared_sandboxes[0]
 
 
 async def until(holds: Callable[[], Any]) -> Any:
-    """What `holds` gives, once it is something."""
+    """Wait until `holds` returns something, and return it."""
     return await wait_until(holds, "it holds")
 
 
@@ -70,15 +70,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-class Slow:
-    """A sandbox that begins only when it is let."""
+class DelayedSandbox:
+    """A sandbox that starts a command only after it was released."""
 
     name = "slow"
 
     def __init__(self, inside: Sandbox) -> None:
         self.inside = inside
         self.asked = asyncio.Event()
-        self.may = asyncio.Event()
+        self.released = asyncio.Event()
         self.children: list[RunningCommand] = []
 
     async def probe(self) -> Any:
@@ -86,13 +86,13 @@ class Slow:
 
     async def start(self, argv: Any, confinement: Confinement, *, pty: bool = False) -> RunningCommand:
         self.asked.set()
-        await self.may.wait()
+        await self.released.wait()
         self.children.append(await self.inside.start(argv, confinement, pty=pty))
         return self.children[-1]
 
 
 @dataclass
-class Desk:
+class ToolSetup:
     store: Store
     folder: Path
     clock: FakeClock
@@ -101,7 +101,7 @@ class Desk:
     policy: ExecPolicy = field(default_factory=ExecPolicy)
     gates: ElevationGates = field(default_factory=ElevationGates)
     sandbox_works: bool = True
-    sandbox: Sandbox | None = None  # instead of the usual one
+    sandbox: Sandbox | None = None  # replaces the usual one
     withheld: ProtectedPaths = field(default_factory=ProtectedPaths)
     calls: int = 0
 
@@ -124,15 +124,15 @@ class Desk:
     ) -> PlacedCommand:
         if where is CommandLocation.HOST:
             return PlacedCommand(self.sandbox or HostSandbox(), confinement, False)
-        return PlacedCommand(self.sandbox or walls(), confinement, True)
+        return PlacedCommand(self.sandbox or shared_sandbox(), confinement, True)
 
     @property
     def workspace(self) -> Path:
         return self.folder / "workspace"
 
-    def scene(self, **changes: Any) -> ToolContext:
+    def tool_context(self, **changes: Any) -> ToolContext:
         self.calls += 1
-        scene = ToolContext(
+        tool_context = ToolContext(
             agent=Agent(name="ada", model="scripted"),
             session=SESSION,
             run=RunId("ab" * 16),
@@ -140,34 +140,36 @@ class Desk:
             agent_directory=self.folder / "home",
             rights=AgentRights(workspace=self.workspace),
         )
-        return replace(scene, **changes)
+        return replace(tool_context, **changes)
 
-    async def run(self, command: str, *, scene: ToolContext | None = None, **arguments: Any) -> ToolOutput:
-        """As the toolbox does it: judged first, with a yes to whatever is asked."""
-        scene = scene or self.scene()
+    async def run(self, command: str, *, tool_context: ToolContext | None = None, **arguments: Any) -> ToolOutput:
+        """Run a command as the toolbox does: decide first, and approve whatever is asked."""
+        tool_context = tool_context or self.tool_context()
         parsed = msgspec.convert({"command": command, **arguments}, ExecArguments)
-        self.exec.decide_sandbox(parsed, scene)
-        return await self.exec.perform(parsed, scene)
+        self.exec.decide_sandbox(parsed, tool_context)
+        return await self.exec.perform(parsed, tool_context)
 
-    async def do(self, action: str, id_: str = "", *, scene: ToolContext | None = None, **arguments: Any) -> ToolOutput:
+    async def call_process(
+        self, action: str, id_: str = "", *, tool_context: ToolContext | None = None, **arguments: Any
+    ) -> ToolOutput:
         parsed = msgspec.convert({"action": action, "id": id_, **arguments}, ProcessArguments)
-        return await self.process.perform(parsed, scene or self.scene())
+        return await self.process.perform(parsed, tool_context or self.tool_context())
 
     async def background(self, command: str, **arguments: Any) -> str:
-        """The id of a command that was begun without waiting."""
+        """Start a command in the background and return its id."""
         output = await self.run(command, background=True, **arguments)
         return output.text.split("id ")[1].split(",")[0]
 
-    async def over(self, id_: str) -> Written:
-        """Once it has ended, and whoever is to be told has been."""
+    async def ended_process(self, id_: str) -> Written:
+        """Wait until a command has ended and its end was reported, and return its stored state."""
 
-        async def told() -> Written | None:
+        async def reported() -> Written | None:
             found = [each for each in await self.written() if each.id.startswith(id_)]
             return found[0] if found and found[0].state is processes.ProcessState.REPORTED else None
 
-        over = await wait_until(told, f"the command {id_} has ended")
-        assert over is not None
-        return over
+        ended_process = await wait_until(reported, f"the command {id_} has ended")
+        assert ended_process is not None
+        return ended_process
 
     async def written(self) -> list[Written]:
         statement = sa.select(t.processes).order_by(t.processes.c.started_ms, t.processes.c.id)
@@ -178,46 +180,46 @@ class Desk:
 
         return await self.store.scan(body)
 
-    async def told(self) -> list[Envelope]:
+    async def reported(self) -> list[Envelope]:
         statement = sa.select(t.envelopes).order_by(t.envelopes.c.seq)
         return await self.store.scan(lambda conn: [envelopes.envelope_from_row(row) for row in conn.execute(statement)])
 
-    async def says(self, id_: str, words: str) -> str:
-        """What it has said so far, once these words are in it."""
+    async def wait_for_output(self, id_: str, words: str) -> str:
+        """Wait until the output of a command contains `words`, and return the output."""
 
-        async def said() -> str:
-            text = (await self.do("log", id_)).text
+        async def output() -> str:
+            text = (await self.call_process("log", id_)).text
             return text if words in text else ""
 
-        return await wait_until(said, f"the command has said {words!r}")
+        return await wait_until(output, f"the output contains {words!r}")
 
 
-def _begin(conn: sa.Connection) -> None:
+def _add_agent_and_sessions(conn: sa.Connection) -> None:
     agents.upsert(conn, Agent(name="ada", model="scripted"), source="test", at_ms=0)
     page = Transaction(conn, 0)
-    for id_, key in ((SESSION, "person:owner"), (OTHER, "person:maria")):
+    for id_, key in ((SESSION, "person:owner"), (OTHER_SESSION, "person:maria")):
         if sessions.get(conn, id_) is None:
             sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))
     page.close()
 
 
 @asynccontextmanager
-async def desk_in(
-    folder: Path, *, caps: JobLimits | None = None, clock: FakeClock | None = None
-) -> AsyncGenerator[Desk]:
-    """A house in this folder, opened and closed in good order."""
+async def open_shell_tools(
+    folder: Path, *, job_limits: JobLimits | None = None, clock: FakeClock | None = None
+) -> AsyncGenerator[ToolSetup]:
+    """Open the shell tools on a new store in this folder, and close them in order."""
     for name in ("workspace", "home"):
         os.makedirs(folder / name, exist_ok=True)
     clock = clock or FakeClock()
-    store = await open_store(folder / "house.db")
+    store = await open_store(folder / "retinue.db")
     try:
-        await store.write(_begin, point="setup")
+        await store.write(_add_agent_and_sessions, point="setup")
         inbox = EnvelopeIntake(store, clock, lambda _: None)
-        book = JobStore(store, clock, inbox, folder / "logs", limits=caps)
+        book = JobStore(store, clock, inbox, folder / "logs", limits=job_limits)
         jobs = JobRunner(book, clock, RandomIds())
         await jobs.open()
         try:
-            yield Desk(store, folder, clock, inbox, jobs)
+            yield ToolSetup(store, folder, clock, inbox, jobs)
         finally:
             await jobs.close()
     finally:

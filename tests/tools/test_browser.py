@@ -1,4 +1,4 @@
-"""The browser: a real Chromium, and pages on loopback that try what they can."""
+"""The browser tools, with a real Chromium and hostile pages on loopback."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.fake_web_servers import LOOPBACK, Numbers, Reply, Site, loopback_guard, scene, site
-from tools.fake_web_servers import Names as Resolver
+from tools.fake_web_servers import LOOPBACK, CountingIds, Reply, Site, loopback_guard, make_tool_context, site
+from tools.fake_web_servers import FakeResolver as Resolver
 
 from retinue.config.web import BrowserSettings, WebSettings
 from retinue.domain.ids import SessionId
@@ -45,76 +45,78 @@ from retinue.tools.web.errors import BrowserFailed, BrowserReplyTooLarge
 from retinue.tools.web.page_snapshot import ElementRefs, PageOutline
 
 PATH = os.environ.get("PATH", os.defpath)
-ROOT = os.getuid() == 0
-MISSING = chromium.find_chromium(None, PATH) is None or (ROOT and shutil.which("bwrap") is None)
+IS_ROOT = os.getuid() == 0
+IS_CHROMIUM_MISSING = chromium.find_chromium(None, PATH) is None or (IS_ROOT and shutil.which("bwrap") is None)
 if os.environ.get("CI"):
-    MISSING = False
-needs_chromium = pytest.mark.skipif(MISSING, reason="there is no Chromium here, or nothing to confine it with")
+    IS_CHROMIUM_MISSING = False
+needs_chromium = pytest.mark.skipif(
+    IS_CHROMIUM_MISSING, reason="there is no Chromium here, or nothing to confine it with"
+)
 
 SESSION = SessionId("5" * 32)
-OUTSIDE = (IPv4Network("127.0.0.2/32"),)  # stands for the world; all else of loopback is what it is
+OUTSIDE_NETWORKS = (IPv4Network("127.0.0.2/32"),)  # stands for the internet; the rest of loopback is internal
 
 
-class Desk:
-    """The two tools, over one set of browsers, as a session has them at hand."""
+class BrowserSetup:
+    """The two tools over one browser pool, as a session has them."""
 
     def __init__(self, browsers: BrowserPool, folder: Path) -> None:
         self.browsers = browsers
         self.files = AttachmentFiles(folder / "files")
-        ids = Numbers()
+        ids = CountingIds()
         self.browser = BrowserTool(browsers, ids, self.files)
         self.browser_act = BrowserActTool(browsers, ids)
 
-    async def look(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> ToolOutput:
+    async def call_browser(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> ToolOutput:
         given = msgspec.convert({"action": action, **arguments}, BrowserArguments)
-        return await self.browser.perform(given, scene(session=session))
+        return await self.browser.perform(given, make_tool_context(session=session))
 
-    async def act(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> str:
+    async def call_browser_act(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> str:
         given = msgspec.convert({"action": action, **arguments}, BrowserActArguments)
-        return unwrap_untrusted((await self.browser_act.perform(given, scene(session=session))).text)
+        return unwrap_untrusted((await self.browser_act.perform(given, make_tool_context(session=session))).text)
 
     async def open(self, url: str, **more: Any) -> str:
-        return unwrap_untrusted((await self.look("open", url=url, **more)).text)
+        return unwrap_untrusted((await self.call_browser("open", url=url, **more)).text)
 
     async def until(self, words: str) -> str:
-        """What is on the page, once these words are: its scripts take their time."""
+        """Wait until the page shows `words`, and return its snapshot: scripts take time."""
 
         async def shown() -> str:
-            text = unwrap_untrusted((await self.look("snapshot")).text)
+            text = unwrap_untrusted((await self.call_browser("snapshot")).text)
             return text if words in text else ""
 
         return await wait_until(shown, f"the page shows {words!r}", poll_s=0.05)
 
 
 @asynccontextmanager
-async def desk(
+async def setup(
     folder: Path,
     *servers: Site,
     names: Resolver | None = None,
     networks: Sequence[IPv4Network] = LOOPBACK,
     settings: WebSettings | None = None,
     clock: FakeClock | None = None,
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[BrowserSetup]:
     given = replace(settings or WebSettings(), ports=tuple(server.port for server in servers), timeout_s=20.0)
     browsers = BrowserPool(
         lambda: given,
         clock or FakeClock(),
         search_path=PATH,
-        is_root=ROOT,
+        is_root=IS_ROOT,
         guard=loopback_guard(names or Resolver({}), networks),
     )
     try:
-        yield Desk(browsers, folder)
+        yield BrowserSetup(browsers, folder)
     finally:
         await browsers.close()
 
 
-def ref_of(outline: str, words: str) -> str:
+def find_ref(outline: str, words: str) -> str:
     [line] = [line for line in outline.splitlines() if words in line]
     return line.rpartition("[")[2].rstrip("]")
 
 
-def descendants(pid: int) -> list[int]:
+def find_descendants(pid: int) -> list[int]:
     found: list[int] = []
     left = [pid]
     while left:
@@ -125,7 +127,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-SHOP = """<title>The Shop</title><h1>Kettles</h1><p>We sell <b>kettles</b>.</p>
+SHOP_PAGE = """<title>The Shop</title><h1>Kettles</h1><p>We sell <b>kettles</b>.</p>
 <a href="/pots">Pots</a> <div style="display:none">hidden words</div>
 <form action="/order" method="post"><label>Name <input name="who" value="nobody"></label>
 <label><input type="checkbox" name="gift"> A gift</label>
@@ -134,9 +136,9 @@ SHOP = """<title>The Shop</title><h1>Kettles</h1><p>We sell <b>kettles</b>.</p>
 
 
 @needs_chromium
-async def test_a_page_is_told_as_an_outline_wrapped_and_untrusted(tmp_path: Path) -> None:
-    async with site({"/": Reply(SHOP), "/pots": Reply("<h1>Pots</h1>")}) as shop, desk(tmp_path, shop) as at:
-        output = await at.look("open", url=shop.url())
+async def test_a_page_is_returned_as_a_wrapped_untrusted_outline_with_working_actions(tmp_path: Path) -> None:
+    async with site({"/": Reply(SHOP_PAGE), "/pots": Reply("<h1>Pots</h1>")}) as shop, setup(tmp_path, shop) as at:
+        output = await at.call_browser("open", url=shop.url())
         assert output.trust is Trust.UNTRUSTED
         assert output.text.startswith(WARNING)
         assert 'title: "The Shop"' in output.text and f'address: "{shop.url()}"' in output.text
@@ -146,48 +148,51 @@ async def test_a_page_is_told_as_an_outline_wrapped_and_untrusted(tmp_path: Path
         assert f'- link "Pots" -> {shop.url("/pots")}' in text
         assert "hidden words" not in text and "hunter2" not in text
 
-        shot = await at.look("screenshot")
+        shot = await at.call_browser("screenshot")
         [attachment] = shot.attachments
         image = at.files.path(attachment.hash).read_bytes()
         assert image.startswith(b"\x89PNG") and int.from_bytes(image[16:20]) == chromium.WIDTH
         assert attachment.media_type == "image/png" and shot.trust is Trust.UNTRUSTED
 
-        pots = await at.act("click", ref=ref_of(text, "Pots"))
+        pots = await at.call_browser_act("click", ref=find_ref(text, "Pots"))
         assert '- heading "Pots"' in pots
         with pytest.raises(BrowserFailed, match="snapshot"):
-            await at.act("click", ref=ref_of(text, "Order now"))  # it was on the other page
-        assert "Kettles" in unwrap_untrusted((await at.look("back")).text)
+            await at.call_browser_act("click", ref=find_ref(text, "Order now"))  # it was on the previous page
+        assert "Kettles" in unwrap_untrusted((await at.call_browser("back")).text)
         with pytest.raises(BrowserFailed, match="back"):
-            await at.look("back")
-        assert (await at.look("close")).text == "Closed."
-        assert (await at.look("close")).text == "No browser was open."
+            await at.call_browser("back")
+        assert (await at.call_browser("close")).text == "Closed."
+        assert (await at.call_browser("close")).text == "No browser was open."
         with pytest.raises(BrowserFailed, match="open"):
-            await at.look("snapshot")
+            await at.call_browser("snapshot")
 
 
 @needs_chromium
-async def test_a_form_is_filled_in_and_sent(tmp_path: Path) -> None:
-    async with site({"/": Reply(SHOP), "/order": Reply("<h1>Thank you</h1>")}) as shop, desk(tmp_path, shop) as at:
+async def test_a_form_is_filled_in_and_submitted(tmp_path: Path) -> None:
+    async with (
+        site({"/": Reply(SHOP_PAGE), "/order": Reply("<h1>Thank you</h1>")}) as shop,
+        setup(tmp_path, shop) as at,
+    ):
         text = await at.open(shop.url())
-        text = await at.act("type", ref=ref_of(text, '"Name"'), text="Maria & Noor")
+        text = await at.call_browser_act("type", ref=find_ref(text, '"Name"'), text="Maria & Noor")
         assert '= "Maria & Noor"' in text
-        text = await at.act("click", ref=ref_of(text, '"A gift"'))
+        text = await at.call_browser_act("click", ref=find_ref(text, '"A gift"'))
         assert "checked" in text
-        text = await at.act("select", ref=ref_of(text, '- combobox "Colour"'), text="Blue")
+        text = await at.call_browser_act("select", ref=find_ref(text, '- combobox "Colour"'), text="Blue")
         with pytest.raises(BrowserFailed, match="no such option"):
-            await at.act("select", ref=ref_of(text, '- combobox "Colour"'), text="Green")
+            await at.call_browser_act("select", ref=find_ref(text, '- combobox "Colour"'), text="Green")
         with pytest.raises(BrowserFailed, match="no key"):
-            await at.act("press", key="Hyper+x")
-        await at.act("press", key="Control+a")
+            await at.call_browser_act("press", key="Hyper+x")
+        await at.call_browser_act("press", key="Control+a")
         assert shop.paths == ["/"] or set(shop.paths) == {"/", "/favicon.ico"}
-        thanks = await at.act("type", ref=ref_of(text, '"Secret"'), text="s3", submit=True)
-        assert thanks == '- heading "Thank you" level 1'  # and nothing of Chromium's own errands
+        thanks = await at.call_browser_act("type", ref=find_ref(text, '"Secret"'), text="s3", submit=True)
+        assert thanks == '- heading "Thank you" level 1'  # and none of Chromium's own requests
         [order] = [each for each in shop.asked if each.path == "/order"]
         assert (order.method, order.body) == ("POST", b"who=Maria+%26+Noor&gift=on&colour=b&secret=s3")
 
 
-def trap(inside: Site) -> str:
-    """A page that tries every way to what is inside."""
+def build_trap_page(inside: Site) -> str:
+    """A page that tries every way to reach an internal server."""
     own = inside.url("/own", host="127.0.0.1")
     named = [inside.url("/named", host=host) for host in ("localhost", "x.localhost", "rebind.test", "[::1]", "127.1")]
     urls = [
@@ -211,31 +216,31 @@ def trap(inside: Site) -> str:
 
 @pytest.mark.spec("C122.browser")
 @needs_chromium
-@pytest.mark.parametrize("open_to", [OUTSIDE, (*OUTSIDE, *LOOPBACK)], ids=["guarded", "control"])
-async def test_no_page_reaches_what_is_inside(open_to: Sequence[IPv4Network], tmp_path: Path) -> None:
+@pytest.mark.parametrize("open_to", [OUTSIDE_NETWORKS, (*OUTSIDE_NETWORKS, *LOOPBACK)], ids=["guarded", "control"])
+async def test_a_page_cannot_reach_internal_addresses(open_to: Sequence[IPv4Network], tmp_path: Path) -> None:
     names = Resolver({"evil.test": [["127.0.0.2"]], "rebind.test": [["127.0.0.1"]]})
     async with (
         site(host="127.0.0.2") as evil,
         site({"/own": Reply("secret", type="text/plain")}) as inside,
-        desk(tmp_path, evil, inside, names=names, networks=open_to) as at,
+        setup(tmp_path, evil, inside, names=names, networks=open_to) as at,
     ):
-        evil.replies["/"] = Reply(trap(inside))
+        evil.replies["/"] = Reply(build_trap_page(inside))
         evil.replies["/r"] = Reply(status=302, headers={"Location": inside.url("/own")})
-        opened = await at.look("open", url=evil.url(host="evil.test"))
-        told = unwrap_untrusted(opened.text) + await at.until("all tried: ")
-        if open_to == OUTSIDE:
-            assert "127.0.0.1 was refused: it is loopback" in told
-            assert "localhost was refused: it is a name of this machine" in told
+        opened = await at.call_browser("open", url=evil.url(host="evil.test"))
+        page_text = unwrap_untrusted(opened.text) + await at.until("all tried: ")
+        if open_to == OUTSIDE_NETWORKS:
+            assert "127.0.0.1 was refused: it is loopback" in page_text
+            assert "localhost was refused: it is a name of this machine" in page_text
             redirected = await at.open(evil.url("/r", host="evil.test"))
             assert "secret" not in redirected and "127.0.0.1 was refused" in redirected
             assert inside.connections == 0
         else:
-            assert "/own" in inside.paths  # so it is the guard that keeps it closed
+            assert "/own" in inside.paths  # so it is the guard that blocks it
             assert "secret" in await at.open(evil.url("/r", host="evil.test"))
 
 
 @needs_chromium
-async def test_windows_dialogues_and_downloads_of_a_page_are_dealt_with(tmp_path: Path) -> None:
+async def test_windows_dialogs_and_downloads_of_a_page_are_handled(tmp_path: Path) -> None:
     page = """<button onclick="window.open('/two')">Window</button><button onclick="alert('Hear me')">Speak</button>
     <a href="/file.zip" download>Take</a><button onclick="for (let i = 0; i < 9; i++) open('/two')">Flood</button>
     <input type="file" aria-label="Upload">"""
@@ -244,29 +249,29 @@ async def test_windows_dialogues_and_downloads_of_a_page_are_dealt_with(tmp_path
         "/two": Reply("<h1>Second</h1>"),
         "/file.zip": Reply(b"PK\x03\x04", type="application/zip"),
     }
-    async with site(replies) as server, desk(tmp_path, server) as at:
+    async with site(replies) as server, setup(tmp_path, server) as at:
         text = await at.open(server.url())
-        spoken = await at.act("click", ref=ref_of(text, "Speak"))
+        spoken = await at.call_browser_act("click", ref=find_ref(text, "Speak"))
         assert "'Hear me'" in spoken and "dialog" in spoken
-        taken = await at.act("click", ref=ref_of(spoken, "Take"))
+        taken = await at.call_browser_act("click", ref=find_ref(spoken, "Take"))
         assert "download, which was refused" in taken or "refused" in await at.until("download")
-        second = await at.act("click", ref=ref_of(taken, "Window"))
+        second = await at.call_browser_act("click", ref=find_ref(taken, "Window"))
         assert "Second" in second and "opened a window" in second
-        first = unwrap_untrusted((await at.look("back")).text)
+        first = unwrap_untrusted((await at.call_browser("back")).text)
         assert "Speak" in first
-        await at.act("click", ref=ref_of(first, "Flood"))
+        await at.call_browser_act("click", ref=find_ref(first, "Flood"))
         targets = await at.browsers.pages(SESSION).list_targets()
         assert len(targets) <= 4
 
 
 @needs_chromium
-async def test_each_session_has_a_browser_of_its_own_and_only_so_many_are_open(tmp_path: Path) -> None:
+async def test_each_session_has_its_own_browser_up_to_the_maximum_number(tmp_path: Path) -> None:
     keeps = "<script>document.cookie = 'seen=1'; document.title = document.cookie</script><h1>Here</h1>"
     settings = WebSettings(browser=BrowserSettings(browsers_max=2))
     one, two, three = "1" * 32, "2" * 32, "3" * 32
     async with (
         site({"/": Reply(keeps), "/c": Reply("<h1>c</h1>")}) as server,
-        desk(tmp_path, server, settings=settings) as at,
+        setup(tmp_path, server, settings=settings) as at,
     ):
         await at.open(server.url(), session=one)
         await at.open(server.url("/c"), session=two)
@@ -275,33 +280,34 @@ async def test_each_session_has_a_browser_of_its_own_and_only_so_many_are_open(t
         await at.open(server.url("/c"), session=three)
         assert len(at.browsers) == 2
         with pytest.raises(BrowserFailed):
-            await at.look("snapshot", session=one)  # the longest idle had to go
-        await at.look("snapshot", session=two)
+            await at.call_browser("snapshot", session=one)  # the session that was idle longest was closed
+        await at.call_browser("snapshot", session=two)
 
 
 @needs_chromium
-async def test_a_browser_that_nobody_uses_is_closed_and_nothing_of_it_stays(tmp_path: Path) -> None:
+async def test_an_idle_browser_is_closed_with_all_its_processes(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server, clock=clock) as at:
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, setup(tmp_path, server, clock=clock) as at:
         await at.open(server.url())
         pid = at.browsers.pid(SESSION)
-        family = [pid, *descendants(pid)]
+        family = [pid, *find_descendants(pid)]
         assert len(family) > 2
         await clock.advance(200)
-        await at.look("snapshot")
+        await at.call_browser("snapshot")
         await clock.advance(200)
         assert len(at.browsers) == 1
         await clock.advance(150)
         await wait_until(
             lambda: (
-                not at.browsers and not any(Path(f"/proc/{each}/exe").is_symlink() and alive(each) for each in family)
+                not at.browsers
+                and not any(Path(f"/proc/{each}/exe").is_symlink() and is_running(each) for each in family)
             ),
             "no browser is left",
         )
         assert "Here" in await at.open(server.url())
 
 
-def alive(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -309,8 +315,8 @@ def alive(pid: int) -> bool:
 
 
 @needs_chromium
-async def test_a_browser_that_dies_is_begun_anew(tmp_path: Path) -> None:
-    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server) as at:
+async def test_a_browser_that_was_killed_is_started_again_by_the_next_open(tmp_path: Path) -> None:
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, setup(tmp_path, server) as at:
         await at.open(server.url())
         os.kill(at.browsers.pid(SESSION), 9)
         with pytest.raises(BrowserFailed):
@@ -319,25 +325,25 @@ async def test_a_browser_that_dies_is_begun_anew(tmp_path: Path) -> None:
 
 
 @needs_chromium
-async def test_a_browser_that_takes_too_much_from_the_network_is_closed(tmp_path: Path) -> None:
+async def test_a_browser_that_exceeds_its_traffic_limit_is_closed(tmp_path: Path) -> None:
     settings = WebSettings(browser=BrowserSettings(traffic_bytes_max=1024 * 1024))
     big = Reply(b"x" * (3 * 1024 * 1024), type="text/plain")
     async with (
         site({"/": Reply("<h1>Small</h1>"), "/big": big}) as server,
-        desk(tmp_path, server, settings=settings) as at,
+        setup(tmp_path, server, settings=settings) as at,
     ):
         assert "Small" in await at.open(server.url())
         with contextlib.suppress(ToolFailed):
             await at.open(server.url("/big"))
         await wait_until(lambda: not at.browsers, "no browser is left")
         with pytest.raises(BrowserFailed):
-            await at.look("snapshot")
+            await at.call_browser("snapshot")
 
 
 @needs_chromium
-async def test_a_browser_that_takes_too_much_memory_is_closed(tmp_path: Path) -> None:
-    settings = WebSettings(browser=BrowserSettings(memory_bytes_max=16 * 1024 * 1024))  # no Chromium is so small
-    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server, settings=settings) as at:
+async def test_a_browser_that_exceeds_its_memory_limit_is_closed(tmp_path: Path) -> None:
+    settings = WebSettings(browser=BrowserSettings(memory_bytes_max=16 * 1024 * 1024))  # Chromium always uses more
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, setup(tmp_path, server, settings=settings) as at:
         with contextlib.suppress(BrowserFailed):
             await at.open(server.url())
         with pytest.raises(BrowserFailed) as error:
@@ -348,28 +354,30 @@ async def test_a_browser_that_takes_too_much_memory_is_closed(tmp_path: Path) ->
 @pytest.mark.spec("C122.browser")
 @needs_chromium
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="without bubblewrap there is only Chromium's own sandbox")
-async def test_in_bubblewrap_a_browser_has_no_files_and_no_network_of_ours(tmp_path: Path) -> None:
+async def test_a_browser_in_bubblewrap_cannot_access_files_or_network_of_the_server(tmp_path: Path) -> None:
     canary = tmp_path / "canary.txt"
     canary.write_text("the owner's own words")
-    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server) as at:
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, setup(tmp_path, server) as at:
         await at.open(server.url())
         pages, pid = at.browsers.pages(SESSION), at.browsers.pid(SESSION)
-        programs = [each for each in descendants(pid) if "chrom" in os.path.basename(os.readlink(f"/proc/{each}/exe"))]
+        programs = [
+            each for each in find_descendants(pid) if "chrom" in os.path.basename(os.readlink(f"/proc/{each}/exe"))
+        ]
         assert programs
         for each in programs:
             assert os.readlink(f"/proc/{each}/ns/net") != os.readlink("/proc/self/ns/net")
             assert os.readlink(f"/proc/{each}/ns/pid") != os.readlink("/proc/self/ns/pid")
         assert not any(os.path.exists(f"/proc/{each}/root{canary}") for each in programs)
-        # Even if someone found a way to have it open a file, ours are not there, and what it opens is not shown.
+        # Even if a page could make the browser open a file, our files are not visible, and the page is not shown.
         with pytest.raises(ToolFailed, match="FILE_NOT_FOUND"):
             await pages.open(canary.as_uri())
         await pages.open("file:///usr/")
         with pytest.raises(BrowserFailed, match="not a web page"):
-            await at.look("snapshot")
+            await at.call_browser("snapshot")
         await at.open(server.url())
         await pages.open("chrome://version")
         with pytest.raises(BrowserFailed, match="not a web page"):
-            await at.look("snapshot")
+            await at.call_browser("snapshot")
         assert "Here" in await at.open(server.url())
 
 
@@ -387,15 +395,15 @@ async def test_in_bubblewrap_a_browser_has_no_files_and_no_network_of_ours(tmp_p
         None,
     ],
 )
-async def test_what_is_no_page_of_the_world_is_refused_before_a_browser_is_begun(
+async def test_a_url_that_is_not_a_public_web_page_is_refused_before_a_browser_starts(
     url: str | None, tmp_path: Path
 ) -> None:
     names = Resolver({"rebind.test": [["127.0.0.1"]]})
     settings = WebSettings()
-    guard = loopback_guard(names, OUTSIDE)
-    browsers = BrowserPool(lambda: settings, FakeClock(), search_path=PATH, is_root=ROOT, guard=guard)
+    guard = loopback_guard(names, OUTSIDE_NETWORKS)
+    browsers = BrowserPool(lambda: settings, FakeClock(), search_path=PATH, is_root=IS_ROOT, guard=guard)
     with pytest.raises(ToolFailed):
-        await Desk(browsers, tmp_path).look("open", url=url)
+        await BrowserSetup(browsers, tmp_path).call_browser("open", url=url)
     assert len(browsers) == 0
 
 
@@ -408,32 +416,32 @@ async def test_what_is_no_page_of_the_world_is_refused_before_a_browser_is_begun
         (BrowserSettings(path=Path("/bin/sh")), "/nonexistent", True, "cannot be confined"),
     ],
 )
-async def test_where_there_is_no_browser_it_is_said_what_is_missing(
+async def test_an_unavailable_browser_fails_with_the_missing_requirement(
     settings: BrowserSettings, search: str, root: bool, because: str, tmp_path: Path
 ) -> None:
     given = WebSettings(browser=settings)
     guard = loopback_guard(Resolver({"a.test": [["127.0.0.1"]]}))
     browsers = BrowserPool(lambda: given, FakeClock(), search_path=search, is_root=root, guard=guard)
     with pytest.raises(ToolFailed) as error:
-        await Desk(browsers, tmp_path).look("open", url="http://a.test/")
+        await BrowserSetup(browsers, tmp_path).call_browser("open", url="http://a.test/")
     assert error.value.code == "browser.not_available"
     assert because in error.value.because
     assert because in browsers.find_missing_requirement()
 
 
-async def test_a_program_that_is_no_browser_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_program_that_is_not_a_browser_fails_to_start_and_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "fake").write_text("#!/bin/sh\nexit 7\n")
     (tmp_path / "fake").chmod(0o755)
     given = WebSettings(browser=BrowserSettings(path=tmp_path / "fake"))
     guard = loopback_guard(Resolver({"a.test": [["127.0.0.1"]]}))
     browsers = BrowserPool(lambda: given, FakeClock(), search_path=PATH, is_root=False, guard=guard)
     with pytest.raises(ToolFailed) as error:
-        await Desk(browsers, tmp_path).look("open", url="http://a.test/")
+        await BrowserSetup(browsers, tmp_path).call_browser("open", url="http://a.test/")
     assert error.value.code == "browser.not_started"
     assert len(browsers) == 0
 
 
-def test_no_browser_runs_that_nothing_confines() -> None:
+def test_no_launch_mode_runs_a_browser_without_a_sandbox() -> None:
     for bubblewrap in (True, False):
         for root in (True, False):
             for way in list_launch_modes(bubblewrap=bubblewrap, is_root=root):
@@ -444,19 +452,19 @@ def test_no_browser_runs_that_nothing_confines() -> None:
     assert list_launch_modes(bubblewrap=True, is_root=True)[0] == LaunchMode(True, True)
 
 
-async def test_without_the_permission_no_browser_is_begun(tmp_path: Path) -> None:
-    at = Desk(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=ROOT), tmp_path)
+async def test_no_browser_is_started_without_the_web_permission(tmp_path: Path) -> None:
+    at = BrowserSetup(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=IS_ROOT), tmp_path)
     looking = BrowserArguments(action="open", url="https://example.com/")
     acting = BrowserActArguments(action="press", key="Enter")
     for tool, arguments in ((at.browser, looking), (at.browser_act, acting)):
-        assert list(tool.required_permissions(arguments, scene(web=False))) == [WEB_PERMISSION]  # pyright: ignore[reportArgumentType]
+        assert list(tool.required_permissions(arguments, make_tool_context(web=False))) == [WEB_PERMISSION]  # pyright: ignore[reportArgumentType]
         with pytest.raises(ToolFailed):
-            await tool.perform(arguments, scene(web=False))  # pyright: ignore[reportArgumentType]
+            await tool.perform(arguments, make_tool_context(web=False))  # pyright: ignore[reportArgumentType]
     assert len(at.browsers) == 0
 
 
-def test_looking_and_acting_are_two_tools_with_effects_of_their_own(tmp_path: Path) -> None:
-    at = Desk(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=ROOT), tmp_path)
+def test_browser_and_browser_act_are_two_tools_with_their_own_effects(tmp_path: Path) -> None:
+    at = BrowserSetup(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=IS_ROOT), tmp_path)
 
     assert at.browser.spec.effects == {ToolEffect.READS_UNTRUSTED}
     assert at.browser_act.spec.effects == {ToolEffect.READS_UNTRUSTED, ToolEffect.SENDS_OUT, ToolEffect.WRITES}
@@ -467,24 +475,28 @@ def test_looking_and_acting_are_two_tools_with_effects_of_their_own(tmp_path: Pa
     "arguments",
     [{"action": "click"}, {"action": "type", "ref": "e1"}, {"action": "select", "text": "x"}, {"action": "press"}],
 )
-async def test_an_act_without_what_it_needs_is_refused(arguments: dict[str, str], tmp_path: Path) -> None:
-    at = Desk(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=ROOT), tmp_path)
+async def test_a_browser_action_without_its_required_arguments_is_refused(
+    arguments: dict[str, str], tmp_path: Path
+) -> None:
+    at = BrowserSetup(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=IS_ROOT), tmp_path)
     with pytest.raises(ToolFailed, match="needs"):
-        await at.act(**arguments)
+        await at.call_browser_act(**arguments)
 
 
 class TestProxy:
-    """What the browser's only way out does with what it is asked."""
+    """The proxy, which is the browser's only way to the network."""
 
     @staticmethod
     @asynccontextmanager
-    async def running(*ports: int, bytes_max: int = 100_000) -> AsyncIterator[tuple[BrowserProxy, int, list[bool]]]:
+    async def running_proxy(
+        *ports: int, bytes_max: int = 100_000
+    ) -> AsyncIterator[tuple[BrowserProxy, int, list[bool]]]:
         names = Resolver(
             {"out.test": [["127.0.0.2"]], "in.test": [["127.0.0.1"]], "flip.test": [["127.0.0.2"], ["127.0.0.1"]]}
         )
         settings = WebSettings(ports=ports)
         spent: list[bool] = []
-        guard = loopback_guard(names, OUTSIDE)
+        guard = loopback_guard(names, OUTSIDE_NETWORKS)
         proxy = BrowserProxy(lambda: guard(settings), bytes_max=bytes_max, on_limit=lambda: spent.append(True))
         port = await proxy.listen_on_loopback()
         try:
@@ -493,7 +505,7 @@ class TestProxy:
             await proxy.close()
 
     @staticmethod
-    async def say(port: int, words: str, then: str = "") -> bytes:
+    async def send_request(port: int, words: str, then: str = "") -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(words.encode())
@@ -507,12 +519,12 @@ class TestProxy:
         finally:
             writer.close()
 
-    async def test_a_tunnel_and_a_plain_request_go_to_what_is_outside(self) -> None:
-        async with site({"/x": Reply("here")}, host="127.0.0.2") as out, self.running(out.port) as (_, port, _):
+    async def test_a_tunnel_and_a_plain_request_reach_a_public_host(self) -> None:
+        async with site({"/x": Reply("here")}, host="127.0.0.2") as out, self.running_proxy(out.port) as (_, port, _):
             get = f"GET /x HTTP/1.1\r\nHost: out.test:{out.port}\r\n\r\n"
-            tunnelled = await self.say(port, f"CONNECT out.test:{out.port} HTTP/1.1\r\n\r\n", get)
+            tunnelled = await self.send_request(port, f"CONNECT out.test:{out.port} HTTP/1.1\r\n\r\n", get)
             assert tunnelled.startswith(b"HTTP/1.1 200 ") and tunnelled.endswith(b"here")
-            plain = await self.say(
+            plain = await self.send_request(
                 port,
                 f"GET http://out.test:{out.port}/x HTTP/1.1\r\nHost: lies.test\r\nProxy-Connection: keep-alive\r\n\r\n",
             )
@@ -521,32 +533,32 @@ class TestProxy:
             assert "proxy-connection" not in out.asked[-1].headers
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "in.test", "[::1]", "[::ffff:127.0.0.1]"])
-    async def test_neither_goes_to_what_is_inside(self, host: str) -> None:
-        async with site({"/": Reply("secret")}) as inside, self.running(inside.port) as (proxy, port, _):
+    async def test_a_tunnel_or_plain_request_to_an_internal_host_is_refused(self, host: str) -> None:
+        async with site({"/": Reply("secret")}) as inside, self.running_proxy(inside.port) as (proxy, port, _):
             for words in (
                 f"CONNECT {host}:{inside.port} HTTP/1.1\r\n\r\n",
                 f"GET http://{host}:{inside.port}/ HTTP/1.1\r\n\r\n",
             ):
-                assert (await self.say(port, words)).startswith(b"HTTP/1.1 403 ")
+                assert (await self.send_request(port, words)).startswith(b"HTTP/1.1 403 ")
             assert inside.connections == 0
             assert len(proxy.take_refusals()) == 1
             assert proxy.take_refusals() == []
 
-    async def test_what_chromium_wants_for_itself_is_not_even_resolved(self) -> None:
+    async def test_background_requests_of_chromium_itself_are_not_resolved(self) -> None:
         names = Resolver({})
         guard = loopback_guard(names)(WebSettings())
         proxy = BrowserProxy(lambda: guard, bytes_max=1_000, on_limit=lambda: None)
         port = await proxy.listen_on_loopback()
         for host in ("update.googleapis.com", "passwordsleakcheck-pa.googleapis.com", "any.test"):
-            assert (await self.say(port, f"CONNECT {host}:443 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
+            assert (await self.send_request(port, f"CONNECT {host}:443 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
         assert names.asked == ["any.test"]
         await proxy.close()
 
-    async def test_a_name_is_resolved_once_for_check_and_connection(self) -> None:
-        async with site({"/": Reply("secret")}) as inside, self.running(inside.port) as (_, port, _):
+    async def test_a_host_name_is_resolved_once_for_check_and_connection(self) -> None:
+        async with site({"/": Reply("secret")}) as inside, self.running_proxy(inside.port) as (_, port, _):
             words = f"GET http://flip.test:{inside.port}/ HTTP/1.1\r\n\r\n"
-            assert (await self.say(port, words)).startswith(b"HTTP/1.1 502 ")  # nobody is at the first address
-            assert (await self.say(port, words)).startswith(b"HTTP/1.1 403 ")  # and the second is inside
+            assert (await self.send_request(port, words)).startswith(b"HTTP/1.1 502 ")  # the first address is closed
+            assert (await self.send_request(port, words)).startswith(b"HTTP/1.1 403 ")  # and the second is internal
             assert inside.connections == 0
 
     @pytest.mark.parametrize(
@@ -568,49 +580,49 @@ class TestProxy:
             "\r\n\r\n",
         ],
     )
-    async def test_what_it_does_not_understand_it_does_not_pass_on(self, words: str) -> None:
-        async with self.running(80) as (_, port, _):
-            assert (await self.say(port, words)).startswith(b"HTTP/1.1 400 ")
+    async def test_a_malformed_request_is_not_forwarded(self, words: str) -> None:
+        async with self.running_proxy(80) as (_, port, _):
+            assert (await self.send_request(port, words)).startswith(b"HTTP/1.1 400 ")
 
-    async def test_a_server_never_sees_the_next_request_of_the_line(self) -> None:
-        """It may be for another host, with that one's cookies."""
+    async def test_the_next_request_on_a_connection_is_not_forwarded_to_the_first_server(self) -> None:
+        """It may be for another host, with the cookies of that host."""
         bodies: list[bytes] = []
 
-        async def keeps_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def keep_connection_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             bodies.append(await reader.readexactly(4))
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok")
             bodies.append(await reader.read(1000))
             writer.close()
 
-        greedy = await asyncio.start_server(keeps_open, "127.0.0.2", 0)
-        async with greedy, self.running(greedy.sockets[0].getsockname()[1]) as (_, port, _):
+        greedy = await asyncio.start_server(keep_connection_open, "127.0.0.2", 0)
+        async with greedy, self.running_proxy(greedy.sockets[0].getsockname()[1]) as (_, port, _):
             where = f"out.test:{greedy.sockets[0].getsockname()[1]}"
             post = f"POST http://{where}/ HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
-            got = await self.say(port, post, "GET http://bank.test/ HTTP/1.1\r\nCookie: secret\r\n\r\n")
+            got = await self.send_request(port, post, "GET http://bank.test/ HTTP/1.1\r\nCookie: secret\r\n\r\n")
             assert got.startswith(b"HTTP/1.1 200 OK")
             await wait_until(lambda: len(bodies) >= 2, "all that came is read")
         assert bodies == [b"body", b""]
 
-    async def test_more_than_its_share_ends_it(self) -> None:
+    async def test_a_response_is_cut_at_the_traffic_limit(self) -> None:
         async with (
             site({"/": Reply(b"x" * 300_000)}, host="127.0.0.2") as out,
-            self.running(out.port, bytes_max=50_000) as (_, port, spent),
+            self.running_proxy(out.port, bytes_max=50_000) as (_, port, spent),
         ):
-            got = await self.say(port, f"GET http://out.test:{out.port}/ HTTP/1.1\r\n\r\n")
+            got = await self.send_request(port, f"GET http://out.test:{out.port}/ HTTP/1.1\r\n\r\n")
             assert len(got) <= 50_000 and spent
 
-    async def test_an_endless_head_is_cut_off(self) -> None:
-        async with self.running(80) as (_, port, _):
-            assert await self.say(port, "GET http://out.test/ HTTP/1.1\r\nX: " + "x" * 200_000) == b""
+    async def test_a_request_head_without_end_closes_the_connection(self) -> None:
+        async with self.running_proxy(80) as (_, port, _):
+            assert await self.send_request(port, "GET http://out.test/ HTTP/1.1\r\nX: " + "x" * 200_000) == b""
 
 
 class TestProtocol:
-    """The two pipes, with someone else than Chromium at their end."""
+    """The two pipes, with a test instead of Chromium at the other end."""
 
     @staticmethod
     @asynccontextmanager
-    async def led() -> AsyncIterator[tuple[CdpClient, asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def connected_client() -> AsyncIterator[tuple[CdpClient, asyncio.StreamReader, asyncio.StreamWriter]]:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs)
         cdp = CdpClient(*await asyncio.open_connection(sock=ours))
@@ -620,10 +632,10 @@ class TestProtocol:
             await cdp.close()
             writer.close()
 
-    async def test_answers_find_who_asked_in_whatever_order_and_events_who_listens(self) -> None:
-        async with self.led() as (cdp, reader, writer):
-            heard: list[tuple[str, str]] = []
-            cdp.add_listener(lambda name, params, session: heard.append((name, session)))
+    async def test_responses_are_matched_to_their_calls_and_events_reach_listeners(self) -> None:
+        async with self.connected_client() as (cdp, reader, writer):
+            events: list[tuple[str, str]] = []
+            cdp.add_listener(lambda name, params, session: events.append((name, session)))
             first, second = asyncio.ensure_future(cdp.call("A")), asyncio.ensure_future(cdp.call("B", session="s"))
             assert b'"method":"A"' in await reader.readuntil(b"\0")
             assert b'"sessionId":"s"' in await reader.readuntil(b"\0")
@@ -631,16 +643,16 @@ class TestProtocol:
             assert await second == {"b": 1}
             writer.write(b'ult":{"a":1}}\0{"id":99,"result":{}}\0')
             assert await first == {"a": 1}
-            assert heard == [("Seen", "s")]
+            assert events == [("Seen", "s")]
 
-    async def test_a_refusal_a_silence_and_an_end_are_failures_in_words(self) -> None:
-        async with self.led() as (cdp, _, writer):
+    async def test_an_error_a_timeout_and_a_closed_connection_fail_the_call(self) -> None:
+        async with self.connected_client() as (cdp, _, writer):
             refused = asyncio.ensure_future(cdp.call("A"))
             writer.write(b'{"id":1,"error":{"code":-32000,"message":"No node"}}\0')
             with pytest.raises(BrowserFailed, match="No node"):
                 await refused
             with pytest.raises(BrowserFailed) as silent:
-                await cdp.call("B", timeout_s=0.05)  # time limit: however soon it ends, nobody answers
+                await cdp.call("B", timeout_s=0.05)  # time limit: no answer ever comes
             assert silent.value.code == "browser.timeout"
             waiting = asyncio.ensure_future(cdp.call("C"))
             await asyncio.sleep(0)
@@ -652,11 +664,11 @@ class TestProtocol:
             with pytest.raises(BrowserFailed):
                 await cdp.call("D")
 
-    async def test_an_answer_that_is_too_large_fails_and_the_next_is_heard(
+    async def test_a_response_that_is_too_large_fails_its_call_but_not_the_next(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(cdp_module, "MESSAGE_BYTES_MAX", 100_000)
-        async with self.led() as (cdp, _, writer):
+        async with self.connected_client() as (cdp, _, writer):
             large = asyncio.ensure_future(cdp.call("A"))
             writer.write(b'{"id":1,"result":{"x":"' + b"x" * 3_000_000 + b'"}}\0')
             with pytest.raises(BrowserReplyTooLarge):
@@ -665,8 +677,8 @@ class TestProtocol:
             writer.write(b'{"id":2,"result":{}}\0')
             assert await small == {}
 
-    async def test_who_stops_waiting_leaves_nothing_behind(self) -> None:
-        async with self.led() as (cdp, _, writer):
+    async def test_the_response_to_a_cancelled_call_is_ignored(self) -> None:
+        async with self.connected_client() as (cdp, _, writer):
             given_up = asyncio.ensure_future(cdp.call("A"))
             await asyncio.sleep(0)  # it waits
             given_up.cancel()
@@ -678,14 +690,18 @@ class TestProtocol:
             assert await after == {"ok": True}
 
 
-def node(id: str, role: str, name: str = "", children: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+def make_node(id: str, role: str, name: str = "", children: Sequence[str] = (), **more: Any) -> dict[str, Any]:
     made = {"nodeId": id, "role": {"value": role}, "name": {"value": name}, "childIds": list(children)}
     return {**made, "backendDOMNodeId": int(id), **more}
 
 
-def test_an_outline_of_a_page_that_is_nested_without_end_ends() -> None:
-    deep = [node(str(number), "group", f"g{number}", [str(number + 1)]) for number in range(1, 15_000)]
-    round_about = [node("1", "group", "a", ["2"]), node("2", "group", "b", ["1", "2"]), node("9", "button", "lost")]
+def test_the_outline_of_a_deep_or_cyclic_page_is_finite() -> None:
+    deep = [make_node(str(number), "group", f"g{number}", [str(number + 1)]) for number in range(1, 15_000)]
+    round_about = [
+        make_node("1", "group", "a", ["2"]),
+        make_node("2", "group", "b", ["1", "2"]),
+        make_node("9", "button", "lost"),
+    ]
     outline = PageOutline(ElementRefs())
     outline.add_frame(deep)
     outline.add_frame(round_about)
@@ -695,13 +711,17 @@ def test_an_outline_of_a_page_that_is_nested_without_end_ends() -> None:
     assert max(len(line) - len(line.lstrip()) for line in outline.lines) == 24
 
 
-def test_a_thing_keeps_its_name_and_no_name_means_two_things() -> None:
-    page = [node("1", "RootWebArea", "t", ["2", "3"]), node("2", "button", "A"), node("3", "link", "B")]
+def test_an_element_keeps_its_ref_and_no_ref_is_used_twice() -> None:
+    page = [make_node("1", "RootWebArea", "t", ["2", "3"]), make_node("2", "button", "A"), make_node("3", "link", "B")]
     names = ElementRefs(7)
     first, second, third = PageOutline(names), PageOutline(names), PageOutline(names)
     first.add_frame(page)
     second.add_frame(
-        [node("1", "RootWebArea", "t", ["3", "4"]), *page[2:], node("4", "textbox", "C", value={"value": "v"})]
+        [
+            make_node("1", "RootWebArea", "t", ["3", "4"]),
+            *page[2:],
+            make_node("4", "textbox", "C", value={"value": "v"}),
+        ]
     )
     names.clear()
     third.add_frame(page)

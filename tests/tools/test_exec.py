@@ -1,4 +1,4 @@
-"""`exec`: foreground, background, time, terminal, output, environment, folders. With real processes."""
+"""`exec`: foreground, background, time limits, terminal, output, environment and folders, with real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.shell_tools import ON_HOST, OTHER, SESSION, Desk, Slow, desk_in, is_alive, until
+from tools.shell_tools import (
+    ON_HOST,
+    OTHER_SESSION,
+    SESSION,
+    DelayedSandbox,
+    ToolSetup,
+    is_alive,
+    open_shell_tools,
+    until,
+)
 
 from retinue.domain.decision import DecisionKind
 from retinue.domain.envelope import EnvelopeKind
@@ -34,15 +43,15 @@ from retinue.tools.shell.job_store import JobLimits, JobStore
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
-    async with desk_in(tmp_path) as desk:
-        yield desk
+async def setup(tmp_path: Path) -> AsyncGenerator[ToolSetup]:
+    async with open_shell_tools(tmp_path) as setup:
+        yield setup
 
 
 @pytest.fixture
-def bare(desk: Desk) -> Desk:
-    desk.policy = ON_HOST
-    return desk
+def host_setup(setup: ToolSetup) -> ToolSetup:
+    setup.policy = ON_HOST
+    return setup
 
 
 def asked(command: str, **arguments: object) -> ExecArguments:
@@ -53,57 +62,57 @@ def asked(command: str, **arguments: object) -> ExecArguments:
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_command_is_waited_for_and_its_output_read(desk: Desk) -> None:
-    output = await desk.run("printf 'a b' && echo c >&2; exit 3")
+async def test_a_foreground_command_returns_its_exit_code_and_output(setup: ToolSetup) -> None:
+    output = await setup.run("printf 'a b' && echo c >&2; exit 3")
 
     assert output.text.startswith("exit code 3 after ")
     assert output.text.endswith("\na bc\n")
     assert output.failed
-    assert await desk.written() == [] and await desk.told() == []
-    assert list((desk.folder / "logs").iterdir()) == []
+    assert await setup.written() == [] and await setup.reported() == []
+    assert list((setup.folder / "logs").iterdir()) == []
 
 
-async def test_a_command_that_succeeds_has_not_failed(bare: Desk) -> None:
-    output = await bare.run("printf %s 'a b'")
+async def test_a_command_with_exit_code_zero_does_not_fail(host_setup: ToolSetup) -> None:
+    output = await host_setup.run("printf %s 'a b'")
 
     assert not output.failed
     assert output.text.splitlines()[1:] == ["a b"]
 
 
-async def test_a_command_that_is_none_leaves_nothing_behind(bare: Desk) -> None:
+async def test_a_missing_program_or_invalid_command_is_refused_and_not_stored(host_setup: ToolSetup) -> None:
     with pytest.raises(ToolFailed, match=r"command\.not_found"):
-        await bare.run("no-such-program")
+        await host_setup.run("no-such-program")
     with pytest.raises(ToolFailed, match=r"command\.invalid"):
-        await bare.run("ls \x1b[2J")
+        await host_setup.run("ls \x1b[2J")
 
-    assert await bare.written() == []
+    assert await host_setup.written() == []
 
 
 # Yield and background
 
 
-def has_said_something(desk: Desk) -> bool:
-    logs = desk.folder / "logs"
+def has_output(setup: ToolSetup) -> bool:
+    logs = setup.folder / "logs"
     return logs.is_dir() and any(each.stat().st_size for each in logs.iterdir())
 
 
 @pytest.mark.spec("C58")
-async def test_a_command_that_takes_longer_is_left_to_run_and_told_of_once(desk: Desk) -> None:
-    running = asyncio.create_task(desk.run("echo started; read line; echo got $line; exit 7", yield_ms=500))
-    await until(partial(has_said_something, desk))
+async def test_a_command_longer_than_yield_ms_continues_and_its_end_is_reported_once(setup: ToolSetup) -> None:
+    running = asyncio.create_task(setup.run("echo started; read line; echo got $line; exit 7", yield_ms=500))
+    await until(partial(has_output, setup))
     assert not running.done()
-    await desk.clock.advance(0.5)
+    await setup.clock.advance(0.5)
     output = await running
-    [written] = await desk.written()
+    [written] = await setup.written()
 
     assert f"id {written.id[:8]}, pid {written.pid}" in output.text
     assert output.text.endswith("\nstarted") and not output.failed
     assert written.state is ProcessState.RUNNING and is_alive(written.pid)
-    assert await desk.told() == []
+    assert await setup.reported() == []
 
-    await desk.do("write", written.id[:8], data="hello\n")
-    await desk.over(written.id)
-    [envelope] = await desk.told()
+    await setup.call_process("write", written.id[:8], data="hello\n")
+    await setup.ended_process(written.id)
+    [envelope] = await setup.reported()
 
     assert (envelope.kind, envelope.silent) == (EnvelopeKind.SYSTEM, False)
     assert envelope.session == SESSION and str(envelope.recipient) == f"agent:ada/{SESSION}"
@@ -114,102 +123,110 @@ async def test_a_command_that_takes_longer_is_left_to_run_and_told_of_once(desk:
 NO_BACKGROUND = "[run in the foreground, for at most 120 s: background commands need the tool `process`]"
 
 
-def alone(desk: Desk) -> ToolContext:
-    """Of an agent to whom `process` is denied."""
-    return desk.scene(can_use=lambda tool: tool != "process")
+def without_process_tool(setup: ToolSetup) -> ToolContext:
+    """Return a tool context of an agent that may not use `process`."""
+    return setup.tool_context(can_use=lambda tool: tool != "process")
 
 
 @pytest.mark.parametrize("arguments", [{"background": True}, {"yield_ms": 10}])
-async def test_without_process_a_command_is_waited_for_to_its_end_and_says_so(
-    bare: Desk, arguments: dict[str, Any]
+async def test_without_the_process_tool_a_background_command_runs_in_the_foreground(
+    host_setup: ToolSetup, arguments: dict[str, Any]
 ) -> None:
     slow = asyncio.create_task(
-        bare.run("sh -c 'echo on; until test -e go; do sleep 0.02; done'", scene=alone(bare), **arguments)
+        host_setup.run(
+            "sh -c 'echo on; until test -e go; do sleep 0.02; done'",
+            tool_context=without_process_tool(host_setup),
+            **arguments,
+        )
     )
-    await until(partial(has_said_something, bare))
-    await bare.clock.advance(1)
+    await until(partial(has_output, host_setup))
+    await host_setup.clock.advance(1)
     assert not slow.done()
-    (bare.workspace / "go").touch()
+    (host_setup.workspace / "go").touch()
     output = await slow
     assert output.text.startswith(f"{NO_BACKGROUND}\nexit code 0 after ") and output.text.endswith("\non\n")
-    assert await bare.told() == [] and await bare.written() == [], "there is nothing to look after"
+    assert await host_setup.reported() == [] and await host_setup.written() == [], "no command is left to manage"
 
 
-async def test_without_process_a_quick_command_is_as_ever(bare: Desk) -> None:
-    assert (await bare.run("echo hi", scene=alone(bare))).text.startswith("exit code 0 after ")
+async def test_without_the_process_tool_a_quick_command_has_the_usual_output(host_setup: ToolSetup) -> None:
+    assert (await host_setup.run("echo hi", tool_context=without_process_tool(host_setup))).text.startswith(
+        "exit code 0 after "
+    )
 
 
-async def test_without_process_a_command_is_ended_when_it_cannot_be_waited_for_any_longer(bare: Desk) -> None:
-    endless = asyncio.create_task(bare.run("sh -c 'echo on; sleep 600'", scene=alone(bare), timeout_s=600))
-    await until(partial(has_said_something, bare))
-    await bare.clock.advance(121)
+async def test_without_the_process_tool_a_command_is_ended_after_the_foreground_limit(host_setup: ToolSetup) -> None:
+    endless = asyncio.create_task(
+        host_setup.run("sh -c 'echo on; sleep 600'", tool_context=without_process_tool(host_setup), timeout_s=600)
+    )
+    await until(partial(has_output, host_setup))
+    await host_setup.clock.advance(121)
     output = await endless
     assert output.failed and output.text.startswith(NO_BACKGROUND) and "it took longer than 120 s" in output.text
-    assert await bare.written() == []
+    assert await host_setup.written() == []
 
 
-async def test_without_process_all_that_is_kept_of_an_output_is_said(bare: Desk) -> None:
-    output = await bare.run("seq 1 20000", scene=alone(bare))
+async def test_without_the_process_tool_the_full_stored_output_is_returned(host_setup: ToolSetup) -> None:
+    output = await host_setup.run("seq 1 20000", tool_context=without_process_tool(host_setup))
     assert "[cut" not in output.text and "`process`" not in output.text and output.text.endswith("\n20000\n")
-    assert len(output.text) > RESULT_CHARS_MAX, "the toolbox shows a part of it, and keeps the whole"
+    assert len(output.text) > RESULT_CHARS_MAX, "the toolbox shows a part of it and stores the full result"
 
 
 @pytest.mark.spec("C58")
-async def test_a_command_in_the_background_is_not_waited_for(desk: Desk) -> None:
-    id_ = await desk.background("read line")
-    [written] = await desk.written()
+async def test_a_background_command_returns_while_it_runs(setup: ToolSetup) -> None:
+    id_ = await setup.background("read line")
+    [written] = await setup.written()
 
     assert written.id.startswith(id_) and written.state is ProcessState.RUNNING
 
 
 @pytest.mark.spec("C58")
-async def test_only_the_last_400_characters_are_told(desk: Desk) -> None:
-    await desk.over(await desk.background("seq 1 1000"))
-    [envelope] = await desk.told()
+async def test_the_report_of_a_background_command_has_its_last_400_characters(setup: ToolSetup) -> None:
+    await setup.ended_process(await setup.background("seq 1 1000"))
+    [envelope] = await setup.reported()
     tail = envelope.text.partition("[truncated: earlier output is not shown]\n")[2]
 
     assert 390 <= len(tail) <= 400 and tail.endswith("999\n1000")
 
 
-async def test_what_its_own_session_has_killed_is_not_told(desk: Desk) -> None:
-    id_ = await desk.background("read line")
-    output = await desk.do("kill", id_)
+async def test_a_background_command_killed_by_its_own_session_is_not_reported(setup: ToolSetup) -> None:
+    id_ = await setup.background("read line")
+    output = await setup.call_process("kill", id_)
 
     assert "it was killed" in output.text
-    assert (await desk.over(id_)).because == "it was killed"
-    assert await desk.told() == []
+    assert (await setup.ended_process(id_)).because == "it was killed"
+    assert await setup.reported() == []
 
 
 @pytest.mark.spec("C58")
-async def test_an_end_that_is_told_again_is_told_once(desk: Desk) -> None:
-    written = await desk.over(await desk.background("echo hi"))
-    await desk.jobs.store.notify_session(written)
-    desk.jobs.store.log_path(written.id).write_text("other words")
-    await desk.jobs.store.notify_session(written)
+async def test_the_end_of_a_command_is_reported_once_even_if_notified_again(setup: ToolSetup) -> None:
+    written = await setup.ended_process(await setup.background("echo hi"))
+    await setup.jobs.store.notify_session(written)
+    setup.jobs.store.log_path(written.id).write_text("other words")
+    await setup.jobs.store.notify_session(written)
 
-    assert len(await desk.told()) == 1
+    assert len(await setup.reported()) == 1
 
 
 # Time
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_command_that_takes_too_long_is_ended(desk: Desk) -> None:
-    id_ = await desk.background("echo begun; sleep 600 & wait", timeout_s=5)
-    await desk.says(id_, "begun")
-    [written] = await desk.written()
-    await desk.clock.advance(4.9)
+async def test_a_background_command_is_ended_at_its_timeout(setup: ToolSetup) -> None:
+    id_ = await setup.background("echo begun; sleep 600 & wait", timeout_s=5)
+    await setup.wait_for_output(id_, "begun")
+    [written] = await setup.written()
+    await setup.clock.advance(4.9)
     assert is_alive(written.pid)
-    await desk.clock.advance(0.2)
-    ended = await desk.over(id_)
+    await setup.clock.advance(0.2)
+    ended = await setup.ended_process(id_)
 
     assert ended.because == "it took longer than 5 s" and ended.exit_code != 0
     assert not is_alive(written.pid)
-    assert "it took longer than 5 s" in (await desk.told())[0].text
+    assert "it took longer than 5 s" in (await setup.reported())[0].text
 
 
 @pytest.mark.parametrize("wrong", [{"yield_ms": 9}, {"yield_ms": 120_001}, {"timeout_s": 0}, {"timeout_s": 86_401}])
-def test_times_out_of_bounds_are_refused(wrong: dict[str, int]) -> None:
+def test_times_outside_their_limits_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(msgspec.ValidationError):
         asked("ls", **wrong)
     assert (asked("ls").yield_ms, asked("ls").timeout_s) == (10_000, 1_800)
@@ -219,43 +236,43 @@ def test_times_out_of_bounds_are_refused(wrong: dict[str, int]) -> None:
 
 
 @pytest.mark.spec("C58")
-async def test_a_terminal_is_given_to_those_that_ask_for_one(desk: Desk) -> None:
+async def test_a_command_gets_a_terminal_only_with_pty(setup: ToolSetup) -> None:
     command = "test -t 0 && test -t 1 && echo terminal || echo none"
 
-    assert (await desk.run(command, pty=True)).text.splitlines()[1:] == ["terminal"]
-    assert (await desk.run(command)).text.splitlines()[1:] == ["none"]
+    assert (await setup.run(command, pty=True)).text.splitlines()[1:] == ["terminal"]
+    assert (await setup.run(command)).text.splitlines()[1:] == ["none"]
 
 
 # Output
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_long_output_is_cut_in_the_middle_and_kept_whole(desk: Desk) -> None:
-    output = await desk.run("seq 1 30000")
+async def test_a_long_output_is_cut_in_the_middle_and_its_full_log_is_kept(setup: ToolSetup) -> None:
+    output = await setup.run("seq 1 30000")
 
     assert len(output.text) <= RESULT_CHARS_MAX
     assert "\n1\n2\n3\n" in output.text and output.text.endswith("\n29999\n30000\n")
     assert "[truncated: " in output.text and "\n15000\n" not in output.text
-    [written] = await desk.written()
-    page = (await desk.do("log", written.id[:8], offset=14_998, limit=3)).text
+    [written] = await setup.written()
+    page = (await setup.call_process("log", written.id[:8], offset=14_998, limit=3)).text
     assert page == "Lines 14998 to 15000 of 30000. Read on with offset 15001.\n14999\n15000\n15001"
-    assert await desk.told() == []
+    assert await setup.reported() == []
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_log_has_a_bound_and_keeps_the_end(tmp_path: Path) -> None:
-    async with desk_in(tmp_path, caps=JobLimits(log_bytes_max=50_000)) as desk:
-        await desk.over(await desk.background("seq 1 100000"))
-        [written] = await desk.written()
-        kept = desk.jobs.store.log_path(written.id).read_text()
+async def test_a_log_is_limited_in_size_and_keeps_its_end(tmp_path: Path) -> None:
+    async with open_shell_tools(tmp_path, job_limits=JobLimits(log_bytes_max=50_000)) as setup:
+        await setup.ended_process(await setup.background("seq 1 100000"))
+        [written] = await setup.written()
+        kept = setup.jobs.store.log_path(written.id).read_text()
 
         assert len(kept) < 50_000 + 66_000
         assert kept.startswith("1\n2\n") and kept.endswith("99999\n100000\n")
         assert "[the log was full: " in kept
 
 
-class OnAFullDisk(JobStore):
-    """Its logs are written to a device that has no room."""
+class FullDiskJobStore(JobStore):
+    """A job store whose logs are written to a full device."""
 
     def create_log(self, id_: str) -> JobLog:
         log = super().create_log(id_)
@@ -264,15 +281,15 @@ class OnAFullDisk(JobStore):
         return log
 
 
-async def test_a_command_whose_output_cannot_be_kept_is_ended(desk: Desk) -> None:
-    desk.jobs.store = OnAFullDisk(desk.store, desk.clock, desk.inbox, desk.folder / "logs")
-    ended = await desk.over(await desk.background("yes"))
+async def test_a_command_whose_output_cannot_be_stored_is_ended(setup: ToolSetup) -> None:
+    setup.jobs.store = FullDiskJobStore(setup.store, setup.clock, setup.inbox, setup.folder / "logs")
+    ended = await setup.ended_process(await setup.background("yes"))
 
     assert ended.because == "its output could not be stored: No space left on device"
 
 
-async def test_escapes_of_a_terminal_do_not_reach_the_model(desk: Desk) -> None:
-    output = await desk.run(r"printf '\033[31mred\033[0m \033]0;title\007x\b\rnext'")
+async def test_terminal_escape_sequences_are_removed_from_the_output(setup: ToolSetup) -> None:
+    output = await setup.run(r"printf '\033[31mred\033[0m \033]0;title\007x\b\rnext'")
 
     assert output.text.splitlines()[1:] == ["red x", "next"]
 
@@ -280,24 +297,24 @@ async def test_escapes_of_a_terminal_do_not_reach_the_model(desk: Desk) -> None:
 # Environment
 
 
-def inherited() -> str:
+def inherited_environment() -> str:
     return subprocess.check_output(["env"], text=True)
 
 
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("policy", [ON_HOST, ExecPolicy()], ids=["host", "sandbox"])
-async def test_nothing_of_our_environment_is_inherited(
-    desk: Desk, policy: ExecPolicy, monkeypatch: pytest.MonkeyPatch
+async def test_a_command_inherits_no_variables_of_the_server(
+    setup: ToolSetup, policy: ExecPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACME_TOKEN", "canary-4711")
-    desk.policy = policy
-    output = await desk.run("env", env={"COLOUR": "blue"})
-    told = dict(line.split("=", 1) for line in output.text.splitlines()[1:])
+    setup.policy = policy
+    output = await setup.run("env", env={"COLOUR": "blue"})
+    reported = dict(line.split("=", 1) for line in output.text.splitlines()[1:])
 
-    assert "canary-4711" in inherited()  # the control
+    assert "canary-4711" in inherited_environment()  # the control
     assert "canary-4711" not in output.text
-    assert told["HOME"] == str(desk.workspace) and told["COLOUR"] == "blue"
-    assert told.keys() - {"RETINUE_COMMAND"} <= {
+    assert reported["HOME"] == str(setup.workspace) and reported["COLOUR"] == "blue"
+    assert reported.keys() - {"RETINUE_COMMAND"} <= {
         *("PATH", "HOME", "PWD", "LANG", "TERM", "PAGER", "GIT_PAGER", "COLOUR"),
         *("TMPDIR", "USER", "LOGNAME", "OLDPWD", "SHLVL", "_"),
     }
@@ -311,66 +328,66 @@ async def test_nothing_of_our_environment_is_inherited(
         *("GIT_SSH_COMMAND", "PAGER", "https_proxy", "DYLD_INSERT_LIBRARIES", "a=b", "A B", ""),
     ],
 )
-async def test_a_variable_that_decides_what_runs_is_not_set_on_the_host(bare: Desk, name: str) -> None:
+async def test_a_variable_that_changes_what_runs_is_refused_on_the_host(host_setup: ToolSetup, name: str) -> None:
     with pytest.raises(ToolFailed, match=r"command\.variable"):
-        await bare.run("touch made", env={name: "x"})
+        await host_setup.run("touch made", env={name: "x"})
 
-    assert not (bare.workspace / "made").exists()
+    assert not (host_setup.workspace / "made").exists()
 
 
-async def test_inside_a_sandbox_it_is_its_own_affair(desk: Desk) -> None:
-    assert (await desk.run("echo $PYTHONPATH", env={"PYTHONPATH": "/x"})).text.endswith("\n/x\n")
+async def test_a_variable_that_changes_what_runs_is_allowed_in_a_sandbox(setup: ToolSetup) -> None:
+    assert (await setup.run("echo $PYTHONPATH", env={"PYTHONPATH": "/x"})).text.endswith("\n/x\n")
 
 
 # Folders
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_runs_in_its_workspace_or_in_a_folder_of_it(desk: Desk) -> None:
-    (desk.workspace / "sub").mkdir()
+async def test_a_command_runs_in_the_workspace_or_in_a_folder_inside_it(setup: ToolSetup) -> None:
+    (setup.workspace / "sub").mkdir()
 
-    assert (await desk.run("pwd")).text.splitlines()[1] == str(desk.workspace)
-    assert (await desk.run("pwd", workdir="sub")).text.splitlines()[1] == str(desk.workspace / "sub")
+    assert (await setup.run("pwd")).text.splitlines()[1] == str(setup.workspace)
+    assert (await setup.run("pwd", workdir="sub")).text.splitlines()[1] == str(setup.workspace / "sub")
 
 
 @pytest.mark.spec("D51")
-async def test_a_folder_outside_has_to_be_granted(desk: Desk) -> None:
-    outside = desk.folder / "outside"
+async def test_a_working_folder_outside_the_workspace_needs_a_grant(setup: ToolSetup) -> None:
+    outside = setup.folder / "outside"
     outside.mkdir()
-    (desk.workspace / "link").symlink_to(outside)
-    scene = desk.scene()
+    (setup.workspace / "link").symlink_to(outside)
+    tool_context = setup.tool_context()
 
-    assert desk.exec.required_permissions(asked("ls", workdir=str(outside)), scene) == [
+    assert setup.exec.required_permissions(asked("ls", workdir=str(outside)), tool_context) == [
         Permission(PermissionKind.WRITE, str(outside))
     ]
     for workdir in (str(outside), "../outside", "link"):
         with pytest.raises(ToolFailed, match=r"path\."):
-            await desk.run("touch made", workdir=workdir)
+            await setup.run("touch made", workdir=workdir)
     with pytest.raises(ToolFailed, match=r"path\.not_folder"):
-        await desk.run("ls", workdir="nowhere")
+        await setup.run("ls", workdir="nowhere")
 
-    granted = add_permissions(scene.rights, [Permission(PermissionKind.WRITE, str(outside))])
-    scene = desk.scene(rights=granted)
-    assert desk.exec.required_permissions(asked("ls", workdir=str(outside)), scene) == []
-    assert not (await desk.run("touch made", workdir=str(outside), scene=scene)).failed
+    granted = add_permissions(tool_context.rights, [Permission(PermissionKind.WRITE, str(outside))])
+    tool_context = setup.tool_context(rights=granted)
+    assert setup.exec.required_permissions(asked("ls", workdir=str(outside)), tool_context) == []
+    assert not (await setup.run("touch made", workdir=str(outside), tool_context=tool_context)).failed
     assert (outside / "made").exists()
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_writes_only_where_its_agent_may(desk: Desk) -> None:
-    shut, readable, granted = (desk.folder / name for name in ("shut", "readable", "granted"))
+async def test_a_command_writes_only_to_the_workspace_and_granted_folders(setup: ToolSetup) -> None:
+    shut, readable, granted = (setup.folder / name for name in ("shut", "readable", "granted"))
     for folder in (shut, readable, granted):
         folder.mkdir()
         (folder / "text").write_text("words")
     rights = add_permissions(
-        desk.scene().rights,
+        setup.tool_context().rights,
         [Permission(PermissionKind.READ, str(readable)), Permission(PermissionKind.WRITE, str(granted))],
     )
     command = "; ".join(f"(cat {folder}/text; touch {folder}/made) 2>/dev/null" for folder in (shut, readable, granted))
-    output = await desk.run(f"{command}; touch made", scene=desk.scene(rights=rights))
+    output = await setup.run(f"{command}; touch made", tool_context=setup.tool_context(rights=rights))
 
     assert output.text.count("words") == 2
-    assert [(folder / "made").exists() for folder in (shut, readable, granted, desk.workspace)] == [
+    assert [(folder / "made").exists() for folder in (shut, readable, granted, setup.workspace)] == [
         False,
         False,
         True,
@@ -385,161 +402,167 @@ async def test_a_command_writes_only_where_its_agent_may(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "command", ["touch made; ls", "touch made | ls", "touch $HOME/made", "touch made > x", "touch `echo made`", "cd /"]
 )
-async def test_outside_a_sandbox_there_is_no_shell(bare: Desk, command: str) -> None:
+async def test_a_command_on_the_host_has_no_shell(host_setup: ToolSetup, command: str) -> None:
     with pytest.raises(ToolFailed, match=r"command\.(needs_shell|not_found)"):
-        await bare.run(command)
+        await host_setup.run(command)
 
-    assert list(bare.workspace.iterdir()) == []
+    assert list(host_setup.workspace.iterdir()) == []
 
 
-async def test_inside_a_sandbox_a_shell_does_what_it_does(desk: Desk) -> None:
-    output = await desk.run("for i in 1 2; do echo $i; done | sort -r > out; cat out")
+async def test_a_command_in_a_sandbox_runs_in_a_shell(setup: ToolSetup) -> None:
+    output = await setup.run("for i in 1 2; do echo $i; done | sort -r > out; cat out")
 
     assert output.text.splitlines()[1:] == ["2", "1"]
-    assert (await desk.run("cd /usr")).text.startswith("exit code 0")
+    assert (await setup.run("cd /usr")).text.startswith("exit code 0")
 
 
 @pytest.mark.spec("C62")
-async def test_a_listed_command_runs_as_the_program_that_was_found(bare: Desk) -> None:
-    """A program of the same name in the folder, or on a PATH of the agent's own, is not the one that was meant."""
-    impostor = bare.workspace / "ls"
+async def test_an_allowed_command_runs_the_program_that_the_rule_was_checked_against(host_setup: ToolSetup) -> None:
+    """A program of the same name in the folder, or in the agent's PATH, must not run instead."""
+    impostor = host_setup.workspace / "ls"
     impostor.write_text("#!/bin/sh\necho impostor\n")
     impostor.chmod(0o755)
-    bare.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
-    scene = bare.scene()
+    host_setup.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
+    tool_context = host_setup.tool_context()
 
-    assert bare.exec.decide_sandbox(asked("ls -a"), scene).is_allowed
-    assert "impostor" not in (await bare.exec.perform(asked("ls -a"), scene)).text
+    assert host_setup.exec.decide_sandbox(asked("ls -a"), tool_context).is_allowed
+    assert "impostor" not in (await host_setup.exec.perform(asked("ls -a"), tool_context)).text
     for command in ("./ls -a", f"{impostor} -a"):
-        assert bare.exec.decide_sandbox(asked(command), bare.scene()).kind is DecisionKind.ASK
+        assert host_setup.exec.decide_sandbox(asked(command), host_setup.tool_context()).kind is DecisionKind.ASK
 
 
-async def test_a_listed_command_with_variables_is_asked_about(bare: Desk) -> None:
-    bare.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
+async def test_an_allowed_command_with_environment_variables_requires_approval(host_setup: ToolSetup) -> None:
+    host_setup.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
 
-    assert bare.exec.decide_sandbox(asked("ls", env={"A": "b"}), bare.scene()).kind is DecisionKind.ASK
-    assert bare.exec.decide_sandbox(asked("ls", workdir=str(bare.workspace)), bare.scene()).is_allowed
+    assert (
+        host_setup.exec.decide_sandbox(asked("ls", env={"A": "b"}), host_setup.tool_context()).kind is DecisionKind.ASK
+    )
+    assert host_setup.exec.decide_sandbox(
+        asked("ls", workdir=str(host_setup.workspace)), host_setup.tool_context()
+    ).is_allowed
 
 
-# Who says where
+# Where a command runs
 
 
 @pytest.mark.spec("C60")
-async def test_a_command_that_has_to_be_asked_about_does_not_run_unasked(bare: Desk) -> None:
+async def test_a_command_that_requires_approval_does_not_run_without_it(host_setup: ToolSetup) -> None:
     with pytest.raises(ToolFailed, match=r"command\.not_approved"):
-        await bare.exec.perform(asked("touch made"), bare.scene())
+        await host_setup.exec.perform(asked("touch made"), host_setup.tool_context())
 
-    assert not (bare.workspace / "made").exists()
-    await bare.run("touch made")  # the control: judged, and answered with a yes
-    assert (bare.workspace / "made").exists()
+    assert not (host_setup.workspace / "made").exists()
+    await host_setup.run("touch made")  # the control: decided, and approved
+    assert (host_setup.workspace / "made").exists()
 
 
 @pytest.mark.spec("C60")
-async def test_what_was_decided_in_a_sandbox_does_not_run_bare_when_that_breaks(desk: Desk) -> None:
-    scene = desk.scene()
-    assert desk.exec.decide_sandbox(asked("touch made"), scene).is_allowed
-    desk.sandbox_works = False
+async def test_a_command_allowed_in_a_sandbox_does_not_run_on_the_host_if_the_sandbox_breaks(setup: ToolSetup) -> None:
+    tool_context = setup.tool_context()
+    assert setup.exec.decide_sandbox(asked("touch made"), tool_context).is_allowed
+    setup.sandbox_works = False
     with pytest.raises(ToolFailed, match=r"command\.rules_changed"):
-        await desk.exec.perform(asked("touch made"), scene)
+        await setup.exec.perform(asked("touch made"), tool_context)
 
-    assert not (desk.workspace / "made").exists()
+    assert not (setup.workspace / "made").exists()
 
 
 @pytest.mark.spec("C60")
-async def test_elevated_runs_outside_only_through_open_gates(desk: Desk) -> None:
-    canary = desk.folder / "canary"
+async def test_an_elevated_command_runs_on_the_host_only_if_all_gates_are_open(setup: ToolSetup) -> None:
+    canary = setup.folder / "canary"
     canary.write_text("seen")
-    desk.policy = ExecPolicy(elevated=ElevatedPolicy.FULL)
+    setup.policy = ExecPolicy(elevated=ElevatedPolicy.FULL)
     for gates in (
         ElevationGates(),
         ElevationGates(is_for_owner=True),
         ElevationGates(is_foreground=True),
         ElevationGates(is_for_owner=True, is_foreground=True, is_agent_permitted=False),
     ):
-        desk.gates = gates
+        setup.gates = gates
         with pytest.raises(ToolFailed, match=r"command\.denied"):
-            await desk.run(f"cat {canary}", elevated=True)
-    desk.gates = ElevationGates(is_for_owner=True, is_foreground=True)
+            await setup.run(f"cat {canary}", elevated=True)
+    setup.gates = ElevationGates(is_for_owner=True, is_foreground=True)
 
-    assert (await desk.run(f"cat {canary}", elevated=True)).text.endswith("seen")
-    assert "seen" not in (await desk.run(f"cat {canary}")).text
+    assert (await setup.run(f"cat {canary}", elevated=True)).text.endswith("seen")
+    assert "seen" not in (await setup.run(f"cat {canary}")).text
 
 
 @pytest.mark.spec("C60")
-async def test_a_call_can_ask_for_stricter_rules_and_not_for_looser(bare: Desk) -> None:
-    def verdict(**arguments: str) -> DecisionKind:
-        return bare.exec.decide_sandbox(asked("ls", **arguments), bare.scene()).kind
+async def test_a_call_can_request_stricter_rules_but_not_looser_ones(host_setup: ToolSetup) -> None:
+    def decision_kind(**arguments: str) -> DecisionKind:
+        return host_setup.exec.decide_sandbox(asked("ls", **arguments), host_setup.tool_context()).kind
 
-    assert verdict() is verdict(security="full") is verdict(ask="off") is DecisionKind.ASK
-    bare.policy = replace(ON_HOST, security=CommandSecurity.FULL, ask=CommandAsk.OFF)
-    assert verdict() is DecisionKind.ALLOW
-    assert (verdict(ask="always"), verdict(security="deny")) == (DecisionKind.ASK, DecisionKind.DENY)
+    assert decision_kind() is decision_kind(security="full") is decision_kind(ask="off") is DecisionKind.ASK
+    host_setup.policy = replace(ON_HOST, security=CommandSecurity.FULL, ask=CommandAsk.OFF)
+    assert decision_kind() is DecisionKind.ALLOW
+    assert (decision_kind(ask="always"), decision_kind(security="deny")) == (DecisionKind.ASK, DecisionKind.DENY)
 
 
 # Network and trust
 
 
-async def test_hosts_need_the_web_and_a_name(desk: Desk) -> None:
+async def test_hosts_need_the_web_permission_and_a_valid_name(setup: ToolSetup) -> None:
     with pytest.raises(ToolFailed, match=r"command\.no_web"):
-        await desk.run("true", hosts=["example.com"])
-    scene = desk.scene(rights=add_permissions(desk.scene().rights, [WEB_PERMISSION]))
+        await setup.run("true", hosts=["example.com"])
+    tool_context = setup.tool_context(rights=add_permissions(setup.tool_context().rights, [WEB_PERMISSION]))
     for hosts in (["*"], ["*.com"], ["http://example.com"], [""]):
         with pytest.raises(ToolFailed, match=r"command\.host_invalid"):
-            await desk.run("true", hosts=hosts, scene=scene)
+            await setup.run("true", hosts=hosts, tool_context=tool_context)
 
-    assert desk.exec.required_permissions(asked("true", hosts=["example.com"]), desk.scene()) == [WEB_PERMISSION]
+    assert setup.exec.required_permissions(asked("true", hosts=["example.com"]), setup.tool_context()) == [
+        WEB_PERMISSION
+    ]
 
 
-async def believed(desk: Desk, path: Path) -> Trust:
+async def read_file_trust(setup: ToolSetup, path: Path) -> Trust:
     ctime = file_trust.ctime_ms(os.stat(path))
-    return await desk.store.read(partial(file_trust.get_trust, path=str(path), ctime_ms=ctime))
+    return await setup.store.read(partial(file_trust.get_trust, path=str(path), ctime_ms=ctime))
 
 
-async def test_what_a_command_says_is_believed_as_far_as_what_it_was_told(desk: Desk) -> None:
-    clean = await desk.run("touch clean; echo hi")
+async def test_the_trust_of_command_output_follows_the_context_and_the_files_it_can_read(setup: ToolSetup) -> None:
+    clean = await setup.run("touch clean; echo hi")
     assert clean.trust is Trust.PRIVATE
-    assert await believed(desk, desk.workspace / "clean") is Trust.PRIVATE
+    assert await read_file_trust(setup, setup.workspace / "clean") is Trust.PRIVATE
 
-    tainted = await desk.run("touch tainted; echo hi", scene=desk.scene(trust=Trust.UNTRUSTED))
+    tainted = await setup.run("touch tainted; echo hi", tool_context=setup.tool_context(trust=Trust.UNTRUSTED))
     assert tainted.trust is Trust.UNTRUSTED
-    assert await believed(desk, desk.workspace / "tainted") is Trust.UNTRUSTED
-    # From now on it could read what that one wrote.
-    assert (await desk.run("cat tainted")).trust is Trust.UNTRUSTED
+    assert await read_file_trust(setup, setup.workspace / "tainted") is Trust.UNTRUSTED
+    # A later command can read that file, so its output is untrusted, too.
+    assert (await setup.run("cat tainted")).trust is Trust.UNTRUSTED
 
 
-async def test_a_command_with_a_network_is_not_believed(desk: Desk) -> None:
-    scene = desk.scene(rights=add_permissions(desk.scene().rights, [WEB_PERMISSION]))
-    assert (await desk.run("true", hosts=["example.com"], scene=scene)).trust is Trust.UNTRUSTED
+async def test_the_output_of_a_command_with_network_access_is_untrusted(setup: ToolSetup) -> None:
+    tool_context = setup.tool_context(rights=add_permissions(setup.tool_context().rights, [WEB_PERMISSION]))
+    assert (await setup.run("true", hosts=["example.com"], tool_context=tool_context)).trust is Trust.UNTRUSTED
 
 
-async def test_a_command_without_walls_is_not_believed(bare: Desk) -> None:
-    assert (await bare.run("true")).trust is Trust.UNTRUSTED
+async def test_the_output_of_a_command_on_the_host_is_untrusted(host_setup: ToolSetup) -> None:
+    assert (await host_setup.run("true")).trust is Trust.UNTRUSTED
 
 
-async def test_an_end_is_told_with_the_trust_of_what_was_said(desk: Desk) -> None:
-    untrusted = desk.scene(trust=Trust.UNTRUSTED)
-    await desk.over(await desk.background("echo hi", scene=untrusted))
+async def test_the_report_of_a_command_has_the_trust_of_its_output(setup: ToolSetup) -> None:
+    untrusted = setup.tool_context(trust=Trust.UNTRUSTED)
+    await setup.ended_process(await setup.background("echo hi", tool_context=untrusted))
 
-    assert [each.trust for each in await desk.told()] == [Trust.UNTRUSTED]
+    assert [each.trust for each in await setup.reported()] == [Trust.UNTRUSTED]
 
 
-async def test_what_comes_within_reach_of_a_running_command_counts(desk: Desk) -> None:
-    id_ = await desk.background("until test -e go; do sleep 0.02; done; cat new")
-    assert (await desk.do("poll", id_)).trust is Trust.PRIVATE
-    new = desk.workspace / "new"
+async def test_an_untrusted_file_added_while_a_command_runs_makes_its_output_untrusted(setup: ToolSetup) -> None:
+    id_ = await setup.background("until test -e go; do sleep 0.02; done; cat new")
+    assert (await setup.call_process("poll", id_)).trust is Trust.PRIVATE
+    new = setup.workspace / "new"
     body = partial(file_trust.mark_untrusted, paths=[str(new)], at_ms=0, run=None)
-    await desk.store.write(body, point="label")
+    await setup.store.write(body, point="label")
     new.write_text("words from outside")
-    (desk.workspace / "go").touch()
-    await desk.over(id_)
+    (setup.workspace / "go").touch()
+    await setup.ended_process(id_)
 
-    [envelope] = await desk.told()
+    [envelope] = await setup.reported()
     assert envelope.text.endswith("words from outside") and envelope.trust is Trust.UNTRUSTED
 
 
 # Stopping
 
-FAMILY = """
+FAMILY_SCRIPT = """
 import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "600"])
 print(os.getpid(), child.pid, flush=True)
@@ -547,131 +570,133 @@ time.sleep(600)
 """
 
 
-def family(desk: Desk) -> str:
-    script = desk.workspace / "family.py"
-    script.write_text(FAMILY)
+def write_family_script(setup: ToolSetup) -> str:
+    script = setup.workspace / "family.py"
+    script.write_text(FAMILY_SCRIPT)
     return f"{sys.executable} {script}"
 
 
-async def pids_in_log(desk: Desk) -> list[int]:
-    def said() -> list[int]:
-        return [int(pid) for log in (desk.folder / "logs").glob("*.log") for pid in log.read_text().split()]
+async def pids_in_log(setup: ToolSetup) -> list[int]:
+    def logged_pids() -> list[int]:
+        return [int(pid) for log in (setup.folder / "logs").glob("*.log") for pid in log.read_text().split()]
 
-    return await until(lambda: said() if len(said()) == 2 else None)
+    return await until(lambda: logged_pids() if len(logged_pids()) == 2 else None)
 
 
 @pytest.mark.spec("C58")
-async def test_a_run_that_is_stopped_takes_its_command_along(bare: Desk) -> None:
-    running = asyncio.create_task(bare.run(family(bare)))
-    pids = await pids_in_log(bare)
+async def test_stopping_a_run_ends_its_foreground_command(host_setup: ToolSetup) -> None:
+    running = asyncio.create_task(host_setup.run(write_family_script(host_setup)))
+    pids = await pids_in_log(host_setup)
     assert all(map(is_alive, pids))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
     await until(lambda: not any(map(is_alive, pids)))
-    assert await bare.told() == []
-    assert all(not each.is_running for each in await bare.written())
+    assert await host_setup.reported() == []
+    assert all(not each.is_running for each in await host_setup.written())
 
 
-async def test_a_run_that_is_stopped_while_its_command_begins_leaves_none(bare: Desk) -> None:
-    slow = bare.sandbox = Slow(HostSandbox())
-    running = asyncio.create_task(bare.run("sleep 600"))
+async def test_stopping_a_run_while_its_command_starts_leaves_no_process(host_setup: ToolSetup) -> None:
+    slow = host_setup.sandbox = DelayedSandbox(HostSandbox())
+    running = asyncio.create_task(host_setup.run("sleep 600"))
     await slow.asked.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert slow.children == []
-    slow.may.set()
+    slow.released.set()
     [child] = await until(lambda: slow.children)
 
     await until(lambda: not is_alive(child.pid))
 
-    async def at_rest() -> bool:
-        return not any(each.is_running for each in await bare.written())
+    async def no_command_runs() -> bool:
+        return not any(each.is_running for each in await host_setup.written())
 
-    await wait_until(at_rest, "no command runs")
-    assert await bare.told() == []
+    await wait_until(no_command_runs, "no command runs")
+    assert await host_setup.reported() == []
 
 
 @pytest.mark.spec("C58")
-async def test_closing_ends_every_command_and_the_next_house_tells(tmp_path: Path) -> None:
-    async with desk_in(tmp_path) as desk:
-        desk.policy = ON_HOST
-        await desk.background(family(desk))
-        pids = await pids_in_log(desk)
-        foreground = asyncio.create_task(desk.run("sleep 600"))
+async def test_closing_ends_all_commands_and_the_next_start_reports_the_background_command(tmp_path: Path) -> None:
+    async with open_shell_tools(tmp_path) as setup:
+        setup.policy = ON_HOST
+        await setup.background(write_family_script(setup))
+        pids = await pids_in_log(setup)
+        foreground = asyncio.create_task(setup.run("sleep 600"))
 
-        async def both() -> bool:
-            return len(await desk.written()) == 2
+        async def both_commands_are_stored() -> bool:
+            return len(await setup.written()) == 2
 
-        await wait_until(both, "both commands are written down")
+        await wait_until(both_commands_are_stored, "both commands are written down")
         assert all(map(is_alive, pids))
-        await desk.jobs.close()
+        await setup.jobs.close()
 
         await until(lambda: not any(map(is_alive, pids)))
-        assert [each.state for each in await desk.written()].count(ProcessState.ENDED) == 1
-        assert await desk.told() == []
+        assert [each.state for each in await setup.written()].count(ProcessState.ENDED) == 1
+        assert await setup.reported() == []
         with pytest.raises(ToolFailed, match=r"process\.server_stopping"):
-            await desk.run("true")
+            await setup.run("true")
         assert "the server was stopped" in (await foreground).text
     for _ in range(2):
-        async with desk_in(tmp_path) as desk:
-            [envelope] = await desk.told()
+        async with open_shell_tools(tmp_path) as setup:
+            [envelope] = await setup.reported()
             assert "the server was stopped" in envelope.text
 
 
-# Bounds
+# Limits
 
 
 @pytest.mark.spec("C58")
-async def test_commands_at_once_are_bounded_per_session_and_per_house(tmp_path: Path) -> None:
-    async with desk_in(tmp_path, caps=JobLimits(per_session_max=1, per_server_max=2)) as desk:
-        await desk.background("read line")
+async def test_concurrent_commands_are_limited_per_session_and_per_server(tmp_path: Path) -> None:
+    async with open_shell_tools(tmp_path, job_limits=JobLimits(per_session_max=1, per_server_max=2)) as setup:
+        await setup.background("read line")
         with pytest.raises(ToolFailed, match="in this session"):
-            await desk.run("touch made")
-        other = await desk.background("read line", scene=desk.scene(session=OTHER))
+            await setup.run("touch made")
+        other = await setup.background("read line", tool_context=setup.tool_context(session=OTHER_SESSION))
         with pytest.raises(ToolFailed, match="in this server"):
-            await desk.run("touch made", scene=desk.scene(session="aa" * 16))
-        assert not (desk.workspace / "made").exists()
+            await setup.run("touch made", tool_context=setup.tool_context(session="aa" * 16))
+        assert not (setup.workspace / "made").exists()
 
-        await desk.do("kill", other, scene=desk.scene(session=OTHER))
-        assert (await desk.run("true", scene=desk.scene(session=OTHER))).text.startswith("exit code 0")
+        await setup.call_process("kill", other, tool_context=setup.tool_context(session=OTHER_SESSION))
+        assert (await setup.run("true", tool_context=setup.tool_context(session=OTHER_SESSION))).text.startswith(
+            "exit code 0"
+        )
 
 
 @pytest.mark.spec("C58")
-async def test_what_has_ended_is_kept_for_half_an_hour(desk: Desk) -> None:
-    id_ = await desk.background("echo hi")
-    await desk.over(id_)
-    await desk.clock.advance(1_700)
-    assert "hi" in (await desk.do("log", id_)).text
-    await desk.clock.advance(200)
+async def test_an_ended_command_is_kept_for_half_an_hour(setup: ToolSetup) -> None:
+    id_ = await setup.background("echo hi")
+    await setup.ended_process(id_)
+    await setup.clock.advance(1_700)
+    assert "hi" in (await setup.call_process("log", id_)).text
+    await setup.clock.advance(200)
 
-    async def forgotten() -> bool:
-        return not await desk.written()
+    async def no_command_is_kept() -> bool:
+        return not await setup.written()
 
-    await wait_until(forgotten, "nothing is kept any more")
+    await wait_until(no_command_is_kept, "nothing is kept any more")
 
-    assert list((desk.folder / "logs").iterdir()) == []
+    assert list((setup.folder / "logs").iterdir()) == []
     with pytest.raises(ToolFailed, match=r"process\.not_found"):
-        await desk.do("log", id_)
+        await setup.call_process("log", id_)
 
 
-async def test_of_those_that_have_ended_only_so_many_are_kept(tmp_path: Path) -> None:
-    async with desk_in(tmp_path, caps=JobLimits(finished_per_session_max=2)) as desk:
+async def test_only_the_newest_ended_commands_of_a_session_are_kept(tmp_path: Path) -> None:
+    async with open_shell_tools(tmp_path, job_limits=JobLimits(finished_per_session_max=2)) as setup:
         ids: list[str] = []
         for _ in range(4):
-            ids.append(await desk.background("read line"))
-            await desk.do("kill", ids[-1])
-            await desk.clock.advance(1)
-        await desk.run("true")
+            ids.append(await setup.background("read line"))
+            await setup.call_process("kill", ids[-1])
+            await setup.clock.advance(1)
+        await setup.run("true")
 
-        assert [each.id[:8] for each in await desk.written()] == ids[-2:]
+        assert [each.id[:8] for each in await setup.written()] == ids[-2:]
 
 
-async def test_it_is_a_tool_that_reaches(desk: Desk) -> None:
-    tools: list[Tool] = [desk.exec, desk.process]
+async def test_exec_is_permissioned_and_exec_and_process_have_flat_schemas(setup: ToolSetup) -> None:
+    tools: list[Tool] = [setup.exec, setup.process]
 
-    assert isinstance(desk.exec, PermissionedTool)
+    assert isinstance(setup.exec, PermissionedTool)
     for tool in tools:
         assert "$ref" not in str(tool.spec.parameters) and not tool.spec.is_repeatable

@@ -1,4 +1,4 @@
-"""read, write, edit, ls and find, as a model uses them."""
+"""The tools read, write, edit, ls and find, called as a model calls them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.file_tools import Desk, open_desk
+from tools.file_tools import ToolSetup, open_file_tools
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.tools.files import atomic_write, build_file_tools, find_tool, read_tool
@@ -26,8 +26,8 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 32
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
-    async with open_desk(tmp_path) as opened:
+async def setup(tmp_path: Path) -> AsyncGenerator[ToolSetup]:
+    async with open_file_tools(tmp_path) as opened:
         yield opened
 
 
@@ -35,41 +35,41 @@ async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
 
 
 @pytest.mark.spec("D52")
-async def test_a_text_is_read_as_it_is(desk: Desk) -> None:
-    (desk.work / "a.md").write_bytes("\ufeffGrüße\r\nzwei\n".encode())
-    assert await desk.text("read", path="a.md") == "Grüße\r\nzwei\n"
-    assert await desk.text("read", path=str(desk.work / "a.md")) == "Grüße\r\nzwei\n"
-    (desk.work / "empty").touch()
-    assert await desk.text("read", path="empty") == ""
+async def test_read_returns_a_text_file_unchanged(setup: ToolSetup) -> None:
+    (setup.work / "a.md").write_bytes("\ufeffGrüße\r\nzwei\n".encode())
+    assert await setup.text("read", path="a.md") == "Grüße\r\nzwei\n"
+    assert await setup.text("read", path=str(setup.work / "a.md")) == "Grüße\r\nzwei\n"
+    (setup.work / "empty").touch()
+    assert await setup.text("read", path="empty") == ""
 
 
 @pytest.mark.spec("D52")
-async def test_a_long_text_is_read_in_pages_that_say_how_to_go_on(desk: Desk) -> None:
+async def test_read_returns_a_long_text_in_pages_with_the_next_offset(setup: ToolSetup) -> None:
     lines = [f"line {number}\n" for number in range(1, 5_001)]
-    (desk.work / "long").write_text("".join(lines))
-    first = await desk.text("read", path="long")
+    (setup.work / "long").write_text("".join(lines))
+    first = await setup.text("read", path="long")
     assert first == "".join(lines[:2_000]) + "[lines 1-2000 of 5000; read on with offset=2001]"
-    assert await desk.text("read", path="long", offset=4_999, limit=1) == (
+    assert await setup.text("read", path="long", offset=4_999, limit=1) == (
         "line 4999\n[lines 4999-4999 of 5000; read on with offset=5000]"
     )
-    assert await desk.text("read", path="long", offset=4_500, limit=9_999_999) == "".join(lines[4_499:])
-    assert await desk.refusal("read", path="long", offset=5_001) == "file.line_not_found"
-    assert await desk.refusal("read", path="long", offset=5_000, column=11) == "file.line_not_found"
+    assert await setup.text("read", path="long", offset=4_500, limit=9_999_999) == "".join(lines[4_499:])
+    assert await setup.refusal_code("read", path="long", offset=5_001) == "file.line_not_found"
+    assert await setup.refusal_code("read", path="long", offset=5_000, column=11) == "file.line_not_found"
 
 
-async def test_a_line_that_is_longer_than_a_page_is_read_by_columns(desk: Desk) -> None:
-    """As in a file that a program made. No page is so long that it would be cut once more."""
-    (desk.work / "wide").write_text("a\n" + "b" * 60_000 + "\nc")
-    first = await desk.text("read", path="wide")
+async def test_read_returns_a_line_longer_than_a_page_by_columns(setup: ToolSetup) -> None:
+    """As in a file made by a program. No page is so long that it would be truncated again."""
+    (setup.work / "wide").write_text("a\n" + "b" * 60_000 + "\nc")
+    first = await setup.text("read", path="wide")
     assert first == "a\n[lines 1-1 of 3; read on with offset=2]"
-    second = await desk.text("read", path="wide", offset=2)
+    second = await setup.text("read", path="wide", offset=2)
     assert second.startswith("bbb") and len(second) <= RESULT_CHARS_MAX
     assert second.endswith("\n[lines 2-2 of 3; read on with offset=2, column=49001]")
-    assert await desk.text("read", path="wide", offset=2, column=49_001) == "b" * 11_000 + "\nc"
+    assert await setup.text("read", path="wide", offset=2, column=49_001) == "b" * 11_000 + "\nc"
 
 
 @given(st.text(alphabet="ab\n", max_size=60), st.integers(1, 5), st.integers(1, 9))
-def test_all_pages_together_are_the_text(text: str, lines_max: int, chars_max: int) -> None:
+def test_all_pages_joined_are_the_full_text(text: str, lines_max: int, chars_max: int) -> None:
     found, line, column = "", 1, 1
     for _ in range(len(text) + 1):
         part = slice_page(text, line=line, column=column, lines_max=lines_max, chars_max=chars_max)
@@ -82,200 +82,204 @@ def test_all_pages_together_are_the_text(text: str, lines_max: int, chars_max: i
     assert found == text
 
 
-async def test_what_is_no_text_is_attached(desk: Desk) -> None:
-    (desk.work / "picture.txt").write_bytes(PNG)  # its name is not believed
-    output = await desk.call("read", path="picture.txt")
+async def test_read_attaches_a_binary_file(setup: ToolSetup) -> None:
+    (setup.work / "picture.txt").write_bytes(PNG)  # the type comes from the content, not from the name
+    output = await setup.call("read", path="picture.txt")
     [attachment] = output.attachments
     assert (attachment.media_type, attachment.size_bytes) == ("image/png", len(PNG))
-    with desk.ground.files.open(attachment.hash) as kept:
+    with setup.file_services.files.open(attachment.hash) as kept:
         assert kept.read() == PNG
-    (desk.work / "data.bin").write_bytes(b"ab\x00cd")
-    assert (await desk.call("read", path="data.bin")).attachments[0].media_type == "application/octet-stream"
-    (desk.work / "latin1.txt").write_bytes(b"caf\xe9\n")
-    assert (await desk.text("read", path="latin1.txt")).startswith("caf\ufffd\n\n[not valid UTF-8")
+    (setup.work / "data.bin").write_bytes(b"ab\x00cd")
+    assert (await setup.call("read", path="data.bin")).attachments[0].media_type == "application/octet-stream"
+    (setup.work / "latin1.txt").write_bytes(b"caf\xe9\n")
+    assert (await setup.text("read", path="latin1.txt")).startswith("caf\ufffd\n\n[not valid UTF-8")
 
 
-async def test_a_file_that_is_too_large_is_refused_and_not_loaded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_refuses_a_file_that_is_too_large(setup: ToolSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_tool, "READ_BYTES_MAX", 1_000)
     monkeypatch.setattr(read_tool, "ATTACHED_BYTES_MAX", 30)
-    (desk.work / "large").write_text("x" * 1_001)
-    assert await desk.refusal("read", path="large") == "file.too_large"
-    (desk.work / "large").write_text("x" * 1_000)
-    assert len(await desk.text("read", path="large")) == 1_000
-    (desk.work / "picture").write_bytes(PNG)
-    assert await desk.refusal("read", path="picture") == "file.not_text"
+    (setup.work / "large").write_text("x" * 1_001)
+    assert await setup.refusal_code("read", path="large") == "file.too_large"
+    (setup.work / "large").write_text("x" * 1_000)
+    assert len(await setup.text("read", path="large")) == 1_000
+    (setup.work / "picture").write_bytes(PNG)
+    assert await setup.refusal_code("read", path="picture") == "file.not_text"
 
 
-async def test_what_is_not_there_is_told(desk: Desk) -> None:
-    assert await desk.refusal("read", path="nothing") == "path.not_found"
-    assert await desk.refusal("read", path="no/folder/here") == "path.not_found"
-    assert await desk.refusal("read", path=".") == "path.is_folder"
-    (desk.work / "a").touch()
-    assert await desk.refusal("read", path="a/b") == "path.not_found"
+async def test_read_of_a_missing_path_or_a_folder_fails_with_its_own_code(setup: ToolSetup) -> None:
+    assert await setup.refusal_code("read", path="nothing") == "path.not_found"
+    assert await setup.refusal_code("read", path="no/folder/here") == "path.not_found"
+    assert await setup.refusal_code("read", path=".") == "path.is_folder"
+    (setup.work / "a").touch()
+    assert await setup.refusal_code("read", path="a/b") == "path.not_found"
 
 
 # --- write ---
 
 
 @pytest.mark.spec("D52")
-async def test_a_file_is_written_with_the_folders_on_the_way(desk: Desk) -> None:
+async def test_write_creates_missing_folders_and_can_append(setup: ToolSetup) -> None:
     """As before a compaction, when an agent is asked to add to memory/DATE.md."""
-    assert await desk.text("write", path="memory/2026-03-01.md", content="one\n") == (
+    assert await setup.text("write", path="memory/2026-03-01.md", content="one\n") == (
         "created memory/2026-03-01.md: 4 bytes"
     )
-    assert await desk.text("write", path="memory/2026-03-01.md", content="two\n", append=True) == (
+    assert await setup.text("write", path="memory/2026-03-01.md", content="two\n", append=True) == (
         "appended 4 bytes to memory/2026-03-01.md: 8 bytes"
     )
-    assert (desk.work / "memory" / "2026-03-01.md").read_text() == "one\ntwo\n"
-    assert await desk.text("write", path="memory/2026-03-01.md", content="three") == (
+    assert (setup.work / "memory" / "2026-03-01.md").read_text() == "one\ntwo\n"
+    assert await setup.text("write", path="memory/2026-03-01.md", content="three") == (
         "replaced memory/2026-03-01.md: 5 bytes"
     )
-    assert await desk.text("write", path="new/by/adding", content="x", append=True) == "created new/by/adding: 1 bytes"
+    assert await setup.text("write", path="new/by/adding", content="x", append=True) == "created new/by/adding: 1 bytes"
 
 
-async def test_what_is_written_again_after_a_crash_is_there_once(desk: Desk) -> None:
+async def test_append_repeated_after_a_crash_adds_the_text_once(setup: ToolSetup) -> None:
     for _ in range(2):
-        await desk.call("write", path="log", content="one\n", append=True)
-    assert (desk.work / "log").read_text() == "one\n"
-    await desk.call("write", path="log", content="two\n", append=True)
-    assert (desk.work / "log").read_text() == "one\ntwo\n"
+        await setup.call("write", path="log", content="one\n", append=True)
+    assert (setup.work / "log").read_text() == "one\n"
+    await setup.call("write", path="log", content="two\n", append=True)
+    assert (setup.work / "log").read_text() == "one\ntwo\n"
 
 
-async def test_the_named_files_of_the_home_can_be_written(desk: Desk) -> None:
-    await desk.call("write", path="~/SOUL.md", content="Be kind.")
-    assert (desk.home / "SOUL.md").read_text() == "Be kind."
-    await desk.call("write", path="~/skills/tea/SKILL.md", content="Boil water.")
-    assert (desk.home / "skills" / "tea" / "SKILL.md").read_text() == "Boil water."
-    assert not (desk.work / "~").exists()
+async def test_write_accepts_the_named_files_of_the_agent_directory(setup: ToolSetup) -> None:
+    await setup.call("write", path="~/SOUL.md", content="Be kind.")
+    assert (setup.home / "SOUL.md").read_text() == "Be kind."
+    await setup.call("write", path="~/skills/tea/SKILL.md", content="Boil water.")
+    assert (setup.home / "skills" / "tea" / "SKILL.md").read_text() == "Boil water."
+    assert not (setup.work / "~").exists()
 
 
-async def test_a_file_keeps_its_mode_and_another_name_of_it_its_content(desk: Desk) -> None:
-    file, other = desk.work / "run.sh", desk.work / "other-name"
+async def test_write_and_edit_keep_the_file_mode_and_do_not_change_a_hard_link(setup: ToolSetup) -> None:
+    file, other = setup.work / "run.sh", setup.work / "other-name"
     file.write_text("old")
     file.chmod(0o750)
     os.link(file, other)
-    await desk.call("write", path="run.sh", content="new")
+    await setup.call("write", path="run.sh", content="new")
     assert stat.S_IMODE(file.stat().st_mode) == 0o750
-    await desk.call("edit", path="run.sh", old="new", new="newer")
+    await setup.call("edit", path="run.sh", old="new", new="newer")
     assert stat.S_IMODE(file.stat().st_mode) == 0o750
     assert (file.read_text(), other.read_text()) == ("newer", "old")
-    assert sorted(os.listdir(desk.work)) == ["other-name", "run.sh"]  # nothing is left lying about
+    assert sorted(os.listdir(setup.work)) == ["other-name", "run.sh"]  # no temporary file is left
 
 
-async def test_a_reader_sees_the_old_file_or_the_new_one(desk: Desk) -> None:
-    file = desk.work / "a"
+async def test_a_reader_sees_either_the_old_or_the_new_file_during_a_write(setup: ToolSetup) -> None:
+    file = setup.work / "a"
     old, new = "o" * 300_000, "n" * 300_000
     file.write_text(old)
     seen: set[str] = set()
     stop = threading.Event()
 
-    def look() -> None:
+    def read_repeatedly() -> None:
         while not stop.is_set():
             seen.add(file.read_text())
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=read_repeatedly)
     reader.start()
     for _ in range(20):
-        await desk.call("write", path="a", content=new)
-        await desk.call("write", path="a", content=old)
+        await setup.call("write", path="a", content=new)
+        await setup.call("write", path="a", content=old)
     stop.set()
     reader.join()
     assert seen <= {old, new}
 
 
-async def test_a_write_that_fails_leaves_everything_as_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    (desk.work / "a").write_text("old")
+async def test_a_failed_write_or_edit_leaves_the_folder_unchanged(
+    setup: ToolSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (setup.work / "a").write_text("old")
 
-    def full(writing: int, data: bytes) -> None:
+    def fail_with_full_disk(writing: int, data: bytes) -> None:
         os.write(writing, data[:1])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic_write, "_write_all", full)
-    assert await desk.refusal("write", path="a", content="new") == "path.disk_full"
-    assert await desk.refusal("edit", path="a", old="old", new="new") == "path.disk_full"
-    assert (desk.work / "a").read_text() == "old"
-    assert os.listdir(desk.work) == ["a"]
+    monkeypatch.setattr(atomic_write, "_write_all", fail_with_full_disk)
+    assert await setup.refusal_code("write", path="a", content="new") == "path.disk_full"
+    assert await setup.refusal_code("edit", path="a", old="old", new="new") == "path.disk_full"
+    assert (setup.work / "a").read_text() == "old"
+    assert os.listdir(setup.work) == ["a"]
 
 
-async def test_what_no_text_file_can_hold_is_refused(desk: Desk) -> None:
-    assert await desk.refusal("write", path="a", content="x\x00y") == "file.text_invalid"
-    assert await desk.refusal("write", path="a", content="x" * (8 * 1024 * 1024 + 1)) == "file.would_be_too_large"
-    assert os.listdir(desk.work) == []
+async def test_write_refuses_a_null_character_or_a_text_that_is_too_large(setup: ToolSetup) -> None:
+    assert await setup.refusal_code("write", path="a", content="x\x00y") == "file.text_invalid"
+    assert await setup.refusal_code("write", path="a", content="x" * (8 * 1024 * 1024 + 1)) == "file.would_be_too_large"
+    assert os.listdir(setup.work) == []
 
 
 # --- edit ---
 
 
 @pytest.mark.spec("D52")
-async def test_an_edit_changes_exactly_what_it_names(desk: Desk) -> None:
-    file = desk.work / "a.py"
+async def test_an_edit_replaces_exactly_the_given_text(setup: ToolSetup) -> None:
+    file = setup.work / "a.py"
     file.write_text("def a():\n    return 1\n\ndef b():\n    return 2\n")
-    said = await desk.text("edit", path="a.py", old="return 2", new="return 3")
-    assert said == "edited a.py in 1 place (line 5)"
+    result_text = await setup.text("edit", path="a.py", old="return 2", new="return 3")
+    assert result_text == "edited a.py in 1 place (line 5)"
     assert file.read_text() == "def a():\n    return 1\n\ndef b():\n    return 3\n"
-    await desk.call("edit", path="a.py", old="return", new="yield", replace_all=True)
+    await setup.call("edit", path="a.py", old="return", new="yield", replace_all=True)
     assert file.read_text() == "def a():\n    yield 1\n\ndef b():\n    yield 3\n"
 
 
 @pytest.mark.spec("D52")
-async def test_an_edit_whose_text_is_missing_changes_nothing_and_names_the_nearest_line(desk: Desk) -> None:
-    file = desk.work / "a.py"
+async def test_an_edit_whose_text_is_missing_changes_nothing_and_names_the_nearest_line(setup: ToolSetup) -> None:
+    file = setup.work / "a.py"
     file.write_text("x = 1\ndef  greet(name):\n    return 'hello ' + name\n")
     before = file.stat()
-    output = await desk.call("edit", path="a.py", old="def greet(name):\n    return", new="x")
+    output = await setup.call("edit", path="a.py", old="def greet(name):\n    return", new="x")
     assert output.failed
     assert "[edit.not_found]" in output.text
     assert "line 2 is the most similar: 'def  greet(name):'" in output.text
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert "nearest" not in await desk.text("edit", path="a.py", old="§§§§§§", new="x")
+    assert "most similar" not in await setup.text("edit", path="a.py", old="§§§§§§", new="x")
 
 
 @pytest.mark.spec("D52")
-async def test_several_edits_are_made_together_or_not_at_all(desk: Desk) -> None:
-    file = desk.work / "a"
+async def test_several_edits_are_made_together_or_not_at_all(setup: ToolSetup) -> None:
+    file = setup.work / "a"
     file.write_text("one\ntwo\nthree\n")
     good, bad = {"old": "one", "new": "two"}, {"old": "four", "new": "x"}
-    output = await desk.call("edit", path="a", edits=[good, bad])
+    output = await setup.call("edit", path="a", edits=[good, bad])
     assert output.failed and output.text.startswith("edit 2 of 2 cannot be applied to 'a'; nothing was changed")
     assert file.read_text() == "one\ntwo\nthree\n"
-    # Each is looked for in the file as it was: the `two` that the first one makes is not the second's.
-    await desk.call("edit", path="a", edits=[good, {"old": "two", "new": "three"}])
+    # Each text is searched in the original file: the `two` that the first edit makes is not the one of the second.
+    await setup.call("edit", path="a", edits=[good, {"old": "two", "new": "three"}])
     assert file.read_text() == "two\nthree\nthree\n"
-    assert await desk.refusal("edit", path="a", edits=[{"old": "wo\nth", "new": ""}, {"old": "two", "new": ""}]) == (
-        "edit.overlap"
-    )
+    assert await setup.refusal_code(
+        "edit", path="a", edits=[{"old": "wo\nth", "new": ""}, {"old": "two", "new": ""}]
+    ) == ("edit.overlap")
 
 
 @pytest.mark.spec("D52")
-async def test_an_edit_that_could_mean_two_places_changes_nothing(desk: Desk) -> None:
-    file = desk.work / "a"
+async def test_an_ambiguous_or_empty_edit_changes_nothing(setup: ToolSetup) -> None:
+    file = setup.work / "a"
     file.write_text("same\nother\nsame\naaa\n")
-    output = await desk.call("edit", path="a", old="same", new="x")
+    output = await setup.call("edit", path="a", old="same", new="x")
     assert output.failed and "more than once: in lines 1, 3" in output.text
-    assert await desk.refusal("edit", path="a", old="aa", new="x") == "edit.ambiguous"  # they overlap, and are two
-    assert await desk.refusal("edit", path="a", old="", new="x") == "edit.empty"
-    assert await desk.refusal("edit", path="a", old="other", new="other") == "edit.no_change"
+    assert (
+        await setup.refusal_code("edit", path="a", old="aa", new="x") == "edit.ambiguous"
+    )  # they overlap and count as two
+    assert await setup.refusal_code("edit", path="a", old="", new="x") == "edit.empty"
+    assert await setup.refusal_code("edit", path="a", old="other", new="other") == "edit.no_change"
     assert file.read_text() == "same\nother\nsame\naaa\n"
 
 
-async def test_lines_that_end_with_crlf_keep_doing_so(desk: Desk) -> None:
-    file = desk.work / "dos.txt"
+async def test_an_edit_keeps_crlf_line_endings(setup: ToolSetup) -> None:
+    file = setup.work / "dos.txt"
     file.write_bytes(b"one\r\ntwo\r\nthree\r\n")
-    await desk.call("edit", path="dos.txt", old="one\ntwo", new="1\n2\n2.5")
+    await setup.call("edit", path="dos.txt", old="one\ntwo", new="1\n2\n2.5")
     assert file.read_bytes() == b"1\r\n2\r\n2.5\r\nthree\r\n"
 
 
-async def test_what_is_not_there_or_no_text_cannot_be_edited(desk: Desk) -> None:
-    assert await desk.refusal("edit", path="nothing", old="a", new="b") == "path.not_found"
-    (desk.work / "latin1").write_bytes(b"caf\xe9")
-    assert await desk.refusal("edit", path="latin1", old="caf", new="b") == "file.not_utf8"
-    assert (desk.work / "latin1").read_bytes() == b"caf\xe9"
+async def test_an_edit_of_a_missing_or_non_utf8_file_is_refused(setup: ToolSetup) -> None:
+    assert await setup.refusal_code("edit", path="nothing", old="a", new="b") == "path.not_found"
+    (setup.work / "latin1").write_bytes(b"caf\xe9")
+    assert await setup.refusal_code("edit", path="latin1", old="caf", new="b") == "file.not_utf8"
+    assert (setup.work / "latin1").read_bytes() == b"caf\xe9"
 
 
-async def test_an_edit_of_a_file_that_somebody_else_has_changed_meanwhile_is_refused(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+async def test_an_edit_of_a_file_changed_in_the_meantime_is_refused(
+    setup: ToolSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = desk.work / "a"
+    file = setup.work / "a"
     file.write_text("old and theirs")
     real_change = apply_edits
 
@@ -284,17 +288,17 @@ async def test_an_edit_of_a_file_that_somebody_else_has_changed_meanwhile_is_ref
         return real_change(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr("retinue.tools.files.edit_tool.apply_edits", slowly)
-    assert await desk.refusal("edit", path="a", old="old", new="new") == "file.changed"
+    assert await setup.refusal_code("edit", path="a", old="old", new="new") == "file.changed"
     assert file.read_text() == "old and THEIRS"
 
 
-async def test_two_at_the_same_file_wait_for_each_other(desk: Desk) -> None:
-    (desk.work / "a").write_text("0\n")
-    await asyncio.gather(*(desk.call("write", path="a", content=f"{n}\n", append=True) for n in range(1, 21)))
-    assert sorted((desk.work / "a").read_text().split(), key=int) == [str(n) for n in range(21)]
+async def test_concurrent_writes_to_one_file_wait_for_each_other(setup: ToolSetup) -> None:
+    (setup.work / "a").write_text("0\n")
+    await asyncio.gather(*(setup.call("write", path="a", content=f"{n}\n", append=True) for n in range(1, 21)))
+    assert sorted((setup.work / "a").read_text().split(), key=int) == [str(n) for n in range(21)]
 
 
-def test_a_change_is_what_replacing_would_do() -> None:
+def test_apply_edits_with_replace_all_replaces_every_occurrence() -> None:
     found = apply_edits("a-b-a", [TextEdit(old="a", new="c", replace_all=True)], path="x")
     assert isinstance(found, EditedText) and (found.text, found.places) == ("c-b-c", 2)
 
@@ -302,65 +306,67 @@ def test_a_change_is_what_replacing_would_do() -> None:
 # --- ls and find ---
 
 
-async def test_a_folder_is_listed_in_order(desk: Desk) -> None:
-    (desk.work / "b").mkdir()
-    (desk.work / "a.md").write_text("abc")
-    (desk.work / "c").symlink_to("/etc")
-    os.mkfifo(desk.work / "pipe")
-    assert await desk.text("ls") == "a.md  3 bytes\nb/\nc  (link)\npipe  (not a regular file)"
-    assert await desk.text("ls", path="b") == "[the folder is empty]"
-    assert await desk.text("ls", limit=1) == "a.md  3 bytes\n[3 more; use find with a glob]"
-    assert await desk.refusal("ls", path="a.md") == "path.not_found"
+async def test_ls_lists_a_folder_in_order(setup: ToolSetup) -> None:
+    (setup.work / "b").mkdir()
+    (setup.work / "a.md").write_text("abc")
+    (setup.work / "c").symlink_to("/etc")
+    os.mkfifo(setup.work / "pipe")
+    assert await setup.text("ls") == "a.md  3 bytes\nb/\nc  (link)\npipe  (not a regular file)"
+    assert await setup.text("ls", path="b") == "[the folder is empty]"
+    assert await setup.text("ls", limit=1) == "a.md  3 bytes\n[3 more; use find with a glob]"
+    assert await setup.refusal_code("ls", path="a.md") == "path.not_found"
 
 
-async def test_files_are_found_by_globs_and_by_text(desk: Desk) -> None:
+async def test_find_returns_files_by_glob_and_by_text(setup: ToolSetup) -> None:
     for name in ("docs/a.md", "docs/deep/b.md", "docs/c.txt", "d.md", ".hidden/e.md"):
-        file = desk.work / name
+        file = setup.work / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"first\nThe text of {name}\n")
-    assert await desk.text("find", glob="*.md") == "d.md\ndocs/a.md\ndocs/deep/b.md"
-    assert await desk.text("find", glob="docs/*.md") == "docs/a.md"
-    assert await desk.text("find", glob="docs/**/*.md") == "docs/a.md\ndocs/deep/b.md"
-    assert await desk.text("find", glob="docs/**") == "docs/\ndocs/a.md\ndocs/c.txt\ndocs/deep/\ndocs/deep/b.md"
-    assert await desk.text("find", path="docs", glob="deep") == "deep/"
-    assert await desk.text("find", glob="e.md") == "[nothing found]"
-    assert await desk.text("find", glob="e.md", hidden=True) == ".hidden/e.md"
-    assert await desk.text("find", text="text of docs/c") == "docs/c.txt:2: The text of docs/c.txt"
-    assert await desk.text("find", text="TEXT OF D.", ignore_case=True) == "d.md:2: The text of d.md"
-    assert await desk.text("find", text="TEXT OF D.") == "[nothing found]"
-    assert await desk.text("find", glob="*.md", limit=1) == "d.md\n[there are more results: only the first 1 are shown]"
+    assert await setup.text("find", glob="*.md") == "d.md\ndocs/a.md\ndocs/deep/b.md"
+    assert await setup.text("find", glob="docs/*.md") == "docs/a.md"
+    assert await setup.text("find", glob="docs/**/*.md") == "docs/a.md\ndocs/deep/b.md"
+    assert await setup.text("find", glob="docs/**") == "docs/\ndocs/a.md\ndocs/c.txt\ndocs/deep/\ndocs/deep/b.md"
+    assert await setup.text("find", path="docs", glob="deep") == "deep/"
+    assert await setup.text("find", glob="e.md") == "[nothing found]"
+    assert await setup.text("find", glob="e.md", hidden=True) == ".hidden/e.md"
+    assert await setup.text("find", text="text of docs/c") == "docs/c.txt:2: The text of docs/c.txt"
+    assert await setup.text("find", text="TEXT OF D.", ignore_case=True) == "d.md:2: The text of d.md"
+    assert await setup.text("find", text="TEXT OF D.") == "[nothing found]"
+    assert (
+        await setup.text("find", glob="*.md", limit=1) == "d.md\n[there are more results: only the first 1 are shown]"
+    )
 
 
-async def test_a_text_is_looked_for_as_it_stands(desk: Desk) -> None:
-    (desk.work / "a").write_text("(a+)+$\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\n")
-    assert await desk.text("find", text="(a+)+$") == "a:1: (a+)+$"
-    assert await desk.refusal("find", text="two\nlines") == "find.text_invalid"
+async def test_find_searches_for_literal_text(setup: ToolSetup) -> None:
+    (setup.work / "a").write_text("(a+)+$\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\n")
+    assert await setup.text("find", text="(a+)+$") == "a:1: (a+)+$"
+    assert await setup.refusal_code("find", text="two\nlines") == "find.text_invalid"
 
 
-async def test_a_search_ends_at_its_bounds_and_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_find_stops_at_its_limits_and_reports_them(setup: ToolSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
-        (desk.work / f"{number:02}").write_text("x" * 50)
-    deep = desk.work / "d"
+        (setup.work / f"{number:02}").write_text("x" * 50)
+    deep = setup.work / "d"
     for _ in range(4):
         deep.mkdir()
         deep = deep / "d"
     monkeypatch.setattr(find_tool, "FIND_DEPTH_MAX", 2)
-    assert "incomplete: folders more than 2 levels deep" in await desk.text("find")
+    assert "incomplete: folders more than 2 levels deep" in await setup.text("find")
     monkeypatch.setattr(find_tool, "FIND_FILE_BYTES_MAX", 10)
-    assert "only the first 10 bytes of large files" in await desk.text("find", text="x")
+    assert "only the first 10 bytes of large files" in await setup.text("find", text="x")
     monkeypatch.setattr(find_tool, "FIND_BYTES_MAX", 50)
-    assert "incomplete: only the first 50 bytes" in await desk.text("find", text="x")
+    assert "incomplete: only the first 50 bytes" in await setup.text("find", text="x")
     monkeypatch.setattr(find_tool, "FIND_ENTRIES_MAX", 5)
-    assert "incomplete: only the first 5 names" in await desk.text("find")
+    assert "incomplete: only the first 5 names" in await setup.text("find")
     monkeypatch.setattr(find_tool, "FIND_TIMEOUT_S", -1.0)
-    assert "incomplete: stopped after" in await desk.text("find")
+    assert "incomplete: stopped after" in await setup.text("find")
 
 
-async def test_a_glob_that_would_try_every_way_does_not(desk: Desk) -> None:
-    (desk.work / ("a" * 250)).touch()
-    assert await desk.text("find", glob="*a" * 120 + "b") == "[nothing found]"
-    assert await desk.text("find", glob="**/" * 100 + "b") == "[nothing found]"
-    assert await desk.refusal("find", glob="x" * 513) == "glob.invalid"
+async def test_find_with_a_hostile_glob_ends_quickly(setup: ToolSetup) -> None:
+    (setup.work / ("a" * 250)).touch()
+    assert await setup.text("find", glob="*a" * 120 + "b") == "[nothing found]"
+    assert await setup.text("find", glob="**/" * 100 + "b") == "[nothing found]"
+    assert await setup.refusal_code("find", glob="x" * 513) == "glob.invalid"
 
 
 @pytest.mark.parametrize(
@@ -378,7 +384,7 @@ async def test_a_glob_that_would_try_every_way_does_not(desk: Desk) -> None:
         ("**", ["a", "a/b"], []),
     ],
 )
-def test_globs(glob: str, fits: list[str], fits_not: list[str]) -> None:
+def test_a_glob_matches_only_the_expected_paths(glob: str, fits: list[str], fits_not: list[str]) -> None:
     for path in fits:
         assert parse_glob(glob).matches(path), path
     for path in fits_not:
@@ -388,16 +394,16 @@ def test_globs(glob: str, fits: list[str], fits_not: list[str]) -> None:
 # --- arguments ---
 
 
-async def test_an_argument_by_another_name_is_the_same_argument(desk: Desk) -> None:
-    (desk.work / "a").write_text("old")
-    assert await desk.text("read", file_path="a") == "old"
-    await desk.call("edit", file_path="a", old_string="old", new_string="new")
-    await desk.call("edit", filename="a", edits=[{"oldText": "new", "newText": "newer"}])
-    assert (desk.work / "a").read_text() == "newer"
+async def test_alternative_argument_names_are_accepted_and_checked_alike(setup: ToolSetup) -> None:
+    (setup.work / "a").write_text("old")
+    assert await setup.text("read", file_path="a") == "old"
+    await setup.call("edit", file_path="a", old_string="old", new_string="new")
+    await setup.call("edit", filename="a", edits=[{"oldText": "new", "newText": "newer"}])
+    assert (setup.work / "a").read_text() == "newer"
     for name in ("path", "file_path", "file", "filename"):
         elsewhere: dict[str, Any] = {name: "/etc/passwd"}
-        assert await desk.refusal("read", **elsewhere) == "path.outside"
-        assert await desk.refusal("write", **elsewhere, content="x") == "path.outside"
+        assert await setup.refusal_code("read", **elsewhere) == "path.outside"
+        assert await setup.refusal_code("write", **elsewhere, content="x") == "path.outside"
 
 
 @pytest.mark.parametrize(
@@ -417,13 +423,13 @@ async def test_an_argument_by_another_name_is_the_same_argument(desk: Desk) -> N
         ("edit", {"path": "a", "edits": [{"old": "x"}]}),
     ],
 )
-async def test_arguments_that_do_not_fit_are_refused(desk: Desk, tool: str, arguments: dict[str, Any]) -> None:
+async def test_invalid_file_tool_arguments_are_refused(setup: ToolSetup, tool: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
-        await desk.call(tool, **arguments)
+        await setup.call(tool, **arguments)
 
 
-async def test_a_model_is_told_one_name_for_each_argument(desk: Desk) -> None:
-    specs = {tool.spec.name: tool.spec for tool in build_file_tools(desk.ground)}
+async def test_file_tool_schemas_show_one_name_for_each_argument(setup: ToolSetup) -> None:
+    specs = {tool.spec.name: tool.spec for tool in build_file_tools(setup.file_services)}
     shown = {name: list(spec.parameters["properties"]) for name, spec in specs.items()}
     assert shown == {
         "read": ["path", "offset", "limit", "column"],

@@ -1,4 +1,4 @@
-"""What was granted is remembered, and what is granted or revoked counts at once."""
+"""Grants are stored, and a new or revoked grant applies immediately."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.tools.grants import CACHE_TTL, GrantCache
 
 T = TypeVar("T")
-MUSIC = Permission(PermissionKind.READ, "/srv/music")
+MUSIC_PERMISSION = Permission(PermissionKind.READ, "/srv/music")
 SESSION = SessionId("5" * 32)
 
 
-class CountsLooks(SqliteStore):
-    looks = 0
+class CountingStore(SqliteStore):
+    read_count = 0
 
     async def read(self, body: TransactionBody[T]) -> T:
-        self.looks += 1
+        self.read_count += 1
         return await super().read(body)
 
 
-async def test_grants_are_read_once_until_one_is_given_or_taken_back(tmp_path: Path) -> None:
-    prepare_sqlite(tmp_path / "house.db")
-    clock, store = FakeClock(), CountsLooks(tmp_path / "house.db")
+async def test_grants_are_read_once_until_one_is_added_or_revoked(tmp_path: Path) -> None:
+    prepare_sqlite(tmp_path / "retinue.db")
+    clock, store = FakeClock(), CountingStore(tmp_path / "retinue.db")
     known = GrantCache(store, clock)
     grant = Grant(
         id=GrantId("1" * 32),
         agent="ada",
         session=None,
-        permission=MUSIC,
+        permission=MUSIC_PERMISSION,
         granted_by="owner",
         because="songs",
         at=clock.now(),
         expires_at=clock.now() + timedelta(minutes=5),
     )
 
-    async def held() -> tuple[Permission, ...]:
+    async def active() -> tuple[Permission, ...]:
         return await known.active_permissions("ada", SESSION, OriginKind.CHAT)
 
     await store.write(lambda _: None, point="test")
     for _ in range(3):
-        assert await held() == ()
-    assert store.looks == 1
+        assert await active() == ()
+    assert store.read_count == 1
     await store.write(lambda conn: grants.add(conn, grant), point="test")
     for _ in range(3):
-        assert await held() == (MUSIC,)
-    assert store.looks == 2
+        assert await active() == (MUSIC_PERMISSION,)
+    assert store.read_count == 2
     await clock.advance(CACHE_TTL)  # another process may have written
-    assert await held() == (MUSIC,)
-    assert store.looks == 3
+    assert await active() == (MUSIC_PERMISSION,)
+    assert store.read_count == 3
     revoke = partial(grants.revoke, id_=grant.id, by="owner", at_ms=to_ms(clock.now()))
     await store.write(revoke, point="test")
-    assert await held() == ()
+    assert await active() == ()
     await store.close()

@@ -1,4 +1,4 @@
-"""[mcp.NAME] as it is written in the settings file."""
+"""The settings [mcp.NAME] in the settings file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from retinue.config import load_configuration
 from retinue.config.errors import InvalidSettings
 from retinue.config.mcp import McpServerSettings
 
-WRITTEN = """
+SETTINGS_TOML = """
 [mcp.weather]
 command = ["/usr/bin/weather-mcp", "--metric"]
-env = { WEATHER_KEY = { env = "HOUSE_WEATHER" }, REGION = "north" }
+env = { WEATHER_KEY = { env = "WEATHER_SECRET" }, REGION = "north" }
 hosts = ["api.weather.example"]
 readable = ["/srv/maps"]
 agents = ["ada"]
@@ -26,16 +26,16 @@ deny = ["delete_*"]
 
 
 def settings(tmp_path: Path, text: str) -> dict[str, McpServerSettings]:
-    environment = {"RETINUE_HOME": str(tmp_path), "HOUSE_WEATHER": "sunny"}
+    environment = {"RETINUE_HOME": str(tmp_path), "WEATHER_SECRET": "sunny"}
     return dict(load_configuration(environment, text=text).settings.mcp)
 
 
-def test_servers_are_read_with_secrets_as_places(tmp_path: Path) -> None:
-    found = settings(tmp_path, WRITTEN)
+def test_mcp_server_settings_are_read_and_keep_secrets_as_references(tmp_path: Path) -> None:
+    found = settings(tmp_path, SETTINGS_TOML)
 
     weather, tracker = found["weather"], found["tracker"]
     assert weather.command == ("/usr/bin/weather-mcp", "--metric")
-    assert {name: each.read({"HOUSE_WEATHER": "sunny"}) for name, each in weather.env.items()} == {
+    assert {name: each.read({"WEATHER_SECRET": "sunny"}) for name, each in weather.env.items()} == {
         "WEATHER_KEY": "sunny",
         "REGION": "north",
     }
@@ -53,11 +53,11 @@ def test_servers_are_read_with_secrets_as_places(tmp_path: Path) -> None:
         'url = "ftp://x"',
         'url = "http://maria:secret@x/"',
         'hosts = ["*"]',
-        "call_s = 0",
-        "parallel = 0",
+        "call_timeout_s = 0",
+        "parallel_calls_max = 0",
         "comand = []",
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, line: str) -> None:
+def test_invalid_mcp_server_settings_are_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(InvalidSettings):
         settings(tmp_path, f"[mcp.k]\n{line}\n")

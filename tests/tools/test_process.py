@@ -1,4 +1,4 @@
-"""`process`: looking at commands, talking to them and ending them, each session for itself. With real processes."""
+"""`process`: list, poll, write to and end the commands of one's own session, with real processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.shell_tools import ON_HOST, OTHER, Desk, desk_in, is_alive
+from tools.shell_tools import ON_HOST, OTHER_SESSION, ToolSetup, is_alive, open_shell_tools
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
@@ -23,105 +23,107 @@ from retinue.tools.text_pages import slice_page
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
-    async with desk_in(tmp_path) as desk:
-        yield desk
+async def setup(tmp_path: Path) -> AsyncGenerator[ToolSetup]:
+    async with open_shell_tools(tmp_path) as setup:
+        yield setup
 
 
-async def poll_until(desk: Desk, id_: str, words: str) -> str:
-    """All that polls have told, once these words were among it."""
-    said: list[str] = []
+async def poll_until(setup: ToolSetup, id_: str, words: str) -> str:
+    """Poll until the collected output contains `words`, and return it."""
+    found: list[str] = []
 
-    async def told() -> str:
-        said.append((await desk.do("poll", id_)).text)
-        return "".join(said) if words in "".join(said) else ""
+    async def reported() -> str:
+        found.append((await setup.call_process("poll", id_)).text)
+        return "".join(found) if words in "".join(found) else ""
 
-    return await wait_until(told, f"the command has said {words!r}")
+    return await wait_until(reported, f"the output contains {words!r}")
 
 
-# Looking
+# List and poll
 
 
 @pytest.mark.spec("C59")
-async def test_the_commands_of_a_session_are_listed(desk: Desk) -> None:
-    assert (await desk.do("list")).text.startswith("No background commands")
-    running = await desk.background("read line")
-    ended = await desk.background("exit 4")
-    await desk.over(ended)
-    listed = (await desk.do("list")).text.splitlines()
+async def test_process_list_shows_the_commands_of_the_session(setup: ToolSetup) -> None:
+    assert (await setup.call_process("list")).text.startswith("No background commands")
+    running = await setup.background("read line")
+    ended = await setup.background("exit 4")
+    await setup.ended_process(ended)
+    listed = (await setup.call_process("list")).text.splitlines()
 
     assert any(line.startswith(f"{running}  running, pid ") and line.endswith("read line") for line in listed)
     assert any(line.startswith(f"{ended}  exit code 4") for line in listed)
 
 
 @pytest.mark.spec("C59")
-async def test_a_poll_tells_what_is_new(desk: Desk) -> None:
-    id_ = await desk.background("echo one; read line; echo two; exit 5")
-    assert "It is running." in await poll_until(desk, id_, "one")
-    assert (await desk.do("poll", id_)).text == "It is running.\n[no new output]"
-    await desk.do("write", id_, data="\n")
-    await desk.over(id_)
-    last = (await desk.do("poll", id_)).text
+async def test_process_poll_returns_only_new_output(setup: ToolSetup) -> None:
+    id_ = await setup.background("echo one; read line; echo two; exit 5")
+    assert "It is running." in await poll_until(setup, id_, "one")
+    assert (await setup.call_process("poll", id_)).text == "It is running.\n[no new output]"
+    await setup.call_process("write", id_, data="\n")
+    await setup.ended_process(id_)
+    last = (await setup.call_process("poll", id_)).text
 
     assert last.startswith("It has ended: exit code 5") and last.endswith("\ntwo\n") and "one" not in last
 
 
 @pytest.mark.spec("C59")
-async def test_a_log_is_read_page_by_page(desk: Desk) -> None:
-    id_ = await desk.background("seq 1 1000")
-    await desk.over(id_)
+async def test_process_log_returns_pages_of_lines(setup: ToolSetup) -> None:
+    id_ = await setup.background("seq 1 1000")
+    await setup.ended_process(id_)
 
-    assert (await desk.do("log", id_, limit=2)).text == "Lines 998 to 999 of 1000.\n999\n1000"
-    assert (await desk.do("log", id_, offset=0, limit=2)).text == ("Lines 0 to 1 of 1000. Read on with offset 2.\n1\n2")
-    assert (await desk.do("log", id_, offset=2_000)).text == "The log has 1000 lines."
+    assert (await setup.call_process("log", id_, limit=2)).text == "Lines 998 to 999 of 1000.\n999\n1000"
+    assert (await setup.call_process("log", id_, offset=0, limit=2)).text == (
+        "Lines 0 to 1 of 1000. Read on with offset 2.\n1\n2"
+    )
+    assert (await setup.call_process("log", id_, offset=2_000)).text == "The log has 1000 lines."
     lines: list[str] = []
     while len(lines) < 1000:
-        lines += (await desk.do("log", id_, offset=len(lines), limit=300)).text.splitlines()[1:]
+        lines += (await setup.call_process("log", id_, offset=len(lines), limit=300)).text.splitlines()[1:]
     assert lines == [str(n) for n in range(1, 1001)]
 
 
 @pytest.mark.spec("C59")
-async def test_a_page_of_long_lines_fits_and_goes_on(desk: Desk) -> None:
-    id_ = await desk.background("head -c 300000 /dev/zero | tr '\\0' x")
-    await desk.over(id_)
+async def test_a_log_page_of_long_lines_fits_the_limit_and_can_be_continued(setup: ToolSetup) -> None:
+    id_ = await setup.background("head -c 300000 /dev/zero | tr '\\0' x")
+    await setup.ended_process(id_)
     read, offset = "", 0
     while True:
-        page = (await desk.do("log", id_, offset=offset, limit=2000)).text
+        page = (await setup.call_process("log", id_, offset=offset, limit=2000)).text
         assert len(page) <= RESULT_CHARS_MAX
-        said, *lines = page.splitlines()
+        header, *lines = page.splitlines()
         read += "".join(lines)
-        if "Read on" not in said:
+        if "Read on" not in header:
             break
         offset += len(lines)
 
     assert read == "x" * 300_000
-    newest = (await desk.do("log", id_, limit=2000)).text
+    newest = (await setup.call_process("log", id_, limit=2000)).text
     assert len(newest) <= RESULT_CHARS_MAX and "of 75." in newest.splitlines()[0]
 
 
 @pytest.mark.spec("C59")
-async def test_another_session_does_not_see_it(desk: Desk) -> None:
-    id_ = await desk.background("read line")
-    [written] = await desk.written()
-    elsewhere = desk.scene(session=OTHER)
+async def test_a_command_is_not_visible_to_another_session(setup: ToolSetup) -> None:
+    id_ = await setup.background("read line")
+    [written] = await setup.written()
+    elsewhere = setup.tool_context(session=OTHER_SESSION)
 
-    assert (await desk.do("list", scene=elsewhere)).text.startswith("No background commands")
+    assert (await setup.call_process("list", tool_context=elsewhere)).text.startswith("No background commands")
     for action in ("poll", "log", "write", "send_keys", "submit", "paste", "kill", "clear", "remove"):
         for name in (id_, written.id):
             with pytest.raises(ToolFailed, match=r"process\.not_found"):
-                await desk.do(action, name, data="x", literal="x", scene=elsewhere)
-    await desk.do("clear", scene=elsewhere)
+                await setup.call_process(action, name, data="x", literal="x", tool_context=elsewhere)
+    await setup.call_process("clear", tool_context=elsewhere)
     assert is_alive(written.pid)
-    assert "running" in (await desk.do("list")).text  # the control
+    assert "running" in (await setup.call_process("list")).text  # the control
 
 
 @pytest.mark.parametrize("id_", ["", "zz", "12345678", "../../etc"])
-async def test_an_id_that_names_nothing_is_refused(desk: Desk, id_: str) -> None:
+async def test_an_unknown_or_invalid_command_id_is_refused(setup: ToolSetup, id_: str) -> None:
     with pytest.raises(ToolFailed, match=r"process\.not_found|id\.invalid"):
-        await desk.do("log", id_)
+        await setup.call_process("log", id_)
 
 
-def test_an_action_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_action_or_invalid_page_argument_is_refused(tmp_path: Path) -> None:
     from retinue.tools.shell.process_tool import ProcessArguments
 
     for wrong in ({"action": "restart"}, {"action": "log", "offset": -1}, {"action": "log", "limit": 0}, {}):
@@ -129,125 +131,129 @@ def test_an_action_that_is_none_is_refused(tmp_path: Path) -> None:
             msgspec.convert(wrong, ProcessArguments)
 
 
-# Talking
+# Write
 
 
 @pytest.mark.spec("C59")
-async def test_words_are_written_to_its_input_until_the_last(desk: Desk) -> None:
-    id_ = await desk.background("cat; echo end")
-    await desk.do("write", id_, data="one\n")
-    await poll_until(desk, id_, "one")
-    await desk.do("write", id_, data="two\n", eof=True)
-    await desk.over(id_)
+async def test_process_write_sends_input_until_eof(setup: ToolSetup) -> None:
+    id_ = await setup.background("cat; echo end")
+    await setup.call_process("write", id_, data="one\n")
+    await poll_until(setup, id_, "one")
+    await setup.call_process("write", id_, data="two\n", eof=True)
+    await setup.ended_process(id_)
 
-    assert (await desk.do("log", id_)).text.splitlines()[1:] == ["one", "two", "end"]
+    assert (await setup.call_process("log", id_)).text.splitlines()[1:] == ["one", "two", "end"]
     with pytest.raises(ToolFailed, match=r"process\.ended"):
-        await desk.do("write", id_, data="three\n")
+        await setup.call_process("write", id_, data="three\n")
 
 
 @pytest.mark.spec("C59")
-async def test_keys_reach_a_terminal(desk: Desk) -> None:
-    id_ = await desk.background(
+async def test_process_send_keys_reaches_a_terminal(setup: ToolSetup) -> None:
+    id_ = await setup.background(
         "trap 'echo interrupted; exit 9' INT; echo ready; while :; do read line; done", pty=True
     )
-    await desk.says(id_, "ready")
-    await desk.do("send_keys", id_, keys=["C-c"])
+    await setup.wait_for_output(id_, "ready")
+    await setup.call_process("send_keys", id_, keys=["C-c"])
 
-    assert (await desk.over(id_)).exit_code == 9
-    assert "interrupted" in (await desk.do("log", id_)).text
+    assert (await setup.ended_process(id_)).exit_code == 9
+    assert "interrupted" in (await setup.call_process("log", id_)).text
 
 
 @pytest.mark.spec("C59")
-async def test_a_line_is_typed_and_submitted(desk: Desk) -> None:
-    id_ = await desk.background("read line; echo got $line", pty=True)
-    await desk.do("send_keys", id_, literal="ab", hex=["63"], keys=[])
-    await desk.do("submit", id_)
-    await desk.over(id_)
-    assert "got cab" in (await desk.do("log", id_)).text
+async def test_process_submit_ends_the_typed_line(setup: ToolSetup) -> None:
+    id_ = await setup.background("read line; echo got $line", pty=True)
+    await setup.call_process("send_keys", id_, literal="ab", hex=["63"], keys=[])
+    await setup.call_process("submit", id_)
+    await setup.ended_process(id_)
+    assert "got cab" in (await setup.call_process("log", id_)).text
 
-    piped = await desk.background("read line; echo got $line")
-    await desk.do("write", piped, data="abc")
-    await desk.do("submit", piped)
-    await desk.over(piped)
-    assert "got abc" in (await desk.do("log", piped)).text
+    piped = await setup.background("read line; echo got $line")
+    await setup.call_process("write", piped, data="abc")
+    await setup.call_process("submit", piped)
+    await setup.ended_process(piped)
+    assert "got abc" in (await setup.call_process("log", piped)).text
 
 
 @pytest.mark.spec("C59")
 @pytest.mark.parametrize(("bracketed", "seen"), [(True, "1b5b3230307e6869"), (False, "6869")])
-async def test_a_paste_is_marked_as_one(desk: Desk, bracketed: bool, seen: str) -> None:
+async def test_process_paste_uses_bracketed_paste_if_requested(setup: ToolSetup, bracketed: bool, seen: str) -> None:
     count = 14 if bracketed else 2
-    id_ = await desk.background(
+    id_ = await setup.background(
         f"stty raw -echo; echo ready; head -c {count} | od -An -v -tx1 | tr -d ' \\n'", pty=True
     )
-    await desk.says(id_, "ready")
-    await desk.do("paste", id_, data="hi", bracketed=bracketed)
-    await desk.over(id_)
+    await setup.wait_for_output(id_, "ready")
+    await setup.call_process("paste", id_, data="hi", bracketed=bracketed)
+    await setup.ended_process(id_)
 
-    assert seen in (await desk.do("log", id_)).text
+    assert seen in (await setup.call_process("log", id_)).text
 
 
-async def test_nothing_to_send_is_refused(desk: Desk) -> None:
-    id_ = await desk.background("read line")
+async def test_process_write_and_send_keys_refuse_empty_input(setup: ToolSetup) -> None:
+    id_ = await setup.background("read line")
     for action in ("write", "send_keys"):
         with pytest.raises(ToolFailed, match=r"process\.input_empty"):
-            await desk.do(action, id_)
+            await setup.call_process(action, id_)
 
 
-async def test_what_untrusted_words_were_told_to_is_untrusted(desk: Desk) -> None:
-    id_ = await desk.background("cat")
-    assert (await desk.do("poll", id_)).trust is Trust.PRIVATE
-    await desk.do("write", id_, data="words\n", eof=True, scene=desk.scene(trust=Trust.UNTRUSTED))
-    await desk.over(id_)
+async def test_a_command_that_got_untrusted_input_has_untrusted_output(setup: ToolSetup) -> None:
+    id_ = await setup.background("cat")
+    assert (await setup.call_process("poll", id_)).trust is Trust.PRIVATE
+    await setup.call_process(
+        "write", id_, data="words\n", eof=True, tool_context=setup.tool_context(trust=Trust.UNTRUSTED)
+    )
+    await setup.ended_process(id_)
 
-    assert (await desk.do("log", id_)).trust is Trust.UNTRUSTED
-    assert (await desk.do("list")).trust is Trust.UNTRUSTED
-    assert [each.trust for each in await desk.told()] == [Trust.UNTRUSTED]
+    assert (await setup.call_process("log", id_)).trust is Trust.UNTRUSTED
+    assert (await setup.call_process("list")).trust is Trust.UNTRUSTED
+    assert [each.trust for each in await setup.reported()] == [Trust.UNTRUSTED]
 
 
-# Ending
+# End
 
 
 @pytest.mark.spec("C59")
-async def test_a_command_is_killed_with_all_it_began(desk: Desk) -> None:
-    desk.policy = ON_HOST
-    script = desk.workspace / "family.sh"
+async def test_process_kill_ends_a_command_with_its_children(setup: ToolSetup) -> None:
+    setup.policy = ON_HOST
+    script = setup.workspace / "family.sh"
     script.write_text("#!/bin/sh\nsleep 600 &\necho $! $$\nwait\n")
     script.chmod(0o755)
-    id_ = await desk.background("./family.sh")
-    pids = [int(pid) for pid in (await desk.says(id_, " ")).splitlines()[-1].split() if pid.isdigit()]
+    id_ = await setup.background("./family.sh")
+    pids = [int(pid) for pid in (await setup.wait_for_output(id_, " ")).splitlines()[-1].split() if pid.isdigit()]
     while len(pids) != 2:
-        pids = [int(pid) for pid in (await desk.do("log", id_)).text.splitlines()[-1].split() if pid.isdigit()]
+        pids = [
+            int(pid) for pid in (await setup.call_process("log", id_)).text.splitlines()[-1].split() if pid.isdigit()
+        ]
     assert all(map(is_alive, pids))
-    await desk.do("kill", id_)
+    await setup.call_process("kill", id_)
 
     assert not any(map(is_alive, pids))
     with pytest.raises(ToolFailed, match=r"process\.ended"):
-        await desk.do("kill", id_)
+        await setup.call_process("kill", id_)
 
 
 @pytest.mark.spec("C59")
-async def test_only_what_has_ended_is_cleared(desk: Desk) -> None:
-    running, ended = await desk.background("read line"), await desk.background("echo hi")
-    await desk.over(ended)
+async def test_process_clear_removes_only_ended_commands(setup: ToolSetup) -> None:
+    running, ended = await setup.background("read line"), await setup.background("echo hi")
+    await setup.ended_process(ended)
     with pytest.raises(ToolFailed, match=r"process\.running"):
-        await desk.do("clear", running)
-    await desk.do("clear", ended)
-    assert [each.id[:8] for each in await desk.written()] == [running]
+        await setup.call_process("clear", running)
+    await setup.call_process("clear", ended)
+    assert [each.id[:8] for each in await setup.written()] == [running]
 
-    await desk.over(await desk.background("true"))
-    assert (await desk.do("clear")).text.startswith("1 ")
-    assert [each.id[:8] for each in await desk.written()] == [running]
+    await setup.ended_process(await setup.background("true"))
+    assert (await setup.call_process("clear")).text.startswith("1 ")
+    assert [each.id[:8] for each in await setup.written()] == [running]
 
 
 @pytest.mark.spec("C59")
-async def test_one_that_is_removed_is_ended_and_forgotten(desk: Desk) -> None:
-    id_ = await desk.background("read line")
-    [written] = await desk.written()
-    await desk.do("remove", id_)
+async def test_process_remove_ends_a_running_command_and_deletes_it(setup: ToolSetup) -> None:
+    id_ = await setup.background("read line")
+    [written] = await setup.written()
+    await setup.call_process("remove", id_)
 
     assert not is_alive(written.pid)
-    assert await desk.written() == [] and list((desk.folder / "logs").iterdir()) == []
-    assert await desk.told() == []
+    assert await setup.written() == [] and list((setup.folder / "logs").iterdir()) == []
+    assert await setup.reported() == []
 
 
 # Keys and logs
@@ -265,12 +271,12 @@ async def test_one_that_is_removed_is_ended_and_forgotten(desk: Desk) -> None:
         (["-", "é", " "], "-é ".encode()),
     ],
 )
-def test_keys_are_sent_as_a_terminal_sends_them(keys: list[str], sent: bytes) -> None:
+def test_keys_are_encoded_as_a_terminal_sends_them(keys: list[str], sent: bytes) -> None:
     assert encode_keys(keys) == sent
 
 
 @pytest.mark.parametrize(("keys", "hexes"), [(["Entr"], []), (["C-cc"], []), (["X-x"], []), ([], ["1"]), ([], ["zz"])])
-def test_a_key_that_is_none_is_refused(keys: list[str], hexes: list[str]) -> None:
+def test_invalid_keys_or_hex_bytes_are_refused(keys: list[str], hexes: list[str]) -> None:
     with pytest.raises(ToolFailed, match=r"process\.(key|hex)"):
         encode_keys(keys, hexes)
     with pytest.raises(ToolFailed, match=r"too_many_keys"):
@@ -278,7 +284,7 @@ def test_a_key_that_is_none_is_refused(keys: list[str], hexes: list[str]) -> Non
 
 
 @given(st.text(alphabet="\x1b[201~0a\n"))
-def test_a_paste_cannot_end_its_own_brackets(text: str) -> None:
+def test_a_bracketed_paste_cannot_end_its_own_brackets(text: str) -> None:
     data = encode_paste(text, bracketed=True)
 
     assert data.startswith(PASTE_START) and data.endswith(PASTE_END)
@@ -287,7 +293,7 @@ def test_a_paste_cannot_end_its_own_brackets(text: str) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(1, 50), st.integers(0, 400))
-def test_plain_words_have_no_controls(data: bytes, cut: int, bound: int) -> None:
+def test_stripped_text_has_no_control_characters(data: bytes, cut: int, bound: int) -> None:
     assert not set(strip_control_sequences(data.decode(errors="replace"))) & {
         chr(c) for c in range(32) if c not in (9, 10)
     }
@@ -297,7 +303,7 @@ def test_plain_words_have_no_controls(data: bytes, cut: int, bound: int) -> None
     st.lists(st.binary(min_size=1, max_size=200), max_size=20),
     st.integers(min_value=0, max_value=300),
 )
-def test_a_log_keeps_its_beginning_whole(
+def test_a_job_log_keeps_its_beginning_complete(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], room: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
@@ -306,15 +312,15 @@ def test_a_log_keeps_its_beginning_whole(
         log.add(chunk)
     log.close()
     log.close()
-    said, kept = b"".join(chunks), path.read_bytes()
+    written_bytes, kept = b"".join(chunks), path.read_bytes()
 
-    assert kept[:room] == said[:room]
-    assert kept == said  # what is beyond fits into what is kept of the end
+    assert kept[:room] == written_bytes[:room]
+    assert kept == written_bytes  # the discarded part is shorter than the kept end
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @given(st.text(alphabet="ab\né\u4e2d", max_size=400), st.integers(2, 60))
-def test_the_shown_part_is_the_whole_or_both_its_ends(
+def test_shown_output_is_complete_or_has_both_its_ends(
     tmp_path_factory: pytest.TempPathFactory, text: str, chars: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
@@ -329,7 +335,7 @@ def test_the_shown_part_is_the_whole_or_both_its_ends(
         assert shown.omitted_bytes == len(text[half:-half].encode())
 
 
-def test_a_line_without_end_is_told_in_pieces(tmp_path: Path) -> None:
+def test_a_very_long_log_line_is_returned_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("é" * (LINE_CHARS_MAX + 1) + "\nlast")
     page = job_output.read_page(path, offset=0, limit=10)
@@ -342,7 +348,7 @@ SECRET = "correct-horse-battery-staple"
 
 
 @pytest.mark.parametrize("at", range(30, 70, 5))
-def test_half_a_secret_is_not_shown_wherever_a_log_is_cut(tmp_path: Path, at: int) -> None:
+def test_no_part_of_a_secret_is_shown_wherever_a_log_is_cut(tmp_path: Path, at: int) -> None:
     mask = Redactor({"horse": SECRET}).redact
     path = tmp_path / "a.log"
     path.write_text("x" * at + SECRET + "y" * (120 - at))
@@ -354,12 +360,14 @@ def test_half_a_secret_is_not_shown_wherever_a_log_is_cut(tmp_path: Path, at: in
         assert is_kept(job_output.read_with_middle_cut(path, chars_max=chars, mask=mask).text)
         assert is_kept(job_output.read_tail(path, chars_max=chars, mask=mask)[0])
     assert is_kept(job_output.read_tail(path, chars_max=1_000, from_byte=at + 10, mask=mask)[0])
-    assert not is_kept(job_output.read_tail(path, chars_max=1_000, from_byte=at + 2)[0]), "without a mask it would be"
+    assert not is_kept(job_output.read_tail(path, chars_max=1_000, from_byte=at + 2)[0]), (
+        "without redaction it would be kept"
+    )
     assert not is_kept(job_output.read_with_middle_cut(path, chars_max=2 * at + 20).text)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, None])
-def test_a_page_of_a_log_shows_no_part_of_a_secret_and_counts_its_lines_alike(
+def test_a_redacted_log_page_shows_no_part_of_a_secret_and_keeps_its_line_numbers(
     tmp_path: Path, offset: int | None
 ) -> None:
     two_lines = "correct-horse-one\nbattery-staple-two"
@@ -379,7 +387,7 @@ def test_a_page_of_a_log_shows_no_part_of_a_secret_and_counts_its_lines_alike(
     assert "[secret:" in shown
 
 
-async def test_what_is_read_of_a_long_line_shows_no_part_of_a_secret(tmp_path: Path) -> None:
+async def test_a_page_slice_of_a_long_line_shows_no_part_of_a_secret(tmp_path: Path) -> None:
     text = "x" * 95 + SECRET + "y" * 95
     mask = Redactor({"horse": SECRET}).redact
     found = slice_page(text, lines_max=1, chars_max=100, redact=mask)

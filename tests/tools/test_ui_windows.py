@@ -1,4 +1,4 @@
-"""Windows: what they say of themselves is bounded, and a command is done when its window says so."""
+"""Windows of the web app: their reported state is limited, and a command is done when its window reports it."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from retinue.tools.ui_windows import (
 )
 
 
-class House:
+class WindowSetup:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.windows = WindowRegistry(self.clock, SequentialIds())
-        self.said: list[dict[str, Any]] = []
+        self.sent_commands: list[dict[str, Any]] = []
 
-    def show(self, id_: str, *panels: str, person: str = "maria", window: Window | None = None, **kw: Any) -> Window:
+    def update_window_of(
+        self, id_: str, *panels: str, person: str = "maria", window: Window | None = None, **kw: Any
+    ) -> Window:
         inventory = WindowInventory(panels=tuple(Panel(id=each, type="note") for each in panels), **kw)
-        return self.windows.update_window(person, id_, inventory, send=self.said.append, window=window)
+        return self.windows.update_window(person, id_, inventory, send=self.sent_commands.append, window=window)
 
-    async def begin(self, window: Window, do: str = "focus") -> asyncio.Task[str]:
+    async def start_command(self, window: Window, do: str = "focus") -> asyncio.Task[str]:
         task = asyncio.create_task(self.windows.send_command(window, do, panel="p1"))
         await asyncio.sleep(0)
         return task
 
 
 @pytest.mark.spec("A58")
-async def test_a_command_ends_when_its_window_says_so_and_fails_with_a_reason_where_it_says_no() -> None:
-    house = House()
-    window = house.show("w1", "p1")
-    first, second = await house.begin(window, "open"), await house.begin(window, "close")
-    opened, closed = house.said
-    assert {**opened, "command": ""} == {"command": "", "window": "w1", "do": "open", "panel": "p1"}
+async def test_a_window_command_ends_or_fails_with_the_answer_of_its_window() -> None:
+    server = WindowSetup()
+    window = server.update_window_of("w1", "p1")
+    first, second = await server.start_command(window, "open"), await server.start_command(window, "close")
+    opened, closed = server.sent_commands
+    assert {**opened, "command": ""} == {"command": "", "window": "w1", "action": "open", "panel": "p1"}
     await asyncio.sleep(0)
     assert not first.done() and not second.done()
-    house.windows.finish_command(window, closed["command"], ok=False, error="it is\npinned" + "!" * 300)
-    house.windows.finish_command(window, opened["command"], ok=True, panel="p9")
+    server.windows.finish_command(window, closed["command"], ok=False, error="it is\npinned" + "!" * 300)
+    server.windows.finish_command(window, opened["command"], ok=True, panel="p9")
     assert await first == "p9"
     with pytest.raises(WindowFailed) as failed:
         await second
@@ -60,65 +62,65 @@ async def test_a_command_ends_when_its_window_says_so_and_fails_with_a_reason_wh
 
 
 @pytest.mark.spec("A58")
-async def test_a_window_that_does_not_answer_in_time_or_goes_away_fails_the_command() -> None:
-    house = House()
-    window = house.show("w1", "p1")
-    slow = await house.begin(window)
-    await house.clock.advance(COMMAND_TIMEOUT_S - 0.5)
+async def test_a_window_command_fails_on_timeout_or_if_its_window_closes() -> None:
+    server = WindowSetup()
+    window = server.update_window_of("w1", "p1")
+    slow = await server.start_command(window)
+    await server.clock.advance(COMMAND_TIMEOUT_S - 0.5)
     assert not slow.done()
-    await house.clock.advance(1.0)
+    await server.clock.advance(1.0)
     with pytest.raises(WindowFailed, match="did not answer"):
         await slow
-    house.windows.finish_command(window, house.said[-1]["command"], ok=True)  # too late, and let pass
-    cut = await house.begin(window)
-    house.windows.remove_window(window)
+    server.windows.finish_command(window, server.sent_commands[-1]["command"], ok=True)  # too late, and ignored
+    cut = await server.start_command(window)
+    server.windows.remove_window(window)
     with pytest.raises(WindowFailed, match="closed before"):
         await cut
     with pytest.raises(NotFound, match="no window is open"):
-        house.windows.find_window("maria")
+        server.windows.find_window("maria")
 
 
-async def test_nobody_answers_for_another_window() -> None:
-    house = House()
-    mine, hers = house.show("w1", "p1"), house.show("w1", "p1", person="noor")
-    asked = await house.begin(mine)
-    house.windows.finish_command(hers, house.said[-1]["command"], ok=True)
+async def test_a_window_cannot_finish_a_command_of_another_window() -> None:
+    server = WindowSetup()
+    mine, hers = server.update_window_of("w1", "p1"), server.update_window_of("w1", "p1", person="noor")
+    asked = await server.start_command(mine)
+    server.windows.finish_command(hers, server.sent_commands[-1]["command"], ok=True)
     await asyncio.sleep(0)
     assert not asked.done()
-    house.windows.finish_command(mine, house.said[-1]["command"], ok=True)
+    server.windows.finish_command(mine, server.sent_commands[-1]["command"], ok=True)
     assert await asked == ""
 
 
 @pytest.mark.spec("A57")
-async def test_each_person_has_their_own_windows_and_the_one_last_used_comes_first() -> None:
-    house = House()
-    first = house.show("w1", "p1")
-    second = house.show("w2", "p2")
-    house.show("w3", person="noor")
-    assert [each.id for each in house.windows.list_windows("maria")] == ["w2", "w1"]
-    house.show("w1", "p1", "p3", window=first)
-    assert house.windows.find_window("maria") is first
-    assert house.windows.find_window("maria", panel="p2") is second
-    assert house.windows.find_window("maria", window="w2") is second
+async def test_each_person_has_their_own_windows_and_the_last_used_comes_first() -> None:
+    server = WindowSetup()
+    first = server.update_window_of("w1", "p1")
+    second = server.update_window_of("w2", "p2")
+    server.update_window_of("w3", person="noor")
+    assert [each.id for each in server.windows.list_windows("maria")] == ["w2", "w1"]
+    server.update_window_of("w1", "p1", "p3", window=first)
+    assert server.windows.find_window("maria") is first
+    assert server.windows.find_window("maria", panel="p2") is second
+    assert server.windows.find_window("maria", window="w2") is second
     for wrong in ({"window": "w3"}, {"panel": "p9"}, {"window": "w1", "panel": "p2"}):
         with pytest.raises(NotFound):
-            house.windows.find_window("maria", **wrong)
+            server.windows.find_window("maria", **wrong)
 
 
-async def test_a_window_that_comes_back_takes_the_place_of_its_old_connection() -> None:
-    house = House()
-    old = house.show("w1", "p1")
-    new = house.show("w1", "p2")
-    assert [each.inventory.panels[0].id for each in house.windows.list_windows("maria")] == ["p2"]
-    house.windows.remove_window(old)  # only now does the old connection notice
-    assert house.windows.list_windows("maria") == [new]
+async def test_a_reconnected_window_replaces_its_old_connection() -> None:
+    server = WindowSetup()
+    old = server.update_window_of("w1", "p1")
+    new = server.update_window_of("w1", "p2")
+    assert [each.inventory.panels[0].id for each in server.windows.list_windows("maria")] == ["p2"]
+    server.windows.remove_window(old)  # the old connection notices only now
+    assert server.windows.list_windows("maria") == [new]
     with pytest.raises(Invalid):
-        house.show("w2", window=new)
+        server.update_window_of("w2", window=new)
 
 
-async def test_what_a_window_says_is_bounded_and_what_it_said_before_counts_on() -> None:
-    house = House()
-    window = house.show("w1", "p1")
+async def test_an_invalid_window_inventory_is_refused_and_the_previous_one_is_kept() -> None:
+    server = WindowSetup()
+    window = server.update_window_of("w1", "p1")
     wrong: list[dict[str, Any]] = [
         {"panels": tuple(Panel(id=f"p{number}", type="x") for number in range(PANELS_MAX + 1))},
         {"panels": (Panel(id="p", type="x"), Panel(id="p", type="y"))},
@@ -133,22 +135,24 @@ async def test_what_a_window_says_is_bounded_and_what_it_said_before_counts_on()
     ]
     for each in wrong:
         with pytest.raises(Invalid):
-            house.windows.update_window("maria", "w1", WindowInventory(**each), send=house.said.append, window=window)
+            server.windows.update_window(
+                "maria", "w1", WindowInventory(**each), send=server.sent_commands.append, window=window
+            )
     assert [panel.id for panel in window.inventory.panels] == ["p1"]
     for number in range(2, WINDOWS_MAX + 1):
-        house.show(f"w{number}")
+        server.update_window_of(f"w{number}")
     with pytest.raises(TooLarge):
-        house.show("one-more")
-    house.show("one-more", person="noor")
+        server.update_window_of("one-more")
+    server.update_window_of("one-more", person="noor")
 
 
-async def test_a_window_is_not_asked_for_more_than_it_can_do() -> None:
-    house = House()
-    window = house.show("w1", "p1")
-    waiting = [await house.begin(window) for _ in range(PENDING_COMMANDS_MAX)]
+async def test_pending_commands_of_a_window_are_limited() -> None:
+    server = WindowSetup()
+    window = server.update_window_of("w1", "p1")
+    waiting = [await server.start_command(window) for _ in range(PENDING_COMMANDS_MAX)]
     with pytest.raises(Conflict):
-        await house.windows.send_command(window, "focus", panel="p1")
-    house.windows.remove_window(window)
+        await server.windows.send_command(window, "focus", panel="p1")
+    server.windows.remove_window(window)
     assert all(isinstance(each, WindowFailed) for each in await asyncio.gather(*waiting, return_exceptions=True))
 
 
@@ -173,11 +177,11 @@ async def test_a_window_is_not_asked_for_more_than_it_can_do() -> None:
         " https://example.org/",
     ],
 )
-def test_a_link_that_is_not_plainly_http_is_not_opened(url: str) -> None:
+def test_a_link_that_is_not_a_plain_http_url_is_refused(url: str) -> None:
     with pytest.raises(ToolFailed):
         _check_link(url)
 
 
-def test_a_plain_link_is_left_as_it_is() -> None:
+def test_a_plain_http_link_is_returned_unchanged() -> None:
     for url in ("https://example.org/?q=a%20b#c", "http://127.0.0.1:8080/", "https://[::1]/", "https://ü.example/"):
         assert _check_link(url) == url

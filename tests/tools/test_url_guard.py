@@ -1,4 +1,4 @@
-"""The way out: nothing of an agent reaches what is not out in the world."""
+"""The URL guard: an agent's requests reach no internal address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from tools.fake_web_servers import LOOPBACK, Names, Reply, Site, scene, site
+from tools.fake_web_servers import LOOPBACK, FakeResolver, Reply, Site, make_tool_context, site
 
 from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB_PERMISSION
@@ -26,18 +26,18 @@ from retinue.tools.web.url_guard import (
     require_web,
 )
 
-SOON_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def free(*, ports: range = range(1, 65_536), names: Names | None = None) -> UrlGuard:
-    """Lets loopback pass, at any port."""
+def guard_allowing_loopback(*, ports: range = range(1, 65_536), names: FakeResolver | None = None) -> UrlGuard:
+    """Return a guard that allows loopback at any port."""
     if names is None:
         return UrlGuard(ports=ports, allowed_networks=LOOPBACK)
     return UrlGuard(ports=ports, allowed_networks=LOOPBACK, resolve=names)
 
 
 async def get(guard: UrlGuard, url: str, *, tls: ssl.SSLContext | None = None, bytes_max: int = 100_000) -> WebResponse:
-    return await GuardedHttpClient(guard, tls=tls).get(url, timeout_s=SOON_S, bytes_max=bytes_max)
+    return await GuardedHttpClient(guard, tls=tls).get(url, timeout_s=TIMEOUT_S, bytes_max=bytes_max)
 
 
 @pytest.mark.spec("A75", "C66")
@@ -91,7 +91,7 @@ async def get(guard: UrlGuard, url: str, *, tls: ssl.SSLContext | None = None, b
         "http://example.com/" + "a" * 5_000,
     ],
 )
-def test_a_url_that_leads_somewhere_else_is_refused(url: str) -> None:
+def test_a_url_that_is_unsafe_or_not_public_is_refused(url: str) -> None:
     with pytest.raises(WebRefused) as refusal:
         UrlGuard().parse_url(url)
 
@@ -99,7 +99,7 @@ def test_a_url_that_leads_somewhere_else_is_refused(url: str) -> None:
     assert refusal.value.try_this
 
 
-def test_any_other_url_is_written_in_one_way() -> None:
+def test_an_allowed_url_is_normalized() -> None:
     guard = UrlGuard()
 
     assert guard.parse_url(" HTTPS://Example.COM:443/a?b=c#d ").url == "https://example.com/a?b=c"
@@ -110,34 +110,36 @@ def test_any_other_url_is_written_in_one_way() -> None:
 
 @pytest.mark.spec("C66")
 @pytest.mark.parametrize("inside", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "::ffff:192.168.0.1", "fd00::1"])
-async def test_a_name_with_an_address_inside_is_refused_also_where_others_are_public(inside: str) -> None:
-    guard = UrlGuard(resolve=Names({"both.example": [["93.184.216.34", inside]]}))
+async def test_a_host_with_one_internal_address_among_public_ones_is_refused(inside: str) -> None:
+    guard = UrlGuard(resolve=FakeResolver({"both.example": [["93.184.216.34", inside]]}))
 
     with pytest.raises(WebRefused, match="both"):
         await guard.resolve_addresses("both.example", 443)
-    fine = UrlGuard(resolve=Names({"both.example": [["93.184.216.34", "2606:4700::1"]]}))
+    fine = UrlGuard(resolve=FakeResolver({"both.example": [["93.184.216.34", "2606:4700::1"]]}))
     assert await fine.resolve_addresses("both.example", 443) == ("93.184.216.34", "2606:4700::1")
 
 
 @pytest.mark.spec("C66")
-async def test_a_name_that_changes_its_address_after_the_check_leads_nowhere_else() -> None:
+async def test_a_host_that_changes_its_address_after_the_check_is_not_reached() -> None:
     """DNS rebinding: public when it is checked, loopback when it is connected to."""
     async with site({"/": Reply("the secret inside")}) as inside:
-        names = Names({"rebind.test": [["127.0.0.2"], ["127.0.0.1"]]})  # nobody listens at the first
+        names = FakeResolver({"rebind.test": [["127.0.0.2"], ["127.0.0.1"]]})  # the first address does not listen
         with pytest.raises(WebFailed):
-            await get(free(names=names), inside.url(host="rebind.test"))
-        assert names.asked == ["rebind.test"]  # once for the check and the connection together
+            await get(guard_allowing_loopback(names=names), inside.url(host="rebind.test"))
+        assert names.asked == ["rebind.test"]  # one lookup for the check and the connection
         assert inside.connections == 0
 
-        # The same name resolved a second time would have led there:
-        assert (await get(free(names=names), inside.url(host="rebind.test"))).body == b"the secret inside"
+        # A second lookup of the same name would return this address:
+        assert (
+            await get(guard_allowing_loopback(names=names), inside.url(host="rebind.test"))
+        ).body == b"the secret inside"
 
 
 @pytest.mark.spec("C66")
 async def test_every_redirect_is_checked_and_resolved_again() -> None:
     async with site() as outside, site({"/": Reply("inside")}) as inside:
-        names = Names({"out.test": [["127.0.0.1"]], "in.test": [["10.0.0.7"]]})
-        guard = free(names=names)
+        names = FakeResolver({"out.test": [["127.0.0.1"]], "in.test": [["10.0.0.7"]]})
+        guard = guard_allowing_loopback(names=names)
         leads = {
             "/name": f"http://in.test:{inside.port}/",
             "/address": "http://10.0.0.7/",
@@ -153,7 +155,7 @@ async def test_every_redirect_is_checked_and_resolved_again() -> None:
         for path, location in leads.items():
             with pytest.raises(WebRefused) as refusal:
                 await get(guard, outside.url(path, host="out.test"))
-            # What a failure says is read as words of the house: nothing of the server's is in it.
+            # The error text is trusted, so it contains nothing that the server sent.
             assert location not in str(refusal.value) and "10.0.0.7" not in str(refusal.value)
         assert inside.connections == 0
         assert outside.paths == list(leads)
@@ -164,17 +166,17 @@ async def test_every_redirect_is_checked_and_resolved_again() -> None:
 
 
 @pytest.mark.spec("C66")
-async def test_three_redirects_are_followed_and_no_fourth() -> None:
+async def test_three_redirects_are_followed_and_a_fourth_is_refused() -> None:
     async with site({"/end": Reply("here")}) as server:
         for here, there in itertools.pairwise(["/4", "/3", "/2", "/1", "/end"]):
             server.replies[here] = Reply(status=301, headers={"Location": there})
-        assert (await get(free(), server.url("/3"))).body == b"here"
+        assert (await get(guard_allowing_loopback(), server.url("/3"))).body == b"here"
         with pytest.raises(WebFailed) as error:
-            await get(free(), server.url("/4"))
+            await get(guard_allowing_loopback(), server.url("/4"))
     assert error.value.code == "web.too_many_redirects"
 
 
-async def test_without_an_explicit_word_loopback_is_not_reached() -> None:
+async def test_loopback_is_refused_by_default() -> None:
     async with site({"/": Reply("mine")}) as server:
         with pytest.raises(WebRefused):
             await get(UrlGuard(ports=[server.port]), server.url())
@@ -182,8 +184,8 @@ async def test_without_an_explicit_word_loopback_is_not_reached() -> None:
 
 
 @pytest.mark.spec("C66")
-async def test_an_owner_can_name_a_host_of_the_house_and_only_that() -> None:
-    names = Names({"nas.lan": [["127.0.0.1"]], "other.lan": [["127.0.0.1"]]})
+async def test_only_a_private_host_named_in_the_settings_is_reached() -> None:
+    names = FakeResolver({"nas.lan": [["127.0.0.1"]], "other.lan": [["127.0.0.1"]]})
     async with site({"/": Reply("files")}) as server:
         settings = WebSettings(private_hosts=(f"nas.lan:{server.port}", "127.0.0.1", "cloud.test"))
         guard = build_guard(settings, resolve=names)
@@ -192,22 +194,22 @@ async def test_an_owner_can_name_a_host_of_the_house_and_only_that() -> None:
             with pytest.raises(WebRefused):
                 await get(guard, elsewhere)
     assert await guard.resolve_addresses("127.0.0.1", 80) == ("127.0.0.1",)
-    # Not even then where clouds keep the keys of their machines.
-    metadata = build_guard(settings, resolve=Names({"cloud.test": [["169.254.169.254"]]}))
+    # Cloud metadata addresses stay blocked even then.
+    metadata = build_guard(settings, resolve=FakeResolver({"cloud.test": [["169.254.169.254"]]}))
     with pytest.raises(WebRefused):
         await metadata.resolve_addresses("cloud.test", 80)
 
 
-async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_from_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site({"/": Reply("direct")}) as server, site({"/": Reply("by proxy")}) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url())
-        assert (await get(free(), server.url())).body == b"direct"
+        assert (await get(guard_allowing_loopback(), server.url())).body == b"direct"
         assert proxy.connections == 0
 
 
 @pytest.mark.spec("C66")
-async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut() -> None:
+async def test_a_compressed_body_is_truncated_at_the_limit_of_its_decompressed_size() -> None:
     bomb = gzip.compress(bytes(200 * 1024 * 1024), compresslevel=9)
     assert len(bomb) < 300_000
     bare = zlib.compressobj(wbits=-15)
@@ -222,19 +224,19 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut() -> None:
             "/long": Reply(b"x" * 300_000),
         }
     ) as server:
-        bombed = await get(free(), server.url("/bomb"))
+        bombed = await get(guard_allowing_loopback(), server.url("/bomb"))
         assert bombed.is_truncated and len(bombed.body) == 100_000
         for path in ("/small", "/zlib", "/bare"):
-            answer = await get(free(), server.url(path))
+            answer = await get(guard_allowing_loopback(), server.url(path))
             assert (answer.body, answer.is_truncated) == (b"packed", False)
         for path in ("/lie", "/odd"):
             with pytest.raises(WebFailed, match="compressed"):
-                await get(free(), server.url(path))
-        long = await get(free(), server.url("/long"))
+                await get(guard_allowing_loopback(), server.url(path))
+        long = await get(guard_allowing_loopback(), server.url("/long"))
         assert long.is_truncated and len(long.body) == 100_000
 
 
-async def test_an_endless_body_or_head_ends() -> None:
+async def test_a_response_body_or_head_without_end_is_cut_or_refused() -> None:
     async def endless_body(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
         while True:
@@ -259,13 +261,13 @@ async def test_an_endless_body_or_head_ends() -> None:
 
     replies = {"/body": endless_body, "/head": endless_head, "/many": many_headers, "/ssh": no_http}
     async with site(replies) as server:
-        assert (await get(free(), server.url("/body"))).is_truncated
+        assert (await get(guard_allowing_loopback(), server.url("/body"))).is_truncated
         for path in ("/head", "/many", "/ssh"):
             with pytest.raises(WebFailed):
-                await get(free(), server.url(path))
+                await get(guard_allowing_loopback(), server.url(path))
 
 
-async def test_a_server_that_says_nothing_is_left() -> None:
+async def test_a_web_server_that_does_not_answer_times_out() -> None:
     over = asyncio.Event()
 
     async def silent(_: asyncio.StreamWriter) -> None:
@@ -273,15 +275,15 @@ async def test_a_server_that_says_nothing_is_left() -> None:
 
     async with site({"/": silent}) as server:
         with pytest.raises(WebFailed) as error:
-            await GuardedHttpClient(free()).get(
+            await GuardedHttpClient(guard_allowing_loopback()).get(
                 server.url(), timeout_s=0.3
-            )  # time limit: however soon it ends, nobody answers
+            )  # time limit: no answer ever comes
         over.set()
     assert error.value.code == "web.timeout"
 
 
 def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server that is called so, and a client who believes it."""
+    """Return TLS contexts of a server with this name and of a client that trusts its certificate."""
     key, chain = folder / f"{name}.key", folder / f"{name}.pem"
     kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
@@ -293,25 +295,27 @@ def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext
 
 
 @pytest.mark.spec("C66")
-async def test_a_pinned_address_still_has_to_prove_its_name(tmp_path: Path) -> None:
+async def test_the_certificate_is_checked_for_the_host_name_of_a_pinned_address(tmp_path: Path) -> None:
     theirs, believing = certificate(tmp_path, "right.test")
-    names = Names({"right.test": [["127.0.0.1"]], "wrong.test": [["127.0.0.1"]]})
+    names = FakeResolver({"right.test": [["127.0.0.1"]], "wrong.test": [["127.0.0.1"]]})
     async with site({"/": Reply("proved")}, tls=theirs) as server:
         right = server.url(host="right.test", scheme="https")
-        assert (await get(free(names=names), right, tls=believing)).body == b"proved"
+        assert (await get(guard_allowing_loopback(names=names), right, tls=believing)).body == b"proved"
         assert server.asked[0].headers["host"] == f"right.test:{server.port}"
         with pytest.raises(WebFailed, match="certificate"):
-            await get(free(names=names), server.url(host="wrong.test", scheme="https"), tls=believing)
+            await get(
+                guard_allowing_loopback(names=names), server.url(host="wrong.test", scheme="https"), tls=believing
+            )
         with pytest.raises(WebFailed, match="certificate"):
-            await get(free(names=names), right)  # nobody vouches for it
+            await get(guard_allowing_loopback(names=names), right)  # an untrusted certificate
         assert len(server.asked) == 1
 
 
-async def test_a_name_that_nobody_knows_and_a_closed_port_are_told_in_words(unused: int) -> None:
+async def test_an_unknown_host_and_a_closed_port_fail_with_a_clear_message(unused: int) -> None:
     with pytest.raises(WebFailed, match="no host named"):
-        await get(free(names=Names({})), "http://nowhere.example/")
+        await get(guard_allowing_loopback(names=FakeResolver({})), "http://nowhere.example/")
     with pytest.raises(WebFailed, match="cannot read"):
-        await get(free(), f"http://127.0.0.1:{unused}/")
+        await get(guard_allowing_loopback(), f"http://127.0.0.1:{unused}/")
 
 
 @pytest.fixture
@@ -321,19 +325,19 @@ async def unused() -> int:
 
 
 async def test_cookies_are_neither_kept_nor_sent() -> None:
-    def to_end(server: Site) -> Reply:
+    def redirect_to_end(server: Site) -> Reply:
         return Reply(status=302, headers={"Location": server.url("/end"), "Set-Cookie": "a=b; Path=/"})
 
     async with site({"/end": Reply("here")}) as server:
-        server.replies["/"] = to_end(server)
-        await get(free(), server.url())
+        server.replies["/"] = redirect_to_end(server)
+        await get(guard_allowing_loopback(), server.url())
         assert ["cookie" in each.headers for each in server.asked] == [False, False]
 
 
-def test_without_the_permission_it_is_asked_for_and_nothing_is_reached() -> None:
-    assert missing_web_permission(scene(web=False)) == (WEB_PERMISSION,)
-    assert missing_web_permission(scene(web=True)) == ()
+def test_the_web_permission_is_required_if_it_is_missing() -> None:
+    assert missing_web_permission(make_tool_context(web=False)) == (WEB_PERMISSION,)
+    assert missing_web_permission(make_tool_context(web=True)) == ()
     with pytest.raises(ToolFailed) as error:
-        require_web(scene(web=False))
+        require_web(make_tool_context(web=False))
     assert error.value.code == "permission.missing"
-    require_web(scene(web=True))
+    require_web(make_tool_context(web=True))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.fake_web_servers import Names, Numbers, Reply, Site, loopback_guard, scene, site
+from tools.fake_web_servers import CountingIds, FakeResolver, Reply, Site, loopback_guard, make_tool_context, site
 
 from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB_PERMISSION
@@ -43,22 +43,22 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def fetcher(
-    server: Site, clock: FakeClock, *, files: AttachmentFiles | None = None, names: Names | None = None
+def make_fetch_tool(
+    server: Site, clock: FakeClock, *, files: AttachmentFiles | None = None, names: FakeResolver | None = None
 ) -> WebFetchTool:
     settings = WebSettings(ports=(server.port,), page_bytes_max=1024 * 1024)
-    return WebFetchTool(lambda: settings, clock, Numbers(), files=files, guard=loopback_guard(names))
+    return WebFetchTool(lambda: settings, clock, CountingIds(), files=files, guard=loopback_guard(names))
 
 
 async def fetch(tool: WebFetchTool, url: str, **arguments: Any) -> ToolOutput:
     given = msgspec.convert({"url": url, **arguments}, FetchArguments)
-    return await tool.perform(given, scene())
+    return await tool.perform(given, make_tool_context())
 
 
 @pytest.mark.spec("A75", "C66", "C67")
-async def test_a_page_is_its_content_wrapped_and_untrusted(clock: FakeClock) -> None:
+async def test_web_fetch_returns_the_page_content_wrapped_and_untrusted(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE)}) as server:
-        output = await fetch(fetcher(server, clock), server.url())
+        output = await fetch(make_fetch_tool(server, clock), server.url())
 
     assert output.trust is Trust.UNTRUSTED
     assert output.text.startswith(WARNING)
@@ -69,24 +69,24 @@ async def test_a_page_is_its_content_wrapped_and_untrusted(clock: FakeClock) -> 
     assert "ignored" not in text and "Shop" not in text and "cookies" not in text
 
 
-async def test_content_can_be_had_as_text(clock: FakeClock) -> None:
+async def test_web_fetch_with_format_text_returns_plain_text(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE)}) as server:
-        text = unwrap_untrusted((await fetch(fetcher(server, clock), server.url(), format="text")).text)
+        text = unwrap_untrusted((await fetch(make_fetch_tool(server, clock), server.url(), format="text")).text)
 
     assert PARAGRAPH.strip() in text
     assert "#" not in text and "](" not in text
 
 
 @pytest.mark.spec("A75")
-async def test_a_page_can_be_had_as_it_was_sent(clock: FakeClock) -> None:
+async def test_web_fetch_in_raw_mode_returns_the_page_as_sent(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE)}) as server:
-        assert unwrap_untrusted((await fetch(fetcher(server, clock), server.url(), mode="raw")).text) == ARTICLE
+        assert unwrap_untrusted((await fetch(make_fetch_tool(server, clock), server.url(), mode="raw")).text) == ARTICLE
 
 
 @pytest.mark.spec("A75")
-async def test_metadata_says_what_a_page_is_without_its_text(clock: FakeClock) -> None:
+async def test_web_fetch_in_metadata_mode_returns_metadata_without_the_text(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE), "/n": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png")}) as server:
-        tool = fetcher(server, clock)
+        tool = make_fetch_tool(server, clock)
         lines = unwrap_untrusted((await fetch(tool, server.url(), mode="metadata")).text).splitlines()
         image = unwrap_untrusted((await fetch(tool, server.url("/n"), mode="metadata")).text)
 
@@ -104,19 +104,19 @@ async def test_metadata_says_what_a_page_is_without_its_text(clock: FakeClock) -
 
 
 @pytest.mark.spec("C66")
-async def test_without_trafilatura_a_page_is_plain_text_and_says_so(
+async def test_without_trafilatura_web_fetch_returns_plain_text_with_a_note(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really: Callable[..., Any] = builtins.__import__
 
-    def missing(name: str, *rest: Any, **named: Any) -> Any:
+    def import_without_trafilatura(name: str, *rest: Any, **named: Any) -> Any:
         if name.startswith("trafilatura"):
             raise ImportError(name)
         return really(name, *rest, **named)
 
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setattr(builtins, "__import__", import_without_trafilatura)
     async with site({"/": Reply(ARTICLE)}) as server:
-        output = await fetch(fetcher(server, clock), server.url())
+        output = await fetch(make_fetch_tool(server, clock), server.url())
 
     assert "trafilatura is not installed" in output.text
     text = unwrap_untrusted(output.text)
@@ -125,10 +125,10 @@ async def test_without_trafilatura_a_page_is_plain_text_and_says_so(
 
 
 @pytest.mark.spec("C66")
-async def test_a_long_page_is_read_on_from_where_it_was_cut(clock: FakeClock) -> None:
+async def test_web_fetch_continues_a_long_page_at_the_given_offset(clock: FakeClock) -> None:
     whole = "".join(f"{number:09d}\n" for number in range(10_000))
     async with site({"/": Reply(whole, type="text/plain")}) as server:
-        tool = fetcher(server, clock)
+        tool = make_fetch_tool(server, clock)
         first = await fetch(tool, server.url())
         read = unwrap_untrusted(first.text)
         assert len(read) == FETCH_CHARS_MAX
@@ -142,17 +142,17 @@ async def test_a_long_page_is_read_on_from_where_it_was_cut(clock: FakeClock) ->
         assert len(server.asked) == 1
 
 
-async def test_more_than_is_read_of_a_page_is_said(clock: FakeClock) -> None:
+async def test_a_page_longer_than_the_limit_is_reported(clock: FakeClock) -> None:
     async with site({"/": Reply(b"x" * (1024 * 1024 + 1), type="text/plain")}) as server:
-        output = await fetch(fetcher(server, clock), server.url(), max_chars=10)
+        output = await fetch(make_fetch_tool(server, clock), server.url(), max_chars=10)
 
     assert "longer than the limit" in output.text
 
 
 @pytest.mark.spec("C66")
-async def test_an_error_page_is_a_failure_of_at_most_so_many_characters(clock: FakeClock) -> None:
+async def test_an_http_error_page_is_a_failed_truncated_result_and_not_cached(clock: FakeClock) -> None:
     async with site({"/": Reply("y" * 50_000, 503, type="text/plain")}) as server:
-        tool = fetcher(server, clock)
+        tool = make_fetch_tool(server, clock)
         output = await fetch(tool, server.url())
         await fetch(tool, server.url())
 
@@ -160,7 +160,7 @@ async def test_an_error_page_is_a_failure_of_at_most_so_many_characters(clock: F
     assert output.trust is Trust.UNTRUSTED
     assert len(unwrap_untrusted(output.text)) == ERROR_CHARS_MAX
     assert 'status: "503"' in output.text
-    assert len(server.asked) == 2  # what failed is asked for again
+    assert len(server.asked) == 2  # a failed request is not cached
 
 
 @pytest.mark.parametrize(
@@ -178,19 +178,19 @@ async def test_an_error_page_is_a_failure_of_at_most_so_many_characters(clock: F
         ("Grüße aus Köln".encode(), "text/plain; charset=idna\x00"),
     ],
 )
-async def test_a_page_is_read_in_its_own_characters(body: bytes, type: str, clock: FakeClock) -> None:
+async def test_a_page_is_decoded_with_its_own_character_set(body: bytes, type: str, clock: FakeClock) -> None:
     async with site({"/": Reply(body, type=type.replace("\x00", ""))}) as server:
-        assert unwrap_untrusted((await fetch(fetcher(server, clock), server.url())).text) == "Grüße aus Köln"
+        assert unwrap_untrusted((await fetch(make_fetch_tool(server, clock), server.url())).text) == "Grüße aus Köln"
 
 
-def test_a_page_says_its_own_characters() -> None:
+def test_a_page_is_decoded_with_the_charset_of_its_meta_tag() -> None:
     page = '<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251")
 
     assert "Привет" in page_text.decode_body(page, "text/html")
     assert page_text.decode_body("naïve".encode()[:3], "") == "na\ufffd"
 
 
-async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path: Path) -> None:
+async def test_a_page_that_is_not_text_is_named_and_attached(clock: FakeClock, tmp_path: Path) -> None:
     replies = {
         "/a.pdf": Reply(b"%PDF-1.7\n...", type="text/html"),
         "/b.png": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png"),
@@ -198,9 +198,9 @@ async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path:
     }
     files = AttachmentFiles(tmp_path / "files")
     async with site(replies) as server:
-        tool = fetcher(server, clock, files=files)
+        tool = make_fetch_tool(server, clock, files=files)
         outputs = [await fetch(tool, server.url(path)) for path in replies]
-        bare = await fetch(fetcher(server, clock), server.url("/a.pdf"))
+        bare = await fetch(make_fetch_tool(server, clock), server.url("/a.pdf"))
 
     assert ["application/pdf" in outputs[0].text, "image/png" in outputs[1].text] == [True, True]
     assert "application/octet-stream, 3 bytes" in outputs[2].text
@@ -210,9 +210,9 @@ async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path:
 
 
 @pytest.mark.spec("C66")
-async def test_a_page_is_kept_for_a_quarter_of_an_hour(clock: FakeClock) -> None:
+async def test_a_fetched_page_is_cached_for_15_minutes(clock: FakeClock) -> None:
     async with site({"/": Reply("one", type="text/plain")}) as server:
-        tool = fetcher(server, clock)
+        tool = make_fetch_tool(server, clock)
         await fetch(tool, server.url())
         server.replies["/"] = Reply("two", type="text/plain")
         await clock.advance(CACHE_TTL_S - 1)
@@ -221,7 +221,7 @@ async def test_a_page_is_kept_for_a_quarter_of_an_hour(clock: FakeClock) -> None
         assert unwrap_untrusted((await fetch(tool, server.url())).text) == "two"
 
 
-def test_a_cache_is_bounded_in_number_and_size(clock: FakeClock) -> None:
+def test_a_cache_is_limited_in_entries_and_size(clock: FakeClock) -> None:
     cache: TtlCache[int] = TtlCache(clock, entries_max=3, size_max=10)
     for number in range(5):
         cache.put(number, number, size=1)
@@ -236,42 +236,42 @@ def test_a_cache_is_bounded_in_number_and_size(clock: FakeClock) -> None:
 
 
 @pytest.mark.spec("A75", "C66")
-async def test_what_is_inside_is_refused_and_nothing_is_asked(clock: FakeClock) -> None:
+async def test_an_internal_address_is_refused_without_a_request(clock: FakeClock) -> None:
     async with site(
         {"/": Reply("secret"), "/r": Reply(status=302, headers={"Location": "http://10.0.0.1/"})}
     ) as server:
         settings = WebSettings(ports=(server.port, 80))
-        real = WebFetchTool(lambda: settings, clock, Numbers())
+        real = WebFetchTool(lambda: settings, clock, CountingIds())
         with pytest.raises(WebRefused):
             await fetch(real, server.url())
         assert server.connections == 0
         with pytest.raises(WebRefused):
-            await fetch(fetcher(server, clock), server.url("/r"))
+            await fetch(make_fetch_tool(server, clock), server.url("/r"))
 
 
-async def test_a_host_that_is_closed_again_is_not_read_from_what_was_kept(clock: FakeClock) -> None:
+async def test_a_cached_page_of_a_host_that_is_no_longer_allowed_is_refused(clock: FakeClock) -> None:
     async with site({"/": Reply("mine", type="text/plain")}) as server:
         settings = [WebSettings(private_hosts=(f"127.0.0.1:{server.port}",))]
-        tool = WebFetchTool(lambda: settings[0], clock, Numbers())
+        tool = WebFetchTool(lambda: settings[0], clock, CountingIds())
         assert unwrap_untrusted((await fetch(tool, server.url())).text) == "mine"
         settings[0] = replace(settings[0], private_hosts=())
         with pytest.raises(WebRefused):
             await fetch(tool, server.url())
 
 
-async def test_without_the_permission_nothing_is_asked(clock: FakeClock) -> None:
+async def test_web_fetch_without_the_web_permission_sends_no_request(clock: FakeClock) -> None:
     async with site({"/": Reply("x")}) as server:
-        tool = fetcher(server, clock)
+        tool = make_fetch_tool(server, clock)
         arguments = FetchArguments(url=server.url())
-        assert tool.required_permissions(arguments, scene(web=False)) == (WEB_PERMISSION,)
-        assert tool.required_permissions(arguments, scene(web=True)) == ()
+        assert tool.required_permissions(arguments, make_tool_context(web=False)) == (WEB_PERMISSION,)
+        assert tool.required_permissions(arguments, make_tool_context(web=True)) == ()
         with pytest.raises(ToolFailed):
-            await tool.perform(arguments, scene(web=False))
+            await tool.perform(arguments, make_tool_context(web=False))
         assert server.connections == 0
 
 
-def test_the_tool_declares_what_it_does(clock: FakeClock) -> None:
-    spec = WebFetchTool(WebSettings, clock, Numbers()).spec
+def test_web_fetch_declares_its_effects_and_parameters(clock: FakeClock) -> None:
+    spec = WebFetchTool(WebSettings, clock, CountingIds()).spec
 
     assert spec.effects == {ToolEffect.READS_UNTRUSTED}
     assert spec.parameters["properties"]["mode"]["enum"] == ["extracted", "metadata", "raw"]
@@ -283,7 +283,7 @@ def test_the_tool_declares_what_it_does(clock: FakeClock) -> None:
     "arguments",
     [{}, {"url": ""}, {"url": "x", "mode": "all"}, {"url": "x", "offset": -1}, {"url": "x", "max_chars": 0}],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments: Mapping[str, Any]) -> None:
+def test_invalid_web_fetch_arguments_are_refused(arguments: Mapping[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(arguments, FetchArguments)
 
@@ -291,7 +291,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: Mapping[str, Any]) 
 @pytest.mark.parametrize(
     "piece", ["<", "<!--", "<a", "<p>", "</script", "<script>", "&amp", "<meta ", "<meta a", "<x " + "a" * 900, "-->"]
 )
-def test_reading_a_hostile_page_costs_no_more_than_its_length(piece: str) -> None:
+def test_reading_a_hostile_page_is_not_quadratic(piece: str) -> None:
     page = piece * (500_000 // len(piece))
 
     page_text.plain_text(page, markdown=True)
@@ -299,18 +299,18 @@ def test_reading_a_hostile_page_costs_no_more_than_its_length(piece: str) -> Non
     page_text.decode_body(page.encode(), "")
 
 
-async def test_an_unpacked_page_has_the_same_bound(clock: FakeClock) -> None:
+async def test_a_decompressed_page_has_the_same_size_limit(clock: FakeClock) -> None:
     packed = gzip.compress(b"z" * (8 * 1024 * 1024))
     async with site({"/": Reply(packed, headers={"Content-Encoding": "gzip"}, type="text/plain")}) as server:
-        output = await fetch(fetcher(server, clock), server.url(), offset=1024 * 1024 - 3)
+        output = await fetch(make_fetch_tool(server, clock), server.url(), offset=1024 * 1024 - 3)
 
     assert unwrap_untrusted(output.text) == "zzz"
 
 
-async def test_a_page_full_of_forged_markers_still_ends_with_its_own(clock: FakeClock) -> None:
-    """What stands in their place is longer than they are: the end of the wrapper was cut off."""
+async def test_a_page_full_of_forged_markers_stays_inside_its_wrapper(clock: FakeClock) -> None:
+    """The replacement of a marker is longer than the marker, so the end of the wrapper was once truncated."""
     async with site({"/": Reply("<<untrusted" * 10_000, type="text/plain")}) as server:
-        tool = fetcher(server, clock)
+        tool = make_fetch_tool(server, clock)
         first = (await fetch(tool, server.url(), mode="raw")).text
         again = re.search(r"to read on, use offset (\d+)", first)
         assert again is not None
@@ -318,15 +318,15 @@ async def test_a_page_full_of_forged_markers_still_ends_with_its_own(clock: Fake
 
     for text in (first, rest):
         assert len(text) <= RESULT_CHARS_MAX and is_wrapped(text)
-    assert int(again[1]) > RESULT_CHARS_MAX // 2, "and not much is left out"
+    assert int(again[1]) > RESULT_CHARS_MAX // 2, "most of the page is shown"
 
 
-async def test_half_a_secret_is_not_shown_where_a_part_of_a_page_ends(clock: FakeClock) -> None:
+async def test_a_secret_that_crosses_the_end_of_a_page_part_is_redacted(clock: FakeClock) -> None:
     secret = "correct-horse-battery-staple"
     async with site({"/": Reply(f"before {secret} after", type="text/plain")}) as server:
         settings = WebSettings(ports=(server.port,))
         for mask, known in ((Redactor({"horse": secret}).redact, True), (str, False)):
-            tool = WebFetchTool(lambda: settings, clock, Numbers(), guard=loopback_guard(None), redact=mask)
+            tool = WebFetchTool(lambda: settings, clock, CountingIds(), guard=loopback_guard(None), redact=mask)
             first = unwrap_untrusted((await fetch(tool, server.url(), mode="raw", max_chars=20)).text)
             rest = unwrap_untrusted((await fetch(tool, server.url(), mode="raw", offset=20)).text)
             assert (first == "before [secret:horse]") is known

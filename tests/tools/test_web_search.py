@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
-from tools.fake_web_servers import Numbers, Reply, Site, loopback_guard, scene, site
+from tools.fake_web_servers import CountingIds, Reply, Site, loopback_guard, make_tool_context, site
 
 from retinue.config.secret import SecretReference
 from retinue.config.web import WebSettings
@@ -29,8 +29,8 @@ JSON = "application/json"
 BRAVE = "/res/v1/web/search"
 
 
-def brave_says(count: int = 20) -> str:
-    """As https://api.search.brave.com answers."""
+def brave_response(count: int = 20) -> str:
+    """A response as from https://api.search.brave.com."""
     results = [
         {
             "title": f"Kettle {number} &amp; <strong>more</strong>",
@@ -55,8 +55,8 @@ def brave_says(count: int = 20) -> str:
     )
 
 
-def searxng_says() -> str:
-    """As a SearXNG server answers to `format=json`."""
+def searxng_response() -> str:
+    """A response of a SearXNG server to `format=json`."""
     result = {
         "url": "https://pots.example/",
         "title": "Pots",
@@ -90,16 +90,16 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 async def brave() -> AsyncIterator[Site]:
-    async with site({BRAVE: Reply(brave_says(), type=JSON)}) as server:
+    async with site({BRAVE: Reply(brave_response(), type=JSON)}) as server:
         yield server
 
 
-def searcher(server: Site, clock: FakeClock, environment: Mapping[str, str] | None = None) -> WebSearchTool:
+def make_search_tool(server: Site, clock: FakeClock, environment: Mapping[str, str] | None = None) -> WebSearchTool:
     settings = WebSettings(ports=(server.port,))
     return WebSearchTool(
         lambda: settings,
         clock,
-        Numbers(),
+        CountingIds(),
         {BRAVE_KEY_VARIABLE: KEY} if environment is None else environment,
         guard=loopback_guard(),
         brave_url=server.url(BRAVE),
@@ -107,22 +107,22 @@ def searcher(server: Site, clock: FakeClock, environment: Mapping[str, str] | No
 
 
 async def search(tool: WebSearchTool, query: str = "kettle", **arguments: Any) -> ToolOutput:
-    return await tool.perform(msgspec.convert({"query": query, **arguments}, SearchArguments), scene())
+    return await tool.perform(msgspec.convert({"query": query, **arguments}, SearchArguments), make_tool_context())
 
 
-def query_of(server: Site, number: int = -1) -> dict[str, str]:
+def query_parameters(server: Site, number: int = -1) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(server.asked[number].path).query).items()}
 
 
 @pytest.mark.spec("C65", "C67")
-async def test_results_of_brave_are_listed_wrapped_and_untrusted(brave: Site, clock: FakeClock) -> None:
-    output = await search(searcher(brave, clock))
+async def test_brave_results_are_listed_wrapped_and_untrusted(brave: Site, clock: FakeClock) -> None:
+    output = await search(make_search_tool(brave, clock))
 
     assert output.trust is Trust.UNTRUSTED
     lines = unwrap_untrusted(output.text).splitlines()
     assert lines[:3] == ["1. Kettle 1 & more (3 days ago)", "   https://kettles.example/1", "   About kettle 1"]
     assert lines[-3] == "5. Kettle 5 & more"
-    assert query_of(brave) == {"q": "kettle", "count": "5"}
+    assert query_parameters(brave) == {"q": "kettle", "count": "5"}
     assert brave.asked[0].headers["x-subscription-token"] == KEY
     assert KEY not in output.text
 
@@ -131,10 +131,16 @@ async def test_results_of_brave_are_listed_wrapped_and_untrusted(brave: Site, cl
 async def test_every_parameter_reaches_brave(brave: Site, clock: FakeClock) -> None:
     span = "2026-01-01to2026-02-01"
     output = await search(
-        searcher(brave, clock), "käse & brot", count=10, country="de", search_lang="de", ui_lang="de-DE", freshness=span
+        make_search_tool(brave, clock),
+        "käse & brot",
+        count=10,
+        country="de",
+        search_lang="de",
+        ui_lang="de-DE",
+        freshness=span,
     )
 
-    assert query_of(brave) == {
+    assert query_parameters(brave) == {
         "q": "käse & brot",
         "count": "10",
         "country": "DE",
@@ -163,24 +169,24 @@ async def test_every_parameter_reaches_brave(brave: Site, clock: FakeClock) -> N
         {"unknown": 1},
     ],
 )
-async def test_a_parameter_that_makes_no_sense_is_refused_and_nothing_asked(
+async def test_an_invalid_search_parameter_is_refused_without_a_request(
     arguments: dict[str, Any], brave: Site, clock: FakeClock
 ) -> None:
     with pytest.raises((msgspec.ValidationError, ToolFailed)):
-        await search(searcher(brave, clock), **{"query": "kettle", **arguments})
+        await search(make_search_tool(brave, clock), **{"query": "kettle", **arguments})
     assert brave.asked == []
 
 
 @pytest.mark.parametrize("freshness", ["pd", "pw", "pm", "py"])
-async def test_a_period_is_understood_by_both(freshness: str, brave: Site, clock: FakeClock) -> None:
-    await search(searcher(brave, clock), freshness=freshness)
+async def test_a_freshness_period_is_passed_to_brave(freshness: str, brave: Site, clock: FakeClock) -> None:
+    await search(make_search_tool(brave, clock), freshness=freshness)
 
-    assert query_of(brave)["freshness"] == freshness
+    assert query_parameters(brave)["freshness"] == freshness
 
 
 @pytest.mark.spec("C65")
-async def test_without_a_key_it_says_how_to_set_one_up(brave: Site, clock: FakeClock) -> None:
-    output = await search(searcher(brave, clock, {}))
+async def test_web_search_without_a_key_returns_setup_instructions(brave: Site, clock: FakeClock) -> None:
+    output = await search(make_search_tool(brave, clock, {}))
 
     hint = json.loads(output.text)
     assert output.failed
@@ -190,11 +196,11 @@ async def test_without_a_key_it_says_how_to_set_one_up(brave: Site, clock: FakeC
     assert brave.asked == []
 
 
-async def test_a_key_can_lie_in_a_file(brave: Site, clock: FakeClock, tmp_path: Path) -> None:
+async def test_the_brave_key_can_be_read_from_a_file(brave: Site, clock: FakeClock, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-the-file\n")
     (tmp_path / "key").chmod(0o600)
     settings = WebSettings(ports=(brave.port,), brave_key=SecretReference(file=tmp_path / "key"))
-    tool = WebSearchTool(lambda: settings, clock, Numbers(), {}, guard=loopback_guard(), brave_url=brave.url(BRAVE))
+    tool = WebSearchTool(lambda: settings, clock, CountingIds(), {}, guard=loopback_guard(), brave_url=brave.url(BRAVE))
 
     await search(tool)
 
@@ -205,8 +211,8 @@ async def test_a_key_can_lie_in_a_file(brave: Site, clock: FakeClock, tmp_path: 
 
 
 @pytest.mark.spec("C65")
-async def test_a_search_is_kept_for_a_quarter_of_an_hour_and_by_all_it_asked(brave: Site, clock: FakeClock) -> None:
-    tool = searcher(brave, clock)
+async def test_a_search_is_cached_for_15_minutes_by_all_its_parameters(brave: Site, clock: FakeClock) -> None:
+    tool = make_search_tool(brave, clock)
     await search(tool)
     await search(tool)
     assert len(brave.asked) == 1
@@ -219,8 +225,8 @@ async def test_a_search_is_kept_for_a_quarter_of_an_hour_and_by_all_it_asked(bra
 
 
 @pytest.mark.spec("C65")
-async def test_a_hundred_searches_are_kept(brave: Site, clock: FakeClock) -> None:
-    tool = searcher(brave, clock)
+async def test_the_search_cache_keeps_the_newest_entries_up_to_its_limit(brave: Site, clock: FakeClock) -> None:
+    tool = make_search_tool(brave, clock)
     for number in range(CACHE_ENTRIES_MAX + 1):
         await search(tool, f"kettle {number}")
     asked = len(brave.asked)
@@ -242,38 +248,38 @@ async def test_a_hundred_searches_are_kept(brave: Site, clock: FakeClock) -> Non
         (Reply(status=302, headers={"Location": "/steal"}), "redirects"),
     ],
 )
-async def test_what_goes_wrong_is_told_without_the_key(
+async def test_a_failed_search_is_reported_without_the_key(
     reply: Reply, because: str, brave: Site, clock: FakeClock
 ) -> None:
     brave.replies[BRAVE] = reply
 
     with pytest.raises(WebFailed) as error:
-        await search(searcher(brave, clock))
+        await search(make_search_tool(brave, clock))
 
     assert because in str(error.value)
     assert KEY not in str(error.value)
     assert len(brave.asked) == 1
 
 
-async def test_strange_results_are_taken_as_they_are(brave: Site, clock: FakeClock) -> None:
+async def test_malformed_search_results_are_handled_and_truncated(brave: Site, clock: FakeClock) -> None:
     strange = [{"title": 1, "url": None}, "text", {"title": "t" * 10_000, "url": "u", "description": "d" * 50_000}]
     brave.replies[BRAVE] = Reply(json.dumps({"web": {"results": strange}}), type=JSON)
-    text = unwrap_untrusted((await search(searcher(brave, clock))).text)
+    text = unwrap_untrusted((await search(make_search_tool(brave, clock))).text)
     assert len(text) < 2_000
     brave.replies[BRAVE] = Reply('{"web": null}', type=JSON)
-    assert unwrap_untrusted((await search(searcher(brave, clock))).text) == "No results."
+    assert unwrap_untrusted((await search(make_search_tool(brave, clock))).text) == "No results."
 
 
 @pytest.mark.spec("C65")
-async def test_any_searxng_server_can_be_named_also_in_the_house(clock: FakeClock) -> None:
-    async with site({"/sx/search": Reply(searxng_says(), type=JSON)}) as server:
+async def test_a_configured_searxng_server_is_used_even_at_a_private_address(clock: FakeClock) -> None:
+    async with site({"/sx/search": Reply(searxng_response(), type=JSON)}) as server:
         settings = WebSettings(searxng_url=server.url("/sx/"))
-        tool = WebSearchTool(lambda: settings, clock, Numbers(), {})  # with the guard of every day
+        tool = WebSearchTool(lambda: settings, clock, CountingIds(), {})  # with the default guard
         output = await search(tool, "pots", search_lang="en", freshness="pw")
         with pytest.raises(ToolFailed, match="two dates"):
             await search(tool, "pots", freshness="2026-01-01to2026-02-01")
 
-        assert query_of(server) == {"q": "pots", "format": "json", "language": "en", "time_range": "week"}
+        assert query_parameters(server) == {"q": "pots", "format": "json", "language": "en", "time_range": "week"}
         lines = unwrap_untrusted(output.text).splitlines()
         assert lines == ["1. Pots (2026-01-02T00:00:00)", "   https://pots.example/", "   All about pots"]
         assert output.trust is Trust.UNTRUSTED
@@ -287,20 +293,20 @@ async def test_any_searxng_server_can_be_named_also_in_the_house(clock: FakeCloc
         assert "/admin" not in server.paths
 
 
-async def test_naming_a_searxng_server_opens_nothing_else(clock: FakeClock, brave: Site) -> None:
+async def test_brave_search_at_a_private_address_is_refused(clock: FakeClock, brave: Site) -> None:
     settings = WebSettings(ports=(brave.port,))
-    tool = WebSearchTool(lambda: settings, clock, Numbers(), {BRAVE_KEY_VARIABLE: KEY}, brave_url=brave.url(BRAVE))
+    tool = WebSearchTool(lambda: settings, clock, CountingIds(), {BRAVE_KEY_VARIABLE: KEY}, brave_url=brave.url(BRAVE))
 
     with pytest.raises(WebRefused):
         await search(tool)
     assert brave.connections == 0
 
 
-async def test_without_the_permission_nothing_is_asked(brave: Site, clock: FakeClock) -> None:
-    tool = searcher(brave, clock)
+async def test_web_search_without_the_web_permission_sends_no_request(brave: Site, clock: FakeClock) -> None:
+    tool = make_search_tool(brave, clock)
     arguments = SearchArguments(query="kettle")
 
-    assert tool.required_permissions(arguments, scene(web=False)) == (WEB_PERMISSION,)
+    assert tool.required_permissions(arguments, make_tool_context(web=False)) == (WEB_PERMISSION,)
     with pytest.raises(ToolFailed):
-        await tool.perform(arguments, scene(web=False))
+        await tool.perform(arguments, make_tool_context(web=False))
     assert brave.asked == []

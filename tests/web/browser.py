@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -127,7 +127,7 @@ def _redact_code(url: str) -> str:
 class WebApp:
     """The web app of one server. Each window is a separate browser profile; `open_tab` opens another tab in one."""
 
-    def __init__(self, browser: Browser, server: Rim) -> None:
+    def __init__(self, browser: Browser, server: ApiClient) -> None:
         self._browser = browser
         self.server = server
         self._kills_at_start = server.process.kills

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from api.tcp_server import Rim, open_rim
+from api.tcp_server import ApiClient, open_api_client
 from web.conftest import SETTINGS
 
 from retinue.app.clock_and_ids import RandomIds, RealClock
@@ -26,22 +26,22 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 NOOR = build_user(4711, "Noor", username="noor")
 CONNECTOR_SETTINGS = """
 [connectors.family]
-kind = "telegram"
+platform = "telegram"
 token_file = "{good}"
 api_base = "{url}"
 poll_s = 5
-dm = "pairing"
+dm_policy = "pairing"
 pairing_max = 20
 catch_up_hours = 0
 
 [connectors.public]
-kind = "telegram"
+platform = "telegram"
 token_file = "{bad}"
 api_base = "{url}"
-dm = "open"
+dm_policy = "open"
 
 [connectors.work]
-kind = "irc"
+platform = "irc"
 enabled = false
 host = "127.0.0.1"
 nick = "retinue"
@@ -110,17 +110,17 @@ def write_tokens(folder: Path, telegram: FakeTelegramUsers) -> dict[str, str]:
 
 
 @contextmanager
-def open_channels_server(folder: Path, telegram: FakeTelegramUsers) -> Iterator[Rim]:
-    with open_rim(folder, SETTINGS + CONNECTOR_SETTINGS.format(**write_tokens(folder, telegram))) as server:
+def open_channels_server(folder: Path, telegram: FakeTelegramUsers) -> Iterator[ApiClient]:
+    with open_api_client(folder, SETTINGS + CONNECTOR_SETTINGS.format(**write_tokens(folder, telegram))) as server:
         yield server
 
 
-def add_poison_message(server: Rim, text: str, *, message_id: str, because: str, by: str = "4711") -> None:
+def add_poison_message(server: ApiClient, text: str, *, message_id: str, because: str, by: str = "4711") -> None:
     """Store an inbound message that raised an error at every attempt, as the connector supervisor does."""
     message = InboundMessage(
         room=by, message_id=message_id, text=text, peer=by, service="telegram", speaker=PlatformUser(id=by, name="Noor")
     )
-    engine = sa.create_engine(f"sqlite:///{server.process.home / 'house.db'}")
+    engine = sa.create_engine(f"sqlite:///{server.process.home / 'retinue.db'}")
     with engine.begin() as conn:
         poison_messages.upsert(
             conn,

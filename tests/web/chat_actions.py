@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 from web.browser import WebApp
 
@@ -54,14 +54,14 @@ def send_by_api(app: WebApp, session: str, text: str, agent: str = "guide", **op
 def stored_replies(app: WebApp, session: str) -> list[str]:
     """The replies of a conversation as the server stores them."""
     read = app.server.do("session.transcript", session=session, limit=500)
-    return [line["body"]["text"] for line in read["lines"] if line["kind"] == "assistant"]
+    return [line["body"]["text"] for line in read["records"] if line["kind"] == "assistant"]
 
 
 def wait_until_idle(app: WebApp, session: str) -> None:
     """Wait until the session has no run and no queued message."""
 
     def is_idle() -> bool:
-        state = app.server.do("session.waiting", session=session)
+        state = app.server.do("session.queued", session=session)
         return state["run"] is None and not state["envelopes"]
 
     wait_until_sync(is_idle, "no run and no queued message")
@@ -80,7 +80,7 @@ class BlockingMessage(NamedTuple):
     release: Callable[[], None]
 
 
-def make_blocking_message(server: Rim) -> BlockingMessage:
+def make_blocking_message(server: ApiClient) -> BlockingMessage:
     """Build a message whose command waits for a file that `release` creates in the agent's workspace."""
     file = server.process.home / "agents" / "guide" / uuid4().hex
     command = {"command": f"until [ -e {file.name} ]; do sleep 0.02; done", "yield_ms": 120_000}

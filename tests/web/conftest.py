@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from api.tcp_server import Rim, open_rim
+from api.tcp_server import ApiClient, open_api_client
 from playwright.sync_api import Browser
 from web.browser import WebApp, open_browser
 
 # The tests of a file sign in often and send many messages.
-SETTINGS = "[house.limits]\nenvelopes_per_minute = 10000\nrequests_per_minute = 100000\n"
+SETTINGS = "[server.limits]\nenvelopes_per_minute = 10000\nrequests_per_minute = 100000\n"
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Rim]:
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ApiClient]:
     """A module that needs other settings defines `SETTINGS`."""
-    with open_rim(tmp_path_factory.mktemp("web"), getattr(request.module, "SETTINGS", SETTINGS)) as opened:
+    with open_api_client(tmp_path_factory.mktemp("web"), getattr(request.module, "SETTINGS", SETTINGS)) as opened:
         yield opened
 
 
 @contextmanager
-def open_app(browser: Browser, server: Rim) -> Iterator[WebApp]:
+def open_app(browser: Browser, server: ApiClient) -> Iterator[WebApp]:
     """Fail if the browser logs an error or sends a request to another host."""
     opened = WebApp(browser, server)
     yield opened
@@ -40,7 +40,7 @@ def open_app(browser: Browser, server: Rim) -> Iterator[WebApp]:
 
 
 @pytest.fixture
-def app(browser: Browser, server: Rim) -> Iterator[WebApp]:
+def app(browser: Browser, server: ApiClient) -> Iterator[WebApp]:
     with open_app(browser, server) as opened:
         yield opened
 
@@ -49,7 +49,7 @@ def app(browser: Browser, server: Rim) -> Iterator[WebApp]:
 def own_app(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[WebApp]:
     """Like `app`, on a server that no other test uses."""
     with (
-        open_rim(tmp_path, getattr(request.module, "SETTINGS", SETTINGS)) as server,
+        open_api_client(tmp_path, getattr(request.module, "SETTINGS", SETTINGS)) as server,
         open_app(browser, server) as opened,
     ):
         yield opened

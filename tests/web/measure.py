@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from api.tcp_server import open_rim  # noqa: E402
+from api.tcp_server import open_api_client  # noqa: E402
 from playwright.sync_api import Page, Response, expect  # noqa: E402
 from web.browser import WebApp, open_browser  # noqa: E402
 from web.chat_actions import (  # noqa: E402
@@ -84,11 +84,11 @@ def measure_first_text(app: WebApp) -> None:
         expect(replies(page)).to_have_count(2 * number + 1)
         wait_until_idle(app, session)
         durations_ms.append(page.evaluate("window.__shown - window.__pressed"))
-        with app.server.live(follow=[{"session": session}]) as live:
-            live.until("hello")
+        with app.server.websocket(follow=[{"session": session}]) as websocket:
+            websocket.until("hello")
             started = time.perf_counter()
             send_by_api(app, session, f"echo {number}")
-            live.until("delta")
+            websocket.until("delta")
             api_durations_ms.append((time.perf_counter() - started) * 1000)
         wait_until_idle(app, session)
         expect(replies(page)).to_have_count(2 * number + 2)
@@ -135,7 +135,11 @@ def count_articles(page: Page) -> int:
 
 
 def main() -> None:
-    with open_browser() as browser, tempfile.TemporaryDirectory() as folder, open_rim(Path(folder), SETTINGS) as server:
+    with (
+        open_browser() as browser,
+        tempfile.TemporaryDirectory() as folder,
+        open_api_client(Path(folder), SETTINGS) as server,
+    ):
         app = WebApp(browser, server)
         create_session(app)
         measure_first_load(app)

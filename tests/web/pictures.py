@@ -14,8 +14,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from api.tcp_server import Rim, open_rim  # noqa: E402
-from flows.fake_provider import Asked, Said, calls, says  # noqa: E402
+from api.tcp_server import ApiClient, open_api_client  # noqa: E402
+from flows.fake_provider import Asked, FakeReply, calls, says  # noqa: E402
 from playwright.sync_api import Page, expect  # noqa: E402
 from web.browser import WebApp, open_browser  # noqa: E402
 from web.channels_instance import (  # noqa: E402
@@ -54,7 +54,7 @@ def test_retry(n):
 """
 
 
-def reply_to(request: Asked) -> Said:
+def reply_to(request: Asked) -> FakeReply:
     text = request.raw.decode()
     usage = {"input_tokens": 18_000, "output_tokens": 900}
     if request.results:
@@ -72,15 +72,15 @@ def reply_to(request: Asked) -> Said:
     return says("Good. I keep an eye on it and write when something changes.", **usage)
 
 
-def add_agents(server: Rim) -> None:
+def add_agents(server: ApiClient) -> None:
     """Add agents with conversations, schedules and a heartbeat."""
-    for name, model, colour, description in (
+    for name, model, color, description in (
         ("chief", "mock/m1", "indigo", "Knows what everyone does, and what you wait for."),
         ("scout", "mock/m2", "cyan", "Reads widely and tells briefly."),
         ("forge", "mock/m1", "red", "Writes code, runs the tests."),
         ("scribe", "mock/m2", "green", "Keeps the journal."),
     ):
-        server.do("agent.register", name=name, model=model, colour=colour, description=description)
+        server.do("agent.register", name=name, model=model, color=color, description=description)
     server.do("agent.set", name="forge", tools_ask=["exec"])
     for agent, text, name in (
         ("scribe", "Note that the offsite is on Friday.", "Journal"),
@@ -106,11 +106,11 @@ def add_agents(server: Rim) -> None:
         server.do("schedule.run", schedule=name)
 
 
-def add_channels(server: Rim, telegram: FakeTelegramUsers) -> None:
+def add_channels(server: ApiClient, telegram: FakeTelegramUsers) -> None:
     """Add bindings, identities and senders: one accepted, two waiting."""
-    server.do("identity.link", person="owner", service="telegram", id="4710")
+    server.do("identity.link", person="owner", platform="telegram", id="4710")
     server.do("binding.set", agent="chief", connector="telegram")
-    server.do("binding.set", agent="scout", connector="family", peer="-100200300", also=["scribe"])
+    server.do("binding.set", agent="scout", connector="family", peer="-100200300", extra_agents=["scribe"])
     server.do("binding.set", agent="forge", connector="work", peer="#builds")
     for user, text in (
         (NOOR, "Hello!"),
@@ -120,8 +120,8 @@ def add_channels(server: Rim, telegram: FakeTelegramUsers) -> None:
         telegram.add_user(user["id"], user["first_name"])
         telegram.send_message(text, user)
     telegram.wait_until(lambda: len(server.do("pairing.list")["pairings"]) == 3)
-    noor = next(each for each in server.do("pairing.list")["pairings"] if each["speaker"] == "4711")
-    server.do("pairing.accept", which=noor["id"])
+    noor = next(each for each in server.do("pairing.list")["pairings"] if each["sender_id"] == "4711")
+    server.do("pairing.accept", request=noor["id"])
     telegram.send_message("Where do we stand?", NOOR)
     telegram.wait_until(lambda: len(telegram.bot_texts(NOOR)) > 1)
     add_poison_message(
@@ -142,7 +142,7 @@ def main() -> None:
         serve_provider(reply_to) as url,
         open_fake_telegram() as telegram,
         tempfile.TemporaryDirectory() as folder,
-        open_rim(
+        open_api_client(
             Path(folder) / "instance",
             SETTINGS
             + PRICED_MODELS.format(url=url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import Locator, Page, expect
 from web.browser import WebApp, find_violations, scrolls_sideways
 from web.chat_actions import hold_first_response, wait_in_page
@@ -13,16 +13,16 @@ from web.chat_actions import hold_first_response, wait_in_page
 HOSTILE = '<img src=x onerror="alert(1)"> [click](javascript:alert(1)) \u202eallow'
 
 
-def start_session(server: Rim, agent: str, text: str, name: str | None = None) -> tuple[str, str]:
+def start_session(server: ApiClient, agent: str, text: str, name: str | None = None) -> tuple[str, str]:
     """Start a new conversation with this message; the ids of the session and the envelope."""
     session = server.do("session.create", agent=agent, name=name)["sessionId"]
     return session, server.do("envelope.send", to=f"agent:{agent}", session=session, text=text)["envelope"]
 
 
-def wait_for_outcome(server: Rim, envelope: str) -> dict[str, Any]:
-    with server.live(follow=[{"session": "*"}]) as live:
+def wait_for_outcome(server: ApiClient, envelope: str) -> dict[str, Any]:
+    with server.websocket(follow=[{"session": "*"}]) as websocket:
         while "outcome" not in (shown := server.do("envelope.show", id=envelope)):
-            live.hear()
+            websocket.receive_frame()
     return shown
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_waits_for_approval_shows_the_reason_and_links_to_it(app: Web
     waiting = lane(page, "A question")
     expect(waiting.get_by_text("waiting for a person")).to_be_visible()
     expect(waiting.get_by_text("requires approval for 'read'")).to_be_visible()
-    expect(page.locator("[data-node='agent:clerk'].parked .ring")).to_be_visible()
+    expect(page.locator("[data-node='agent:clerk'].suspended .ring")).to_be_visible()
     waiting.get_by_role("link", name="Open approval").click()
     expect(page).to_have_url(f"{app.server.address}/approvals")
     app.server.do("session.stop", session=session)
@@ -146,7 +146,7 @@ def test_a_message_is_explained_with_links_to_its_run(app: WebApp) -> None:
     row.get_by_role("button", name="Explain: message from owner to main").click()
     dialog = page.get_by_role("dialog", name="Explain")
     expect(dialog.get_by_text("ended answered").first).to_be_visible()
-    events = app.server.do("house.why", id=envelope)["lines"]
+    events = app.server.do("server.why", id=envelope)["lines"]
     expect(dialog.get_by_role("list", name="Events").get_by_role("listitem")).to_have_count(len(events) - 1)
     run = app.server.do("run.list", session=session, limit=1)["runs"][0]["id"][:8]
     dialog.get_by_role("button", name=run).first.click()
@@ -185,7 +185,7 @@ def test_a_failed_message_shows_its_reason_and_can_be_retried(app: WebApp) -> No
         expect(window.get_by_text("retried")).to_be_visible()
         # Only for the retry, which failed too.
         expect(window.get_by_role("button", name="Retry: fail now")).to_have_count(1)
-    [retried, failed] = [each for each in app.server.do("envelope.dead")["letters"] if each["text"] == "fail now"]
+    [retried, failed] = [each for each in app.server.do("envelope.dead")["dead_letters"] if each["text"] == "fail now"]
     assert (failed["id"], failed["retry"]) == (envelope, retried["id"])
     assert find_violations(page) == [] and not scrolls_sideways(other)
 
@@ -196,7 +196,7 @@ def test_a_late_response_does_not_hide_a_failed_message(app: WebApp) -> None:
     with page.expect_request("**/api/envelope/dead"):
         page.get_by_role("link", name="Failed messages").click()
     wait_in_page(page, lambda: bool(older.held))
-    before = len(older.json()["letters"])
+    before = len(older.json()["dead_letters"])
     _, envelope = start_session(app.server, "main", "fail")
     wait_for_outcome(app.server, envelope)
     failed_messages = page.get_by_role("region", name="Failed messages").get_by_role("listitem")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import Locator, Page, expect
 from web.browser import WebApp, find_violations, scrolls_sideways, track_requests
 from web.chat_actions import leave_composer, make_blocking_message
@@ -14,8 +14,8 @@ HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)<
 
 
 @pytest.fixture(scope="module", autouse=True)
-def agents(server: Rim) -> None:
-    server.do("agent.register", name="ada", description="Keeps the calendar.", icon="Ad", colour="lime")
+def agents(server: ApiClient) -> None:
+    server.do("agent.register", name="ada", description="Keeps the calendar.", icon="Ad", color="lime")
     server.do("agent.register", name="ghost", description="Works unseen.", visible=False)
 
 
@@ -45,7 +45,7 @@ def open_group(page: Page, title: str) -> None:
 
 
 @pytest.mark.spec("A90.look", "A90.current", "A90.new_session")
-def test_an_agent_has_its_appearance_and_the_chat_names_the_current_agent(app: WebApp, server: Rim) -> None:
+def test_an_agent_has_its_appearance_and_the_chat_names_the_current_agent(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/agents")
     avatar = card(page, "ada").locator(".avatar")
     expect(avatar).to_have_text("Ad")
@@ -71,7 +71,7 @@ def test_an_agent_has_its_appearance_and_the_chat_names_the_current_agent(app: W
 
 
 @pytest.mark.spec("A90.hidden")
-def test_hidden_agents_are_listed_only_on_request(app: WebApp, server: Rim) -> None:
+def test_hidden_agents_are_listed_only_on_request(app: WebApp, server: ApiClient) -> None:
     hidden = [each["name"] for each in server.do("agent.list")["agents"] if not each["visible"]]
     assert "ghost" in hidden
     page = app.open_window("/agents")
@@ -88,7 +88,7 @@ def test_hidden_agents_are_listed_only_on_request(app: WebApp, server: Rim) -> N
     expect(page.get_by_role("button", name="New conversation with ghost")).to_have_count(0)
 
 
-def test_a_keyboard_shortcut_opens_a_chat_with_another_agent(app: WebApp, server: Rim) -> None:
+def test_a_keyboard_shortcut_opens_a_chat_with_another_agent(app: WebApp, server: ApiClient) -> None:
     newest = server.do("session.create", agent="guide", name="about tea")["sessionId"]
     page = app.open_window("/agents")
     expect(card(page, "guide")).to_contain_text("conversation")
@@ -112,7 +112,7 @@ def test_a_keyboard_shortcut_opens_a_chat_with_another_agent(app: WebApp, server
     )
 
 
-def test_the_status_of_an_agent_is_updated_live(app: WebApp, server: Rim) -> None:
+def test_the_status_of_an_agent_is_updated_live(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/agents")
     expect(card(page, "clerk")).to_contain_text("idle")
     server.do("envelope.send", to="agent:clerk", text="ask read SOUL.md")
@@ -127,7 +127,7 @@ def test_the_status_of_an_agent_is_updated_live(app: WebApp, server: Rim) -> Non
 # --- create and edit ---
 
 
-def test_creating_an_agent_shows_errors_at_their_fields(app: WebApp, server: Rim) -> None:
+def test_creating_an_agent_shows_errors_at_their_fields(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/agents")
     page.get_by_role("button", name="Create agent").click()
     name = page.get_by_label("Name", exact=True)
@@ -151,12 +151,12 @@ def test_creating_an_agent_shows_errors_at_their_fields(app: WebApp, server: Rim
     expect(page).to_have_url(f"{server.address}/agents/bea")
     expect(page.get_by_role("heading", level=1, name="bea")).to_be_visible()
     made = server.do("agent.show", name="bea")
-    assert (made["description"], made["icon"], made["colour"]) == ("Reads the mail.", "\N{FOX FACE}", "violet")
+    assert (made["description"], made["icon"], made["color"]) == ("Reads the mail.", "\N{FOX FACE}", "violet")
     assert made["instructions"] == "Be short."
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_changed_fields_of_an_agent_are_saved_as_a_new_version(app: WebApp, server: Rim) -> None:
+def test_changed_fields_of_an_agent_are_saved_as_a_new_version(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="cleo", description="Then.")
     page = app.open_window("/agents/cleo")
     page.get_by_label("Description", exact=True).fill("Now.")
@@ -193,7 +193,7 @@ def test_changed_fields_of_an_agent_are_saved_as_a_new_version(app: WebApp, serv
     app.console_errors.clear()
 
 
-def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp, server: Rim) -> None:
+def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="nora")
     page = app.open_window("/agents/nora")
     page.get_by_label("Display name", exact=True).fill("Nora of the night")
@@ -210,7 +210,7 @@ def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp,
     open_group(page, "Workspace")
     page.get_by_label("Workspace", exact=True).fill("../out")
     expect(page.get_by_role("alert")).to_contain_text("must be a path")
-    page.get_by_label("Workspace", exact=True).fill("desk")
+    page.get_by_label("Workspace", exact=True).fill("drafts")
     open_group(page, "Sandbox")
     page.get_by_label("Workspace access", exact=True).select_option("ro")
     expect(page.get_by_role("alert")).to_have_count(0)
@@ -219,7 +219,7 @@ def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp,
     expect(page.get_by_role("heading", level=1, name="Nora of the night (nora)")).to_be_visible()
     made = server.do("agent.show", name="nora")
     assert (made["delegation"]["deny"], made["delegation"]["depth_max"]) == (["gho"], 2)
-    assert (made["subagents"]["archive_after_s"], made["workspace"]) == (60.0, "desk")
+    assert (made["subagents"]["archive_after_s"], made["workspace"]) == (60.0, "drafts")
     assert made["sandbox"]["workspace"] == "ro"
     page.get_by_label("Display name", exact=True).fill("")
     page.get_by_label("Workspace access", exact=True).select_option("")
@@ -229,7 +229,7 @@ def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp,
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_fallback_models_are_reordered_by_keyboard_and_by_drag(app: WebApp, server: Rim) -> None:
+def test_fallback_models_are_reordered_by_keyboard_and_by_drag(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="dora")
     page = app.open_window("/agents/dora")
     page.get_by_label("Model", exact=True).fill("guide")
@@ -254,13 +254,13 @@ def test_fallback_models_are_reordered_by_keyboard_and_by_drag(app: WebApp, serv
     assert (now["model"], now["fallbacks"]) == ("guide", ["c/three", "b/two"])
 
 
-def test_unsaved_changes_survive_a_change_in_another_window(app: WebApp, server: Rim) -> None:
+def test_unsaved_changes_survive_a_change_in_another_window(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="emil", description="Then.")
     one, other = app.open_window("/agents/emil"), app.open_window("/agents")
     one.get_by_label("Instructions", exact=True).fill("Be kind.")
     expect(save_bar(one)).to_be_visible()
     expect(card(other, "emil")).to_contain_text("Then.")
-    server.do("agent.set", name="emil", description="Now.", colour="pink")
+    server.do("agent.set", name="emil", description="Now.", color="pink")
     expect(card(other, "emil")).to_contain_text("Now.")
     expect(one.get_by_label("Description", exact=True)).to_have_value("Now.")
     expect(save_bar(one)).to_contain_text("Someone else changed this agent.")
@@ -276,7 +276,7 @@ def test_unsaved_changes_survive_a_change_in_another_window(app: WebApp, server:
 # --- tools ---
 
 
-def test_policy_decisions_follow_unsaved_changes_of_the_tool_lists(app: WebApp, server: Rim) -> None:
+def test_policy_decisions_follow_unsaved_changes_of_the_tool_lists(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="faye")
     page = app.open_window("/agents/faye/tools")
     row = page.get_by_role("row").filter(has=page.get_by_role("button", name="read", exact=True))
@@ -316,7 +316,7 @@ def test_policy_decisions_follow_unsaved_changes_of_the_tool_lists(app: WebApp, 
 # --- files ---
 
 
-def test_an_unsaved_file_is_kept_while_another_tab_is_open(app: WebApp, server: Rim) -> None:
+def test_an_unsaved_file_is_kept_while_another_tab_is_open(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="gert")
     page = app.open_window("/agents/gert/files")
     page.get_by_role("navigation", name="Files in the agent directory").get_by_role("link", name="SOUL.md").click()
@@ -347,14 +347,14 @@ def test_an_unsaved_file_is_kept_while_another_tab_is_open(app: WebApp, server: 
     assert server.do("agent.file", name="gert", path="internal_space/memories/tea.md")["content"] == "Green, at four."
 
 
-def test_a_file_conflict_shows_both_versions(app: WebApp, server: Rim) -> None:
+def test_a_file_conflict_shows_both_versions(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="hugo")
     page = app.open_window("/agents/hugo/files?file=SOUL.md")
     text = page.get_by_label("Content of SOUL.md")
 
     def write_elsewhere(content: str) -> None:
         now = server.do("agent.file", name="hugo", path="SOUL.md")["hash"]
-        server.do("agent.write-file", name="hugo", path="SOUL.md", content=content, hash=now)
+        server.do("agent.write_file", name="hugo", path="SOUL.md", content=content, hash=now)
 
     write_elsewhere("theirs")
     expect(text).to_have_value("theirs")  # not edited here, so it follows
@@ -382,7 +382,7 @@ def test_a_file_conflict_shows_both_versions(app: WebApp, server: Rim) -> None:
 # --- versions and deletion ---
 
 
-def test_versions_are_compared_and_restored(app: WebApp, server: Rim) -> None:
+def test_versions_are_compared_and_restored(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="ines", description="one", instructions="Be short.\nBe kind.")
     server.do("agent.set", name="ines", description="two", day_microusd_max=5_000_000)
     server.do("agent.set", name="ines", instructions="Be short.\nBe exact.", tools_deny=["exec"])
@@ -408,7 +408,7 @@ def test_versions_are_compared_and_restored(app: WebApp, server: Rim) -> None:
     assert (now["description"], now["instructions"], now["tools"]["deny"]) == ("one", "Be short.\nBe kind.", [])
 
 
-def test_deleting_an_agent_shows_the_consequences_first(app: WebApp, server: Rim) -> None:
+def test_deleting_an_agent_shows_the_consequences_first(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="jonas")
     page = app.open_window("/agents/jonas")
     page.get_by_role("button", name="Actions for jonas").click()
@@ -432,10 +432,10 @@ def test_deleting_an_agent_shows_the_consequences_first(app: WebApp, server: Rim
 # --- hostile text, accessibility and permissions ---
 
 
-def test_hostile_text_of_an_agent_is_shown_as_plain_text(app: WebApp, server: Rim) -> None:
+def test_hostile_text_of_an_agent_is_shown_as_plain_text(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="kim", description=HOSTILE, instructions=HOSTILE)
     server.do("agent.set", name="kim", instructions=f"{HOSTILE}\nmore", tools_deny=["<b>x</b>"])
-    server.do("agent.write-file", name="kim", path="SOUL.md", content=HOSTILE, hash=_read_file_hash(server, "kim"))
+    server.do("agent.write_file", name="kim", path="SOUL.md", content=HOSTILE, hash=_read_file_hash(server, "kim"))
     page = app.open_window("/agents")
     expect(card(page, "kim")).to_contain_text("<script>alert(2)</script>")
     wait_until_settled = track_requests(page)
@@ -471,7 +471,7 @@ def test_the_agents_screens_are_accessible(app: WebApp, size: str, theme: str) -
     assert {path: what for path, what in found.items() if what} == {}
 
 
-def test_a_member_can_view_an_agent_but_not_edit_it(app: WebApp, server: Rim) -> None:
+def test_a_member_can_view_an_agent_but_not_edit_it(app: WebApp, server: ApiClient) -> None:
     token = server.member("maria")
     page = app.open_window("/agents/ada")
     page.get_by_role("button", name="Signed in as owner").click()
@@ -487,5 +487,5 @@ def test_a_member_can_view_an_agent_but_not_edit_it(app: WebApp, server: Rim) ->
     app.console_errors.clear()  # the refused requests were expected
 
 
-def _read_file_hash(server: Rim, name: str) -> str:
+def _read_file_hash(server: ApiClient, name: str) -> str:
     return server.do("agent.file", name=name, path="SOUL.md")["hash"]

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 from web.browser import SIZES_AND_THEMES, WebApp, find_violations, scrolls_sideways
 from web.chat_actions import wait_for_clipboard, wait_in_page
@@ -21,46 +21,46 @@ FIELDS = [
 ]
 
 
-def start_session(server: Rim, agent: str, text: str, name: str | None = None) -> str:
+def start_session(server: ApiClient, agent: str, text: str, name: str | None = None) -> str:
     """Start a new conversation with this message; the id of the session."""
     session = server.do("session.create", agent=agent, name=name)["sessionId"]
     server.do("envelope.send", to=f"agent:{agent}", session=session, text=text)
     return session
 
 
-def request_approval(server: Rim, name: str | None = None) -> str:
+def request_approval(server: ApiClient, name: str | None = None) -> str:
     return start_session(server, "clerk", "ask read SOUL.md", name)
 
 
-def send_questionnaire(server: Rim, title: str, fields: list[dict[str, Any]] = FIELDS) -> str:
+def send_questionnaire(server: ApiClient, title: str, fields: list[dict[str, Any]] = FIELDS) -> str:
     return start_session(server, "guide", f"call ask_questions {json.dumps({'title': title, 'fields': fields})}", title)
 
 
-def wait_for_approval(server: Rim, session: str) -> str:
+def wait_for_approval(server: ApiClient, session: str) -> str:
     """Wait for a pending approval of the session; its id."""
-    with server.live(follow=[{"session": session}]) as live:
+    with server.websocket(follow=[{"session": session}]) as websocket:
         while True:
-            live.hear()
+            websocket.receive_frame()
             if found := [each["id"] for each in pending_approvals(server) if each["session"] == session]:
                 return found[0]
 
 
-def card(page: Page, session: str, server: Rim) -> Locator:
+def card(page: Page, session: str, server: ApiClient) -> Locator:
     return page.locator(f"[data-approval='{wait_for_approval(server, session)}']")
 
 
-def pending_approvals(server: Rim) -> list[dict[str, Any]]:
+def pending_approvals(server: ApiClient) -> list[dict[str, Any]]:
     return server.do("approval.list", limit=50)["approvals"]
 
 
-def decided_approval(server: Rim, session: str) -> dict[str, Any]:
+def decided_approval(server: ApiClient, session: str) -> dict[str, Any]:
     return next(
-        each for each in server.do("approval.list", past=True, limit=50)["approvals"] if each["session"] == session
+        each for each in server.do("approval.list", decided=True, limit=50)["approvals"] if each["session"] == session
     )
 
 
 @pytest.fixture(autouse=True)
-def _clear_pending(server: Rim) -> None:  # pyright: ignore[reportUnusedFunction]
+def _clear_pending(server: ApiClient) -> None:  # pyright: ignore[reportUnusedFunction]
     """Each test starts without approvals, questionnaires, grants and notifications."""
     for each in pending_approvals(server):
         server.do("approval.answer", id=each["id"], allow=False)
@@ -91,7 +91,7 @@ def test_an_approval_in_a_chat_shows_the_exact_call_and_collapses_once_answered(
     expect(approval).to_contain_text("by owner")
     expect(approval.get_by_role("button")).to_have_count(0)
     decision = decided_approval(app.server, session)
-    assert (decision["state"], decision["scope"], decision["decided-by"]) == ("allowed", "once", "owner")
+    assert (decision["state"], decision["scope"], decision["decided_by"]) == ("allowed", "once", "owner")
 
 
 def test_an_approval_answered_in_one_window_is_decided_in_both(app: WebApp) -> None:
@@ -109,7 +109,7 @@ def test_an_approval_answered_in_one_window_is_decided_in_both(app: WebApp) -> N
         expect(shown).to_contain_text("“not <b>today</b>”")
         expect(page.get_by_role("link", name="Approvals", exact=True)).to_be_visible()
     decision = decided_approval(app.server, session)
-    assert (decision["state"], decision["words"]) == ("denied", "not <b>today</b>")
+    assert (decision["state"], decision["comment"]) == ("denied", "not <b>today</b>")
 
 
 def test_approvals_are_selected_and_answered_by_keyboard(app: WebApp) -> None:
@@ -143,7 +143,7 @@ def test_approvals_are_selected_and_answered_by_keyboard(app: WebApp) -> None:
 def test_file_changes_are_shown_as_a_diff(app: WebApp) -> None:
     server = app.server
     server.do("agent.register", name="forge", model="guide", tools_ask=["edit", "write"])
-    server.do("agent.write-file", name="forge", path="NOTES.md", content="one\ntwo\nthree\n", hash="")
+    server.do("agent.write_file", name="forge", path="NOTES.md", content="one\ntwo\nthree\n", hash="")
     writes = {"path": "NOTES.md", "content": "one\n2\nthree\n"}
     edits = {"path": "NOTES.md", "old": "three", "new": "four\u202efive"}
     session = start_session(server, "forge", f"call write {json.dumps(writes)}; edit {json.dumps(edits)}")
@@ -282,7 +282,7 @@ def test_a_questionnaire_is_answered_and_shows_errors_at_their_fields(app: WebAp
     for each in (page, inbox):
         expect(each.get_by_role("article", name="Dinner")).to_have_count(0)
     [ended] = [each for each in server.do("questionnaire.list")["questionnaires"] if each["session"] == session]
-    assert (ended["state"], ended["ended-by"]) == ("answered", "person:owner")
+    assert (ended["state"], ended["ended_by"]) == ("answered", "person:owner")
     assert ended["answers"] == {"guest": "Ines", "meal": "pie", "days": ["mon", "tue"], "chairs": 4, "dog": False}
     page.goto(f"{server.address}/chat/{session}")
     expect(page.get_by_role("log")).to_contain_text("guest: Ines")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import Locator, Page, expect
 from web.browser import WebApp, find_violations, scrolls_sideways, track_requests
 from web.channels_instance import NOOR, FakeTelegramUsers, add_poison_message, open_channels_server, open_fake_telegram
@@ -27,23 +27,23 @@ def telegram() -> Iterator[FakeTelegramUsers]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, telegram: FakeTelegramUsers) -> Iterator[Rim]:
+def server(tmp_path_factory: pytest.TempPathFactory, telegram: FakeTelegramUsers) -> Iterator[ApiClient]:
     with open_channels_server(tmp_path_factory.mktemp("channels"), telegram) as opened:
         opened.do("agent.register", name="porter", model="guide", description="Answers senders")
         yield opened
 
 
 @pytest.fixture(autouse=True)
-def no_pending_items(server: Rim) -> None:
+def no_pending_items(server: ApiClient) -> None:
     """Remove what another test left: access requests, accepted senders and poison messages."""
     known = server.do("pairing.list")
     for each in known["pairings"]:
         if each["state"] == "waiting":
-            server.do("pairing.refuse", which=each["id"])
+            server.do("pairing.refuse", request=each["id"])
     for each in known["admitted"]:
-        server.do("pairing.dismiss", connector=each["connector"], speaker=each["speaker"])
-    for each in server.do("set-aside.list")["set-aside"]:
-        server.do("set-aside.drop", id=each["id"])
+        server.do("pairing.revoke", connector=each["connector"], sender_id=each["sender_id"])
+    for each in server.do("poison_message.list")["poison_messages"]:
+        server.do("poison_message.drop", id=each["id"])
 
 
 def row(page: Page, list_name: str, text: str) -> Locator:
@@ -95,7 +95,7 @@ def test_open_access_shows_a_warning(app: WebApp) -> None:
 def test_a_connection_test_shows_its_result(app: WebApp) -> None:
     page = open_section(app)
     page.get_by_role("button", name="Test connection of family").click()
-    expect(row(page, "Connectors", "family").get_by_role("status")).to_contain_text("house_bot")
+    expect(row(page, "Connectors", "family").get_by_role("status")).to_contain_text("retinue_bot")
     page.get_by_role("button", name="Test connection of public").click()
     expect(row(page, "Connectors", "public").get_by_role("status")).to_contain_text("Try:")
 
@@ -210,7 +210,7 @@ def test_bindings_are_listed_most_specific_first(app: WebApp) -> None:
 
 
 def test_an_unprocessed_message_is_retried_or_deleted(app: WebApp) -> None:
-    app.server.do("identity.link", person="owner", service="telegram", id=str(NOOR["id"]))
+    app.server.do("identity.link", person="owner", platform="telegram", id=str(NOOR["id"]))
     add_poison_message(
         app.server, "What about the picnic?", message_id="9001", because="a file of it could not be read"
     )
@@ -220,7 +220,7 @@ def test_an_unprocessed_message_is_retried_or_deleted(app: WebApp) -> None:
     expect(row(page, "Unprocessed messages", "9001")).to_contain_text("3 attempts")
     page.get_by_role("button", name="Retry message 9001").click()
     expect(row(page, "Unprocessed messages", "9001")).to_have_count(0)
-    assert app.server.process.envelopes_with("What about the picnic?")
+    assert app.server.process.list_envelopes_with_text("What about the picnic?")
     page.get_by_role("button", name="Delete message 9002").click()
     dialog(page, "Delete this message?").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No unprocessed messages")).to_be_visible()
@@ -274,7 +274,7 @@ def test_a_connector_that_cannot_connect_is_not_added(app: WebApp) -> None:
     assert "unreachable" not in [each["name"] for each in app.server.do("connector.list")["connectors"]]
 
 
-def wait_for_state(server: Rim, connector: str, state: str) -> None:
+def wait_for_state(server: ApiClient, connector: str, state: str) -> None:
     def states() -> dict[str, str]:
         return {each["name"]: each["state"] for each in server.do("connector.list")["connectors"]}
 
@@ -293,7 +293,7 @@ def test_a_failed_connection_shows_its_next_attempt_and_recovers(app: WebApp, te
     telegram.send_message("Are you there again?", telegram.add_user(5200, "Otto"))
     wait_for_state(app.server, "family", "listening")
     wait_until_sync(
-        lambda: "5200" in [each["speaker"] for each in app.server.do("pairing.list")["pairings"]],
+        lambda: "5200" in [each["sender_id"] for each in app.server.do("pairing.list")["pairings"]],
         "the message was received",
     )
     page.clock.fast_forward("00:15")

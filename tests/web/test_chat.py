@@ -52,7 +52,7 @@ def test_a_sent_message_is_shown_at_once_and_exactly_once(app: WebApp) -> None:
         expect(replies(window)).to_have_text(["good day"])
     wait_until_idle(app, session)
     assert stored_replies(app, session) == ["good day"]
-    assert len(app.server.process.envelopes_with("echo good day")) == 1
+    assert len(app.server.process.list_envelopes_with_text("echo good day")) == 1
 
 
 def test_enter_sends_and_shift_enter_breaks_the_line(app: WebApp) -> None:
@@ -66,8 +66,8 @@ def test_enter_sends_and_shift_enter_breaks_the_line(app: WebApp) -> None:
     expect(composer(page)).to_have_value("")
     expect(message_log(page).locator("article.own p")).to_have_text("echo one\ntwo")
     expect(replies(page)).to_contain_text("two")  # the message is shown before it is sent
-    [sent] = [x for x in app.server.do("session.transcript", session=session)["lines"] if x["kind"] == "user"]
-    assert sent["mail"][0]["text"] == "echo one\ntwo"
+    [sent] = [x for x in app.server.do("session.transcript", session=session)["records"] if x["kind"] == "user"]
+    assert sent["envelopes"][0]["text"] == "echo one\ntwo"
 
 
 def test_a_message_written_while_the_server_is_down_is_sent_once_after_a_restart(app: WebApp) -> None:
@@ -82,7 +82,7 @@ def test_a_message_written_while_the_server_is_down_is_sent_once_after_a_restart
     expect(page.get_by_text("Not sent.")).to_have_count(0)
     expect(replies(page)).to_have_text(["are you there"])
     expect(own_messages(page, "echo are you there")).to_have_count(1)
-    assert len(app.server.process.envelopes_with("echo are you there")) == 1
+    assert len(app.server.process.list_envelopes_with_text("echo are you there")) == 1
 
 
 def test_a_message_whose_response_was_lost_is_not_sent_twice(app: WebApp) -> None:
@@ -100,7 +100,7 @@ def test_a_message_whose_response_was_lost_is_not_sent_twice(app: WebApp) -> Non
     page.reload()  # an unsent message is kept with its idempotency key
     expect(page.get_by_text("Not sent.")).to_have_count(0)
     expect(own_messages(page, "echo only once")).to_have_count(1)
-    assert len(app.server.process.envelopes_with("echo only once")) == 1
+    assert len(app.server.process.list_envelopes_with_text("echo only once")) == 1
     app.console_errors.clear()  # the failed request was expected
 
 
@@ -183,9 +183,11 @@ def test_files_are_attached_by_dialog_drop_and_paste(app: WebApp) -> None:
     assert download.value.path().read_bytes() == b"from the clipboard"
     expect(replies(page)).to_have_text(["look"])
     [mail] = [
-        x["mail"][0] for x in app.server.do("session.transcript", session=session)["lines"] if x["kind"] == "user"
+        x["envelopes"][0]
+        for x in app.server.do("session.transcript", session=session)["records"]
+        if x["kind"] == "user"
     ]
-    assert [each["media-type"] for each in mail["attachments"]] == ["image/png", "text/plain"]
+    assert [each["media_type"] for each in mail["attachments"]] == ["image/png", "text/plain"]
 
 
 def test_a_run_is_stopped_by_button_and_by_key(app: WebApp) -> None:
@@ -230,7 +232,7 @@ def test_a_queued_message_can_be_cancelled(app: WebApp) -> None:
 def test_a_late_response_does_not_hide_a_queued_message(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
-    older = hold_first_response(page, "**/api/session/waiting")
+    older = hold_first_response(page, "**/api/session/queued")
     page.reload()
     expect(composer(page)).to_be_visible()
     busy = make_blocking_message(app.server)

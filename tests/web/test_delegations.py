@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import Locator, Page, expect
 from web.browser import WebApp, find_violations, scrolls_sideways
 from web.chat_actions import (
@@ -37,13 +37,13 @@ def tool_call(tool: str, **arguments: Any) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def agents(server: Rim) -> None:
+def agents(server: ApiClient) -> None:
     for name in ("bo", "cy"):
         server.do("agent.register", name=name, model="guide", delegation_depth_max=3)
     server.do("agent.set", name="guide", delegation_depth_max=3)
 
 
-def list_delegations(server: Rim, session: str = "") -> list[dict[str, Any]]:
+def list_delegations(server: ApiClient, session: str = "") -> list[dict[str, Any]]:
     return server.do("delegation.list", session=session)["delegations"]
 
 
@@ -100,7 +100,7 @@ def test_stopping_a_delegation_stops_its_whole_tree(app: WebApp) -> None:
         badges = tree(window, "Take stock").get_by_text("stopped", exact=True)
         expect(badges).to_have_count(2)
         expect(window.get_by_role("button", name="Stop bo")).to_have_count(0)
-    assert {each["stands"] for each in list_delegations(app.server, session)} == {"stopped"}
+    assert {each["status"] for each in list_delegations(app.server, session)} == {"stopped"}
     page.get_by_role("checkbox", name="Show open only").check()
     expect(page.get_by_text("No open delegations")).to_be_visible()
     page.get_by_role("checkbox", name="Show open only").uncheck()
@@ -129,7 +129,7 @@ def test_a_subagent_is_shown_at_its_call_and_its_result_is_marked(app: WebApp) -
     wait_until_idle(app, session)
     [delegation] = list_delegations(app.server, session)
     row.get_by_role("link", name="Conversation of guide: chairs").click()
-    expect(page).to_have_url(re.compile(delegation["to"]))
+    expect(page).to_have_url(re.compile(delegation["target_session"]))
     request = message_log(page).get_by_role("article").first
     expect(request).to_contain_text("started subagent “chairs”")
     request.get_by_role("link", name="Conversation of guide").click()
@@ -166,7 +166,7 @@ def test_agent_messages_are_marked_and_untrusted_content_is_labeled(app: WebApp)
     expect(answer.get_by_role("link", name="Conversation of cy")).to_be_visible()
     wait_until_idle(app, session)
     [delegation] = list_delegations(app.server, session)
-    page.goto(f"{app.server.address}/chat/{delegation['to']}")
+    page.goto(f"{app.server.address}/chat/{delegation['target_session']}")
     request = message_log(page).get_by_role("article").filter(has_text="echo good day").first
     for section in ("guide", "request", "Untrusted"):
         expect(request.locator("header")).to_contain_text(section)
@@ -211,7 +211,7 @@ def test_a_person_switches_to_another_agent_with_a_message_and_returns(app: WebA
     expect(dialog).to_have_count(0)
 
 
-def test_the_system_prompt_is_shown_by_section_with_its_changes(app: WebApp, server: Rim) -> None:
+def test_the_system_prompt_is_shown_by_section_with_its_changes(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="dee", model="guide", instructions="You count chairs.")
     session, _ = start_session(server, "dee", "echo hello", "Chairs of dee")
     wait_until_idle(app, session)
@@ -260,7 +260,7 @@ def test_the_system_prompt_is_shown_by_section_with_its_changes(app: WebApp, ser
     assert find_violations(phone) == []
 
 
-def test_the_system_prompt_mode_can_be_edited(app: WebApp, server: Rim) -> None:
+def test_the_system_prompt_mode_can_be_edited(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="eve", model="guide")
     page = app.open_window("/agents/eve")
     page.get_by_role("combobox", name="System prompt").select_option("minimal")

@@ -29,7 +29,7 @@ def test_the_sign_in_screen_accepts_a_valid_code_only(app: WebApp) -> None:
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_an_address_of_an_earlier_version_leads_to_the_screen_of_today(app: WebApp) -> None:
+def test_a_url_of_an_earlier_version_redirects_to_the_current_screen(app: WebApp) -> None:
     page = app.open_window()
     addresses = {
         "/doors": "/channels",

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim, open_rim
+from api.tcp_server import ApiClient, open_api_client
 from playwright.sync_api import Locator, Page, Response, Route, expect
 from web.browser import SIZES_AND_THEMES, WebApp, find_violations, scrolls_sideways
 from web.chat_actions import wait_in_page, wait_until_idle
@@ -21,42 +21,42 @@ HOSTILE = '<img src=x onerror="document.title=1"> ‮evil‬ <context mode="x" /
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
-    with open_rim(tmp_path_factory.mktemp("panels"), SETTINGS) as opened:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
+    with open_api_client(tmp_path_factory.mktemp("panels"), SETTINGS) as opened:
         opened.do("agent.set", name="guide", tools_also_allow=["group:panels"])
         yield opened
 
 
 @pytest.fixture(autouse=True)
-def reset_preferences(server: Rim) -> None:
+def reset_preferences(server: ApiClient) -> None:
     """Remove the preferences and wait for the end of the windows of the previous test."""
     wait_until_sync(lambda: invoke_tool(server, "panels_list")["failed"], "no window is left")
     for each in server.do("preference.list")["preferences"]:
         server.do("preference.set", key=each["key"], value=None)
 
 
-def create_session(server: Rim) -> str:
+def create_session(server: ApiClient) -> str:
     return server.do("session.create", agent="guide")["sessionId"]
 
 
-def send_by_api(server: Rim, text: str, session: str) -> None:
+def send_by_api(server: ApiClient, text: str, session: str) -> None:
     sent = server.do("envelope.send", to="agent:guide", text=text, session=session)
     wait_until_sync(lambda: server.do("envelope.show", id=sent["envelope"])["status"] == "done", "the envelope is done")
 
 
-def invoke_tool(server: Rim, tool: str, **arguments: Any) -> dict[str, Any]:
+def invoke_tool(server: ApiClient, tool: str, **arguments: Any) -> dict[str, Any]:
     """Call a tool as the guide on behalf of the owner; the result that the guide reads."""
     return server.do("tool.invoke", agent="guide", tool=tool, args=arguments)
 
 
-def read_tool_output(server: Rim, tool: str) -> Any:
+def read_tool_output(server: ApiClient, tool: str) -> Any:
     """The JSON output of a tool between the markers of untrusted content."""
     result = invoke_tool(server, tool)
     assert not result["failed"], result
     return json.loads(result["output"].partition(">>>\n")[2].partition("\n<<<END")[0])
 
 
-def read_panels(server: Rim) -> dict[str, dict[str, Any]]:
+def read_panels(server: ApiClient) -> dict[str, dict[str, Any]]:
     """The panels of the last used window, by id."""
     return {panel["id"]: panel for panel in read_tool_output(server, "panels_list")[0]["panels"]}
 
@@ -198,7 +198,7 @@ def test_a_panel_of_an_unknown_type_says_so_and_can_be_closed(app: WebApp) -> No
 
 
 @pytest.mark.parametrize(("size", "theme"), SIZES_AND_THEMES)
-def test_panels_are_accessible(app: WebApp, server: Rim, size: str, theme: str) -> None:
+def test_panels_are_accessible(app: WebApp, server: ApiClient, size: str, theme: str) -> None:
     session = create_session(server)
     send_by_api(server, "status", session)
     page = app.open_window(f"/chat/{session}", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
@@ -219,7 +219,7 @@ def test_panels_are_accessible(app: WebApp, server: Rim, size: str, theme: str) 
 # --- the three panel types ---
 
 
-def test_the_run_panel_shows_steps_live_and_follows_the_conversation(app: WebApp, server: Rim) -> None:
+def test_the_run_panel_shows_steps_live_and_follows_the_conversation(app: WebApp, server: ApiClient) -> None:
     first, second = create_session(server), create_session(server)
     page = open_dock(app, f"/chat/{first}")
     expect(dock(page).get_by_text("No runs yet")).to_be_visible()
@@ -238,9 +238,9 @@ def test_the_run_panel_shows_steps_live_and_follows_the_conversation(app: WebApp
     expect(dock(page).get_by_role("button", name="Run Pinned to a conversation")).to_be_visible()
 
 
-def test_the_files_panel_shows_agent_files_as_plain_text(app: WebApp, server: Rim) -> None:
+def test_the_files_panel_shows_agent_files_as_plain_text(app: WebApp, server: ApiClient) -> None:
     server.do(
-        "agent.write-file", name="guide", path="internal_space/plan.md", content=f"one\n{HOSTILE}\nthree\n", hash=""
+        "agent.write_file", name="guide", path="internal_space/plan.md", content=f"one\n{HOSTILE}\nthree\n", hash=""
     )
     session = create_session(server)
     page = open_dock(app, f"/chat/{session}")
@@ -262,7 +262,7 @@ def test_the_files_panel_shows_agent_files_as_plain_text(app: WebApp, server: Ri
     expect(dock(page).get_by_role("button", name="SOUL.md")).to_be_visible()
 
 
-def test_notes_are_synchronized_and_a_conflict_is_shown(app: WebApp, server: Rim) -> None:
+def test_notes_are_synchronized_and_a_conflict_is_shown(app: WebApp, server: ApiClient) -> None:
     one, two = open_dock(app), open_dock(app)
     for page in (one, two):
         tab(page, "Notes").click()
@@ -281,7 +281,7 @@ def test_notes_are_synchronized_and_a_conflict_is_shown(app: WebApp, server: Rim
     app.console_errors.clear()  # the aborted request was expected
 
 
-def test_a_conflict_during_a_save_of_notes_is_shown(app: WebApp, server: Rim) -> None:
+def test_a_conflict_during_a_save_of_notes_is_shown(app: WebApp, server: ApiClient) -> None:
     one, two = open_dock(app), open_dock(app)
     for page in (one, two):
         tab(page, "Notes").click()
@@ -304,7 +304,7 @@ def test_a_conflict_during_a_save_of_notes_is_shown(app: WebApp, server: Rim) ->
 
 
 @pytest.mark.spec("A57")
-def test_an_agent_sees_the_panels_of_the_last_used_window(app: WebApp, server: Rim) -> None:
+def test_an_agent_sees_the_panels_of_the_last_used_window(app: WebApp, server: ApiClient) -> None:
     session = create_session(server)
     page = open_dock(app, f"/chat/{session}")
     tab(page, "Notes").click()
@@ -339,7 +339,7 @@ def test_an_agent_sees_the_panels_of_the_last_used_window(app: WebApp, server: R
 
 
 @pytest.mark.spec("A58")
-def test_an_agent_controls_panels_and_reads_the_result(app: WebApp, server: Rim) -> None:
+def test_an_agent_controls_panels_and_reads_the_result(app: WebApp, server: ApiClient) -> None:
     session = create_session(server)
     bystander = app.open_window("/chat")
     page = app.open_window(f"/chat/{session}")
@@ -373,7 +373,7 @@ def test_an_agent_controls_panels_and_reads_the_result(app: WebApp, server: Rim)
 
 
 @pytest.mark.spec("A57", "A58")
-def test_an_agent_opens_a_panel_in_the_window_it_is_messaged_from(app: WebApp, server: Rim) -> None:
+def test_an_agent_opens_a_panel_in_the_window_it_is_messaged_from(app: WebApp, server: ApiClient) -> None:
     page = app.open_window(f"/chat/{create_session(server)}")
     send_message(page, 'call panels_open {"type": "notes"}')
     expect(page.get_by_label("Your notes")).to_be_visible()
@@ -383,7 +383,7 @@ def test_an_agent_opens_a_panel_in_the_window_it_is_messaged_from(app: WebApp, s
 
 
 @pytest.mark.spec("A58")
-def test_an_agent_reads_why_a_panel_command_failed(app: WebApp, server: Rim) -> None:
+def test_an_agent_reads_why_a_panel_command_failed(app: WebApp, server: ApiClient) -> None:
     page = open_dock(app)
     wait_until_sync(
         lambda: read_tool_output(server, "panels_selected")["selected"]["id"] == "run-1", "the run panel is selected"
@@ -407,7 +407,7 @@ def test_an_agent_reads_why_a_panel_command_failed(app: WebApp, server: Rim) -> 
 
 
 @pytest.mark.spec("A58", "A76")
-def test_panel_commands_fail_without_an_open_window(app: WebApp, server: Rim) -> None:
+def test_panel_commands_fail_without_an_open_window(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/chat")
     wait_until_sync(lambda: not invoke_tool(server, "panels_list")["failed"], "there is a window")
     page.context.close()
@@ -418,7 +418,7 @@ def test_panel_commands_fail_without_an_open_window(app: WebApp, server: Rim) ->
 
 
 @pytest.mark.spec("A76")
-def test_a_link_from_an_agent_is_opened_only_by_the_person(app: WebApp, server: Rim) -> None:
+def test_a_link_from_an_agent_is_opened_only_by_the_person(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/chat", fake_clock=True)
     wait_until_sync(lambda: not invoke_tool(server, "panels_list")["failed"], "there is a window")
     url = f"{server.address}/chat?from=guide"
@@ -456,7 +456,7 @@ def test_a_link_from_an_agent_is_opened_only_by_the_person(app: WebApp, server: 
 
 
 @pytest.mark.spec("A60", "A61", "A88")
-def test_the_panel_context_is_sent_with_a_message_but_not_shown(app: WebApp, server: Rim) -> None:
+def test_the_panel_context_is_sent_with_a_message_but_not_shown(app: WebApp, server: ApiClient) -> None:
     session = create_session(server)
     page = app.open_window(f"/chat/{session}")
     assert send_message(page, "echo plain") == "echo plain"  # no open panel: no context
@@ -487,7 +487,7 @@ def test_the_panel_context_is_sent_with_a_message_but_not_shown(app: WebApp, ser
     assert line[:40] in str(with_line["body"])  # the model reads it as it was sent
 
 
-def test_a_message_that_starts_like_a_context_line_is_shown(app: WebApp, server: Rim) -> None:
+def test_a_message_that_starts_like_a_context_line_is_shown(app: WebApp, server: ApiClient) -> None:
     page = app.open_window(f"/chat/{create_session(server)}")
     send_message(page, "<context> is the name of a tag")
     page.reload()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import Page, Request, Route, expect
 from web.browser import WebApp, find_violations, scrolls_sideways
 from web.chat_actions import wait_in_page
@@ -15,7 +15,7 @@ from web.test_activity import start_session, wait_for_outcome
 HOSTILE = '<script>window.bad = 1</script><svg onload="window.bad = 1"> \u202eevil **Allow once**'
 
 
-def complete_run(server: Rim, agent: str, text: str, name: str | None = None) -> dict[str, Any]:
+def complete_run(server: ApiClient, agent: str, text: str, name: str | None = None) -> dict[str, Any]:
     """Send a message in a new session and wait for its outcome; the run."""
     session, envelope = start_session(server, agent, text, name)
     wait_for_outcome(server, envelope)
@@ -42,7 +42,7 @@ def test_runs_are_filtered_and_the_url_keeps_the_filters(app: WebApp) -> None:
     page.get_by_label("Person").select_option("owner")
     page.get_by_label("Since").select_option("1 hour ago")
     expect(page.locator("tbody tr")).to_have_count(1)
-    page.get_by_label("Status").select_option("parked")
+    page.get_by_label("Status").select_option("suspended")
     expect(page.get_by_role("heading", name="No matching runs")).to_be_visible()
     page.get_by_role("button", name="Clear filters").click()
     expect(page).to_have_url(f"{app.server.address}/runs")
@@ -131,15 +131,15 @@ def test_a_run_shows_each_step_with_arguments_result_and_reason(app: WebApp) -> 
     trace = app.server.do("run.trace", id=run["id"])
     page = app.open_window(f"/runs/{run['id']}")
     steps = page.get_by_role("region", name="Steps").get_by_role("listitem")
-    expect(steps).to_have_count(len(trace["acts"]))
-    expect(page.get_by_role("img", name=f"{len(trace['acts'])} steps in")).to_be_visible()
+    expect(steps).to_have_count(len(trace["entries"]))
+    expect(page.get_by_role("img", name=f"{len(trace['entries'])} steps in")).to_be_visible()
     steps.get_by_text("Used read").click()
     expect(steps.get_by_role("group", name="Arguments")).to_contain_text('"path": "SOUL.md"')
     steps.get_by_text("Used read").click()
     step = steps.filter(has_text="Used session_status")
     step.get_by_text("Used session_status").click()
     expect(step.get_by_text("Allowed ·")).to_be_visible()
-    [status] = [act for act in trace["acts"] if act.get("tool") == "session_status"]
+    [status] = [act for act in trace["entries"] if act.get("tool") == "session_status"]
     expect(step.get_by_text(status["because"])).to_be_visible()
     expect(step.get_by_role("group", name="Result")).to_have_text(status["output"])
     expect(page.locator(".bar.marked")).to_have_count(1)
@@ -176,16 +176,16 @@ def test_a_run_is_watched_live_and_stopped(app: WebApp) -> None:
         expect(window.get_by_text("stopped", exact=True)).to_be_visible()
         expect(window.get_by_role("button", name="Stop")).to_have_count(0)
     [run] = app.server.do("run.list", session=session)["runs"]
-    assert run["run-status"] == "cancelled"
+    assert run["run_status"] == "cancelled"
 
 
 def test_an_approval_and_its_wait_are_on_the_timeline(app: WebApp) -> None:
     session, _ = start_session(app.server, "clerk", "ask read SOUL.md", "Asked")
-    page = app.open_window("/runs?agent=clerk&status=parked")
+    page = app.open_window("/runs?agent=clerk&status=suspended")
     page.get_by_role("link", name="run of clerk").first.click()
     steps = page.get_by_role("region", name="Steps")
     expect(steps.get_by_text("pending")).to_be_visible()
-    for row in ("approval", "parked"):
+    for row in ("approval", "suspended"):
         expect(page.locator(f".bar.{row}")).to_have_count(1)
     [approval] = [each for each in app.server.do("approval.list")["approvals"] if each["session"] == session]
     app.server.do("approval.answer", id=approval["id"], allow=True)

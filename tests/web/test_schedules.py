@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api.tcp_server import Rim
+from api.tcp_server import ApiClient
 from playwright.sync_api import Locator, Page, expect
 from web.browser import SIZES_AND_THEMES, WebApp, find_violations, scrolls_sideways
 from web.chat_actions import make_blocking_message
@@ -20,20 +20,20 @@ HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)<
 
 
 @pytest.fixture(autouse=True)
-def delete_schedules(server: Rim) -> Iterator[None]:
+def delete_schedules(server: ApiClient) -> Iterator[None]:
     """Delete the schedules of each test. A heartbeat cannot be deleted: its tests have their own servers."""
     yield
     for each in server.do("schedule.list", limit=200)["schedules"]:
         server.do("schedule.delete", schedule=each["id"])
 
 
-def add_schedule(server: Rim, **kw: Any) -> dict[str, Any]:
+def add_schedule(server: ApiClient, **kw: Any) -> dict[str, Any]:
     if not {"at", "every", "cron"} & set(kw):
         kw["cron"] = "0 9 * * 1-5"
     return server.do("schedule.add", **{"to": "agent:guide", "text": "echo good morning", **kw})
 
 
-def read_schedule(server: Rim, id_: str) -> dict[str, Any]:
+def read_schedule(server: ApiClient, id_: str) -> dict[str, Any]:
     return server.do("schedule.show", schedule=id_)
 
 
@@ -71,7 +71,7 @@ def test_without_schedules_the_empty_state_is_shown(app: WebApp) -> None:
     expect(page).to_have_url(f"{app.server.address}/schedules/new")
 
 
-def test_the_schedule_list_shows_the_next_run_and_is_updated_live(app: WebApp, server: Rim) -> None:
+def test_the_schedule_list_shows_the_next_run_and_is_updated_live(app: WebApp, server: ApiClient) -> None:
     add_schedule(server, name="morning", zone="Europe/Berlin")
     page, phone = app.open_window("/schedules"), app.open_window("/schedules", size="phone", theme="dark")
     expect(row(page, "morning")).to_contain_text("At 09:00 on Monday through Friday (Europe/Berlin)")
@@ -91,7 +91,7 @@ def test_the_schedule_list_shows_the_next_run_and_is_updated_live(app: WebApp, s
         assert find_violations(window) == [] and not scrolls_sideways(window)
 
 
-def test_schedules_are_filtered_and_the_url_keeps_the_filters(app: WebApp, server: Rim) -> None:
+def test_schedules_are_filtered_and_the_url_keeps_the_filters(app: WebApp, server: ApiClient) -> None:
     add_schedule(server, name="for-guide")
     add_schedule(server, name="for-clerk", to="agent:clerk")
     server.do("reminder.add", text="Call Noor.", at="+2h")
@@ -110,25 +110,25 @@ def test_schedules_are_filtered_and_the_url_keeps_the_filters(app: WebApp, serve
     expect(page.get_by_role("heading", name="No matching schedules")).to_be_visible()
 
 
-def test_unreadable_schedule_files_are_named(app: WebApp, server: Rim) -> None:
+def test_unreadable_schedule_files_are_named(app: WebApp, server: ApiClient) -> None:
     folder = server.process.home / "schedules"
     folder.mkdir(exist_ok=True)
     page = app.open_window("/schedules")
     (folder / "broken.md").write_text("---\ncron: every full moon\nto: agent:guide\n---\nHowl.\n")
     expect(page.get_by_role("heading", name="No schedules yet")).to_be_visible()
-    wait_until_sync(lambda: server.do("schedule.list")["unread"], "the file was read")
+    wait_until_sync(lambda: server.do("schedule.list")["unreadable_files"], "the file was read")
     page.reload()
     expect(page.get_by_role("note")).to_contain_text("1 schedule file could not be read")
     expect(page.get_by_role("note")).to_contain_text("broken.md")
     (folder / "broken.md").unlink()
-    wait_until_sync(lambda: not server.do("schedule.list")["unread"], "the file is no longer listed")
+    wait_until_sync(lambda: not server.do("schedule.list")["unreadable_files"], "the file is no longer listed")
 
 
 # --- create and edit ---
 
 
 @pytest.mark.spec("H30")
-def test_the_preview_explains_the_time_while_typing(app: WebApp, server: Rim) -> None:
+def test_the_preview_explains_the_time_while_typing(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/schedules/new")
     expect(preview(page)).to_contain_text("Enter a time")
     page.get_by_label("Cron expression").fill("0 9 * * 1-5")
@@ -167,7 +167,7 @@ def test_the_preview_explains_the_time_while_typing(app: WebApp, server: Rim) ->
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(app: WebApp, server: Rim) -> None:
+def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(app: WebApp, server: ApiClient) -> None:
     add_schedule(server, name="taken")
     page = app.open_window("/schedules/new?to=agent:clerk")
     expect(page.get_by_role("button", name="Save", exact=True)).to_be_disabled()
@@ -198,7 +198,7 @@ def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(ap
     kept = read_schedule(server, "evening")
     assert page.url == f"{server.address}/schedules/{kept['id']}"
     assert (kept["to"], kept["cron"], kept["zone"]) == ("agent:clerk", "30 21 * * *", "Europe/Berlin")
-    assert (kept["place"], kept["missed"], kept["deliver"], kept["title"]) == ("own", "run", "none", "Evenings")
+    assert (kept["session"], kept["missed"], kept["deliver_to"], kept["title"]) == ("own", "run", "none", "Evenings")
     assert kept["text"] == "Write down what happened.\nIn five lines."
     assert kept["gate"] == {
         "command": "test -s inbox.txt",
@@ -215,9 +215,9 @@ def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(ap
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: Rim) -> None:
+def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(
-        server, name="kept", every="2h", place="own", missed="run", gate={"command": "true", "cwd": "notes"}
+        server, name="kept", every="2h", session="own", missed="run", gate={"command": "true", "cwd": "notes"}
     )
     page = app.open_window(f"/schedules/{made['id']}/change")
     expect(preview(page)).to_contain_text("Every 2 hours")
@@ -229,7 +229,7 @@ def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: Rim) -> 
     expect(page).to_have_url(f"{server.address}/schedules/{made['id']}")
     now = read_schedule(server, "kept")
     changed = {name for name in made if made[name] != now[name]}
-    assert changed <= {"text", "updated-at", "envelope"} and now["text"] == "echo good evening"
+    assert changed <= {"text", "updated_at", "envelope"} and now["text"] == "echo good evening"
 
     page.get_by_role("button", name="Edit").click()
     page.get_by_label("Calendar").check()
@@ -242,7 +242,7 @@ def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: Rim) -> 
     assert (now["every"], now["cron"], now["gate"], now["missed"]) == ("", "0 7 * * *", None, "run")
 
 
-def test_changing_the_time_zone_changes_the_time(app: WebApp, server: Rim) -> None:
+def test_changing_the_time_zone_changes_the_time(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(server, at="2031-05-17T20:30", zone="Europe/Berlin", text="echo party")
     page = app.open_window(f"/schedules/{made['id']}/change")
     expect(page.get_by_label("Date and time", exact=True)).to_have_value("2031-05-17T20:30")
@@ -253,7 +253,7 @@ def test_changing_the_time_zone_changes_the_time(app: WebApp, server: Rim) -> No
     assert read_schedule(server, made["id"])["at"] == "2031-05-17T20:30:00+09:00"
 
 
-def test_a_schedule_can_write_to_a_specific_conversation_or_address(app: WebApp, server: Rim) -> None:
+def test_a_schedule_can_write_to_a_specific_conversation_or_address(app: WebApp, server: ApiClient) -> None:
     session = server.do("session.create", agent="clerk", name="taxes")["sessionId"]
     page = app.open_window("/schedules/new")
     page.get_by_role("button", name="Every morning").click()
@@ -280,7 +280,7 @@ def test_a_schedule_can_write_to_a_specific_conversation_or_address(app: WebApp,
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_unsaved_edits_of_a_schedule_survive_a_change_by_others(app: WebApp, server: Rim) -> None:
+def test_unsaved_edits_of_a_schedule_survive_a_change_by_others(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(server, name="both")
     page = app.open_window(f"/schedules/{made['id']}/change")
     page.get_by_label("Text").fill("mine")
@@ -297,7 +297,7 @@ def test_unsaved_edits_of_a_schedule_survive_a_change_by_others(app: WebApp, ser
 # --- run, pause, delete ---
 
 
-def test_a_schedule_is_run_manually_and_forced_and_a_skip_shows_its_reason(app: WebApp, server: Rim) -> None:
+def test_a_schedule_is_run_manually_and_forced_and_a_skip_shows_its_reason(app: WebApp, server: ApiClient) -> None:
     busy = make_blocking_message(server)
     made = add_schedule(server, name="long", text=busy.text)
     page = app.open_window(f"/schedules/{made['id']}")
@@ -315,13 +315,13 @@ def test_a_schedule_is_run_manually_and_forced_and_a_skip_shows_its_reason(app: 
     busy.release()
     expect(history(page).filter(has_text="done")).to_have_count(2)
     expect(history(page).filter(has_text="took")).to_have_count(2)
-    assert [each["state"] for each in server.do("schedule.history", schedule="long")["slots"]].count("ran") == 2
+    assert [each["state"] for each in server.do("schedule.history", schedule="long")["occurrences"]].count("ran") == 2
     assert find_violations(page) == []
     history(page).filter(has_text="took").first.get_by_role("button", name=re.compile("Explain.*occurrence of")).click()
     expect(page.get_by_role("dialog")).to_contain_text("schedule")
 
 
-def test_a_declining_gate_is_shown_and_a_forced_run_ignores_it(app: WebApp, server: Rim) -> None:
+def test_a_declining_gate_is_shown_and_a_forced_run_ignores_it(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(server, name="gated", gate={"command": "exit 3"})
     page = app.open_window("/schedules")
     choose_action(page, "gated", "Run now")
@@ -331,10 +331,10 @@ def test_a_declining_gate_is_shown_and_a_forced_run_ignores_it(app: WebApp, serv
     expect(history(page).first).to_contain_text("exit 3")
     choose_action(page, "gated", "Force run")
     expect(history(page).filter(has_text="done")).to_have_count(1)
-    assert read_schedule(server, made["id"])["last"] == "ran"
+    assert read_schedule(server, made["id"])["last_status"] == "ran"
 
 
-def test_a_schedule_is_paused_resumed_and_deleted_after_confirmation(app: WebApp, server: Rim) -> None:
+def test_a_schedule_is_paused_resumed_and_deleted_after_confirmation(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(server, name="daily")
     page, other = app.open_window(f"/schedules/{made['id']}"), app.open_window("/schedules", size="phone")
     expect(page.get_by_role("region", name="Next runs").locator("li")).to_have_count(5)
@@ -357,7 +357,7 @@ def test_a_schedule_is_paused_resumed_and_deleted_after_confirmation(app: WebApp
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_a_member_sees_only_their_own_schedules_and_no_gate(app: WebApp, server: Rim) -> None:
+def test_a_member_sees_only_their_own_schedules_and_no_gate(app: WebApp, server: ApiClient) -> None:
     token = server.member("maria")
     add_schedule(server, name="of-the-owner")
     server.do("schedule.add", as_=token, to="agent:guide", cron="0 8 * * *", text="echo hi", name="hers")
@@ -380,13 +380,13 @@ def test_a_member_sees_only_their_own_schedules_and_no_gate(app: WebApp, server:
 
 
 @pytest.mark.parametrize(("size", "theme"), SIZES_AND_THEMES)
-def test_the_week_view_lists_the_runs_of_each_day(app: WebApp, server: Rim, size: str, theme: str) -> None:
+def test_the_week_view_lists_the_runs_of_each_day(app: WebApp, server: ApiClient, size: str, theme: str) -> None:
     add_schedule(server, name="daily", cron="30 23 * * *")
     add_schedule(server, name="often", every="10m")
     add_schedule(server, cron="45 23 * * *", text=HOSTILE)
     page = app.open_window("/schedules/week", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
     week = page.get_by_role("region", name="Next 7 days")
-    coming = {each["name"]: each for each in server.do("schedule.calendar")["coming"]}
+    coming = {each["name"]: each for each in server.do("schedule.calendar")["schedules"]}
     expect(week.get_by_role("link", name=re.compile("daily"))).to_have_count(len(coming["daily"]["times"]))
     often = page.get_by_role("region", name="Frequent schedules")
     expect(often).to_contain_text("Every 10 minutes")
@@ -402,7 +402,7 @@ def test_the_week_view_lists_the_runs_of_each_day(app: WebApp, server: Rim, size
     expect(page.get_by_role("heading", name="often", level=1)).to_be_visible()
 
 
-def test_a_full_day_is_expanded_and_collapsed(app: WebApp, server: Rim) -> None:
+def test_a_full_day_is_expanded_and_collapsed(app: WebApp, server: ApiClient) -> None:
     for number in range(15):
         add_schedule(server, name=f"n{number:02}", cron=f"{number} 12 * * *")
     page = app.open_window("/schedules/week")
@@ -487,7 +487,7 @@ def test_the_heartbeat_of_an_agent_can_be_edited(own_app: WebApp) -> None:
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("region", name="Save")).to_have_count(0)
     kept = server.do("agent.show", name="clerk")["heartbeat"]
-    assert (kept["every_s"], kept["active_start"], kept["place"]) == (3600, "08:00", "main")
+    assert (kept["every_s"], kept["active_start"], kept["session"]) == (3600, "08:00", "main")
     assert find_violations(page) == []
     expect(heartbeat(list_, "clerk")).to_contain_text("Every hour")
     assert find_violations(list_) == [] and not scrolls_sideways(list_)
@@ -503,7 +503,7 @@ def test_the_heartbeat_of_an_agent_can_be_edited(own_app: WebApp) -> None:
 # --- context reset ---
 
 
-def test_the_context_reset_of_an_agent_can_be_edited(app: WebApp, server: Rim) -> None:
+def test_the_context_reset_of_an_agent_can_be_edited(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/agents/clerk")
     page.get_by_role("heading", name="Context reset").click()
     daily = page.get_by_label("Daily reset time")

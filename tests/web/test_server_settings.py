@@ -13,10 +13,10 @@ from web.browser import WebApp, find_violations, scrolls_sideways, track_request
 from web.chat_actions import wait_for_clipboard
 
 SETTINGS = """# mine
-[house]
+[server]
 drain_s = 5.0 # quick
 
-[house.limits]
+[server.limits]
 envelopes_per_minute = 10000
 requests_per_minute = 100000
 
@@ -237,14 +237,14 @@ def test_a_setting_is_changed_in_the_form_after_a_review(app: WebApp, settings_f
     expect(diff).to_contain_text("drain_s = 5.0 # quick")
     expect(diff).to_contain_text("drain_s = 7 # quick")
     effects = review.get_by_role("listitem")
-    expect(effects.filter(has_text="house.drain_s")).to_contain_text("at once")
-    expect(effects.filter(has_text="house.mirror.enabled")).to_contain_text("after a restart")
+    expect(effects.filter(has_text="server.drain_s")).to_contain_text("at once")
+    expect(effects.filter(has_text="server.mirror.enabled")).to_contain_text("after a restart")
     assert settings_file.read_text() == SETTINGS  # nothing is written before Save
     review.get_by_role("button", name="Save").click()
     expect(page.get_by_text("The settings were saved.")).to_be_visible()
     assert "drain_s = 7 # quick" in settings_file.read_text() and settings_file.read_text().startswith("# mine")
     shown = app.server.do("config.show")
-    assert shown["settings"]["drain_s"] == 7 and shown["waiting-for-a-restart"] == ["house.mirror.enabled"]
+    assert shown["settings"]["drain_s"] == 7 and shown["pending_restart"] == ["server.mirror.enabled"]
     expect(page.get_by_text("restart required")).to_be_visible()
     other.bring_to_front()
     other.evaluate("dispatchEvent(new Event('focus'))")

@@ -95,7 +95,7 @@ def test_deltas_that_arrive_after_their_record_are_ignored(app: WebApp) -> None:
         def forward(frame: str | bytes) -> None:
             message = json.loads(frame)
             is_reply = message["type"] == "delta" or message.get("record", {}).get("kind") == "assistant"
-            if holds and (is_reply or message.get("news") == "run.ended"):
+            if holds and (is_reply or message.get("event") == "run.ended"):
                 held.append(lambda: connection.send(frame))
             else:
                 connection.send(frame)

@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
-from api.tcp_server import Rim, open_rim
-from flows.fake_provider import Answer, Asked, Said, says
+from api.tcp_server import ApiClient, open_api_client
+from flows.fake_provider import Answer, Asked, FakeReply, says
 from playwright.sync_api import expect
 from web.browser import WebApp
 from web.chat_actions import create_session, message_log, open_chat, replies, type_message, wait_until_idle
@@ -20,11 +20,11 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 
 @pytest.fixture(scope="module")
-def counting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rim, Callable[[], None]]]:
+def counting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiClient, Callable[[], None]]]:
     """A server whose agent bo has counted to 40 and continues when the function is called."""
     release = asyncio.Event()
 
-    def count_in_two_parts(request: Asked) -> Answer | Said:
+    def count_in_two_parts(request: Asked) -> Answer | FakeReply:
         if request.path.endswith("/finish"):
             release.set()
             return Answer()
@@ -33,20 +33,20 @@ def counting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
 
     with (
         serve_provider(count_in_two_parts) as url,
-        open_rim(tmp_path_factory.mktemp("team"), SETTINGS + PRICED_MODELS.format(url=url)) as server,
+        open_api_client(tmp_path_factory.mktemp("team"), SETTINGS + PRICED_MODELS.format(url=url)) as server,
     ):
         server.do("agent.register", name="bo", model="mock/m1")
         yield server, lambda: urllib.request.urlopen(f"{url}/finish", timeout=WAIT_LIMIT_S).close()
 
 
 @pytest.fixture(scope="module")
-def server(counting_server: tuple[Rim, Callable[[], None]]) -> Rim:
+def server(counting_server: tuple[ApiClient, Callable[[], None]]) -> ApiClient:
     return counting_server[0]
 
 
 @pytest.mark.spec("A32")
 def test_a_call_to_another_agent_shows_its_reply_while_it_streams(
-    app: WebApp, counting_server: tuple[Rim, Callable[[], None]]
+    app: WebApp, counting_server: tuple[ApiClient, Callable[[], None]]
 ) -> None:
     session = create_session(app)
     page = open_chat(app, session)

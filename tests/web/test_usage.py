@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from api.tcp_server import Rim, open_rim
+from api.tcp_server import ApiClient, open_api_client
 from flows.fake_provider import Provider, Rule, provider, says
 from playwright.sync_api import Browser, expect
 from web.browser import WebApp, find_violations, scrolls_sideways
@@ -32,7 +32,7 @@ output_usd = 10
 input_usd = 1
 output_usd = 10
 [budgets]
-house_day_usd = 1000
+instance_day_usd = 1000
 run_usd = 500
 """
 
@@ -63,20 +63,20 @@ def serve_provider(rule: Rule | None = None) -> Iterator[str]:
 
 
 @contextmanager
-def open_priced_server(folder: Path) -> Iterator[Rim]:
-    with serve_provider() as url, open_rim(folder, SETTINGS + PRICED_MODELS.format(url=url)) as opened:
+def open_priced_server(folder: Path) -> Iterator[ApiClient]:
+    with serve_provider() as url, open_api_client(folder, SETTINGS + PRICED_MODELS.format(url=url)) as opened:
         for name, model in (("ada", "mock/m1"), ("bo", "mock/m2")):
             opened.do("agent.register", name=name, model=model)
         yield opened
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
     with open_priced_server(tmp_path_factory.mktemp("usage")) as opened:
         yield opened
 
 
-def spend(server: Rim, agent: str) -> None:
+def spend(server: ApiClient, agent: str) -> None:
     """Send a message that costs 1.50 dollars."""
     _, envelope = start_session(server, agent, "hello")
     assert wait_for_outcome(server, envelope)["outcome"] == "answered"
@@ -98,7 +98,7 @@ def test_usage_is_shown_as_a_chart_and_a_table(app: WebApp, theme: str) -> None:
     spend(app.server, "ada")
     page = app.open_window("/usage", theme=theme)  # pyright: ignore[reportArgumentType]
     shown = app.server.do("usage.days")
-    cost = shown["total"]["cost-microusd"] / 1_000_000
+    cost = shown["total"]["cost_microusd"] / 1_000_000
     written = f"${cost:.2f}" if cost % 1 else f"${cost:.0f}"
     expect(page.locator("dl")).to_contain_text(written)
     expect(page.get_by_role("img", name="Cost per day")).to_have_count(1)
@@ -153,14 +153,14 @@ def test_budgets_show_the_amount_spent_and_link_to_their_setting(app: WebApp) ->
     [cap, run] = app.server.do("usage.budgets")["budgets"]
     for window in (page, other):
         meter = window.get_by_role("meter", name="Server, per day")
-        expect(meter).to_have_attribute("aria-valuenow", str(cap["spent-microusd"]))
-        expect(meter).to_have_attribute("aria-valuemax", str(cap["cap-microusd"]))
+        expect(meter).to_have_attribute("aria-valuenow", str(cap["spent_microusd"]))
+        expect(meter).to_have_attribute("aria-valuemax", str(cap["cap_microusd"]))
     expect(page.get_by_text("up to $500")).to_be_visible()
-    assert run["what"] == "run"
+    assert run["name"] == "run"
     expect(page.get_by_text("the call is refused")).to_be_visible()
     spend(app.server, "bo")
     for window in (page, other):
         meter = window.get_by_role("meter", name="Server, per day")
-        expect(meter).to_have_attribute("aria-valuenow", str(cap["spent-microusd"] + 1_500_000))
-    page.get_by_role("link", name="budgets.house_day_usd").click()
+        expect(meter).to_have_attribute("aria-valuenow", str(cap["spent_microusd"] + 1_500_000))
+    page.get_by_role("link", name="budgets.instance_day_usd").click()
     expect(page).to_have_url(f"{app.server.address}/settings/configuration")

@@ -1,4 +1,4 @@
-// Somebody else's idea of Telegram, on a free port of loopback. It says where on its first line, and ends with its stdin.
+// Runs telegram-test-api, an independent Telegram server, on a free loopback port. Prints its URL first and exits with its stdin.
 'use strict';
 
 const net = require('node:net');
