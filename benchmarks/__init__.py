@@ -1,1 +1,1 @@
-"""The project's own figures, each beside a floor measured in the same run."""
+"""The project's own performance figures, each next to a floor measured in the same run."""

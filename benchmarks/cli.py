@@ -1,4 +1,4 @@
-"""What a command costs: agents call it all day, so its start is most of its life."""
+"""The cost of a command: agents call the CLI often, and most of its time is its start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.measure import Figure, median
 ROUNDS = 40
 SEND_WALL_MS_MAX, SEND_CPU_MS_MAX = 60.0, 45.0
 VERSION_RATIO_MAX = 5.0
-LOADED = 1.25
+LOADED_RATIO_MIN = 1.25
 
 
 def measure(home: Path) -> list[Figure]:
-    """Against an open house. Python without anything, `--version` and `send` take turns, under the same load."""
+    """Measure against a running server. Bare Python, `--version` and `send` alternate, under the same load."""
     retinue = [str(Path(sys.executable).with_name("retinue"))]
     commands: dict[str, Sequence[str]] = {
         "python": [sys.executable, "-c", "pass"],
@@ -32,28 +32,28 @@ def measure(home: Path) -> list[Figure]:
     cpus: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(ROUNDS):
         for name, words in commands.items():
-            wall_s, cpu_s = _once(words, home)
+            wall_s, cpu_s = _run_once(words, home)
             walls[name].append(wall_s * 1000)
             cpus[name].append(cpu_s * 1000)
     ratio = median([ours / bare for ours, bare in zip(cpus["version"], cpus["python"], strict=True)])
-    # Where Python itself waits for its turn, the wall says more of the machine than of us, and the CPU decides.
+    # If Python itself waits for the processor, the elapsed time measures the load, and the CPU time decides.
     bare_wall, bare_cpu = median(walls["python"]), median(cpus["python"])
-    loaded = bare_wall > LOADED * bare_cpu
-    note = f"bare python {bare_wall:.0f} ms" + (", for the machine is busy" if loaded else "")
+    loaded = bare_wall > LOADED_RATIO_MIN * bare_cpu
+    note = f"bare Python {bare_wall:.0f} ms" + (", because the machine is busy" if loaded else "")
     return [
         Figure("cli-python-cpu", bare_cpu, "ms"),
         Figure("cli-version-cpu", median(cpus["version"]), "ms"),
         Figure("cli-version-ratio", ratio, "x", VERSION_RATIO_MAX),
-        Figure("cli-send-wall", median(walls["send"]), "ms", None if loaded else SEND_WALL_MS_MAX, note=note),
+        Figure("cli-send-time", median(walls["send"]), "ms", None if loaded else SEND_WALL_MS_MAX, note=note),
         Figure("cli-send-cpu", median(cpus["send"]), "ms", SEND_CPU_MS_MAX),
-        Figure("cli-status-wall", median(walls["status"]), "ms"),
-        Figure("cli-list-wall", median(walls["list"]), "ms", note="retinue session list"),
-        Figure("cli-list-cpu", median(cpus["list"]), "ms"),
+        Figure("cli-status-time", median(walls["status"]), "ms"),
+        Figure("cli-session-list-time", median(walls["list"]), "ms"),
+        Figure("cli-session-list-cpu", median(cpus["list"]), "ms"),
     ]
 
 
-def _once(words: Sequence[str], home: Path) -> tuple[float, float]:
-    """Wall and CPU seconds of one command, start of the interpreter included."""
+def _run_once(words: Sequence[str], home: Path) -> tuple[float, float]:
+    """Elapsed and CPU seconds of one command, with the start of the interpreter."""
     environment = {**os.environ, "RETINUE_HOME": str(home)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)

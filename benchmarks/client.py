@@ -1,4 +1,4 @@
-"""A client of the daemon: sends over the socket, follows the news, and knows when its question was answered."""
+"""A client of the server: it sends over the socket, follows the events, and notices when a message was answered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wire import Wire, unix_wire, unused
+from benchmarks.raw_http import Wire, take_open_wire, unix_wire
 
 ANSWER_S_MAX = 60.0
 
@@ -21,7 +21,7 @@ class Client:
         self._answered: dict[str, asyncio.Future[float]] = {}
         self._early: dict[str, float] = {}
         self._follow: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None  # kept: a stream whose writer is dropped is closed
+        self._writer: asyncio.StreamWriter | None = None  # a stream whose writer is dropped is closed
 
     @property
     def _path(self) -> str:
@@ -32,7 +32,7 @@ class Client:
         return (self._home / "owner-token").read_text().strip()
 
     async def call(self, operation: str, parameters: dict[str, Any]) -> Any:
-        wire = unused(self._free) or await unix_wire(self._path)
+        wire = take_open_wire(self._free) or await unix_wire(self._path)
         headers = f"authorization: Bearer {self._token}\r\ncontent-type: application/json\r\n".encode()
         path = ("/api/" + operation.replace(".", "/")).encode()
         answer = json.loads(await wire.request([json.dumps(parameters).encode()], path=path, headers=headers))
@@ -42,9 +42,10 @@ class Client:
         return answer
 
     async def follow(self) -> None:
-        """Listen for answers from now on."""
+        """Follow the answers from now on."""
         reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 22)
-        self._writer.write(f"GET /api/news HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n".encode())
+        head = f"GET /api/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n"
+        self._writer.write(head.encode())
         while (await reader.readline()).strip():
             pass
         started = asyncio.Event()
@@ -59,18 +60,18 @@ class Client:
             if line.startswith(b"event: hello"):
                 started.set()
             if line.startswith(b"data: ") and b'"run.ended"' in line:
-                news = json.loads(line[6:])
-                for envelope in news["envelopes"]:
+                event = json.loads(line[6:])
+                for envelope in event["envelopes"]:
                     waiting = self._answered.pop(envelope, None)
-                    if news["outcome"] not in ("answered", "noted"):
-                        raise RuntimeError(f"not answered: {news}")
+                    if event["outcome"] not in ("answered", "noted"):
+                        raise RuntimeError(f"not answered: {event}")
                     if waiting is not None:
                         waiting.set_result(time.perf_counter())
                     else:
                         self._early[envelope] = time.perf_counter()
 
     async def ask(self, text: str, conversation: str, *, agent: str = "") -> float:
-        """Send, wait for the answer, and say how long both took together, in seconds."""
+        """Send a message, wait for the answer, and return the elapsed seconds."""
         before = time.perf_counter()
         sent = await self.call(
             "envelope.send", {"to": f"agent:{agent or self._agent}", "text": text, "conversation": conversation}
@@ -86,7 +87,7 @@ class Client:
         return waiting.result() - before
 
     def check(self) -> None:
-        """Raise what went wrong while we listened."""
+        """Raise the error that ended the event stream, if there was one."""
         if self._follow is not None and self._follow.done():
             self._follow.result()
 

@@ -1,6 +1,6 @@
-"""What a model client costs: ours and the vendors' own, beside a request that is only sent and split into lines.
+"""The cost of a model client: ours and the vendors' SDKs, next to a request that is only sent and split into lines.
 
-`python -m benchmarks.clients PORT` asks one mock in turn, all from one process, and prints the figures as they are.
+`python -m benchmarks.clients PORT` measures them against one mock in one process, and prints the figures as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 
 from benchmarks.measure import Figure, median
-from benchmarks.mock import WORDS
+from benchmarks.mock import REPLY_WORDS
 from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
@@ -34,18 +34,18 @@ from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnect
 
 ROUNDS = 25
 REPLIES, LONG_REPLIES = 20, 6  # of each client, in each round
-SDK_REPLIES, SDK_LONG_REPLIES = 4, 1  # slower, and steadier by that
+SDK_REPLIES, SDK_LONG_REPLIES = 4, 1  # slower, but with less variance
 HISTORY, HISTORY_BYTES = 400, 463_000
 TOOLS = 10
 
 FLOOR_RATIO_MAX = 2.0
 SDK_RATIO_MIN = 10.0
 
-INSTRUCTIONS = "You are a careful member of the staff. " * 20
-SAID = "word " * WORDS
+INSTRUCTIONS = "You are a careful assistant. " * 20
+REPLY_TEXT = "word " * REPLY_WORDS
 KEY = "sk-bench"
 SDKS = {WireFormat.OPENAI_CHAT: "openai", WireFormat.ANTHROPIC: "anthropic"}
-NAMES = {WireFormat.OPENAI_CHAT: "chat", WireFormat.ANTHROPIC: "anthropic"}
+FIGURE_NAMES = {WireFormat.OPENAI_CHAT: "openai-chat", WireFormat.ANTHROPIC: "anthropic"}
 
 _tools = [
     ToolSpec(
@@ -62,18 +62,18 @@ _tools = [
 
 
 @dataclass(slots=True)
-class Contender:
-    """Someone who asks. `begin` makes ready for a round, which is not measured; `ask` is."""
+class MeasuredClient:
+    """A client. `prepare` gets ready for a round and is not measured; `ask` is."""
 
     replies: int
-    begin: Callable[[], Awaitable[None]]
+    prepare: Callable[[], Awaitable[None]]
     ask: Callable[[], Awaitable[str]]
     cpus_s: list[float] = field(default_factory=list[float])
 
     async def round(self) -> None:
-        await self.begin()
-        said = await self.ask()  # what is made once, and kept, is made here
-        assert said == SAID, f"heard {said[:80]!r}"
+        await self.prepare()
+        text = await self.ask()  # objects that are created once and kept are created here
+        assert text == REPLY_TEXT, f"got {text[:80]!r}"
         started = time.process_time()
         for _ in range(self.replies):
             await self.ask()
@@ -81,27 +81,27 @@ class Contender:
 
 
 class Conversation:
-    """One that grows by a question and an answer each time it is asked, as real ones do."""
+    """A conversation that grows by a question and an answer with each reply."""
 
     def __init__(self, length: int) -> None:
         self._length = length
         self._sessions = 0
         self.records: list[Record] = []
         self.session = SessionId("")
-        self.afresh()
+        self.start_again()
 
-    def afresh(self) -> None:
+    def start_again(self) -> None:
         self._sessions += 1
         self.session = SessionId(f"{self._sessions:032x}")
-        words = "A line of what was said before, neither short nor long. "
+        words = "A line of an earlier message, of ordinary length. "
         filler = (words * (1 + HISTORY_BYTES // HISTORY // len(words)))[: HISTORY_BYTES // HISTORY - 34]
         self.records = []
         for number in range(self._length - 1):
             self._add(Reply(text=filler) if number % 2 else UserTurn(text=filler))
         self._add(UserTurn(text="What is on today?"))
 
-    def goes_on(self) -> None:
-        self._add(Reply(text=SAID))
+    def add_exchange(self) -> None:
+        self._add(Reply(text=REPLY_TEXT))
         self._add(UserTurn(text=f"And what is number {len(self.records)}?"))
 
     def _add(self, body: RecordBody) -> None:
@@ -119,12 +119,12 @@ def _target(port: int) -> ModelTarget:
 
 def floor(
     session: aiohttp.ClientSession, wire: ProviderFormat, target: ModelTarget, length: int, replies: int
-) -> Contender:
-    """The same bytes, sent and read with aiohttp as it comes, and split into lines."""
+) -> MeasuredClient:
+    """Send the same bytes with aiohttp, and split what arrives into lines."""
     request = wire.build_request(Conversation(length).prompt(), target, KEY)
     body = b"".join(request.body)
 
-    async def begin() -> None:
+    async def prepare() -> None:
         pass
 
     async def ask() -> str:
@@ -134,27 +134,29 @@ def floor(
             async for piece in response.content.iter_any():
                 *whole, rest = (rest + piece).split(b"\n")
                 lines += whole
-        return SAID if sum(line.count(b"word ") for line in lines) == WORDS else ""
+        return REPLY_TEXT if sum(line.count(b"word ") for line in lines) == REPLY_WORDS else ""
 
-    return Contender(replies, begin, ask)
+    return MeasuredClient(replies, prepare, ask)
 
 
-def ours(link: ProviderConnections, wire: ProviderFormat, target: ModelTarget, length: int, replies: int) -> Contender:
+def retinue_client(
+    link: ProviderConnections, wire: ProviderFormat, target: ModelTarget, length: int, replies: int
+) -> MeasuredClient:
     model = HttpModel(link, wire, target)
     talk = Conversation(length)
 
-    async def begin() -> None:
-        talk.afresh()
+    async def prepare() -> None:
+        talk.start_again()
 
     async def ask() -> str:
-        said = [c.text async for c in model.reply(talk.prompt(), key=KEY) if isinstance(c, TextChunk)]
-        talk.goes_on()
-        return "".join(said)
+        pieces = [c.text async for c in model.reply(talk.prompt(), key=KEY) if isinstance(c, TextChunk)]
+        talk.add_exchange()
+        return "".join(pieces)
 
-    return Contender(replies, begin, ask)
+    return MeasuredClient(replies, prepare, ask)
 
 
-def openai_sdk(port: int, length: int, replies: int) -> Contender:
+def openai_sdk(port: int, length: int, replies: int) -> MeasuredClient:
     sdk: Any = importlib.import_module("openai")
     client = sdk.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
     talk = _Messages(length, [{"role": "system", "content": INSTRUCTIONS}])
@@ -164,7 +166,7 @@ def openai_sdk(port: int, length: int, replies: int) -> Contender:
     ]
 
     async def ask() -> str:
-        said: list[str] = []
+        pieces: list[str] = []
         stream = await client.chat.completions.create(
             model="mock",
             messages=talk.messages,
@@ -175,21 +177,21 @@ def openai_sdk(port: int, length: int, replies: int) -> Contender:
         )
         async for event in stream:
             if event.choices and event.choices[0].delta.content:
-                said.append(event.choices[0].delta.content)
-        talk.goes_on()
-        return "".join(said)
+                pieces.append(event.choices[0].delta.content)
+        talk.add_exchange()
+        return "".join(pieces)
 
-    return Contender(replies, talk.afresh, ask)
+    return MeasuredClient(replies, talk.start_again, ask)
 
 
-def anthropic_sdk(port: int, length: int, replies: int) -> Contender:
+def anthropic_sdk(port: int, length: int, replies: int) -> MeasuredClient:
     sdk: Any = importlib.import_module("anthropic")
     client = sdk.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key=KEY, max_retries=0)
     talk = _Messages(length, [])
     tools: Any = [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in _tools]
 
     async def ask() -> str:
-        said: list[str] = []
+        pieces: list[str] = []
         stream = await client.messages.create(
             model="mock",
             system=INSTRUCTIONS,
@@ -200,27 +202,27 @@ def anthropic_sdk(port: int, length: int, replies: int) -> Contender:
         )
         async for event in stream:
             if event.type == "content_block_delta" and event.delta.type == "text_delta":
-                said.append(event.delta.text)
-        talk.goes_on()
-        return "".join(said)
+                pieces.append(event.delta.text)
+        talk.add_exchange()
+        return "".join(pieces)
 
-    return Contender(replies, talk.afresh, ask)
+    return MeasuredClient(replies, talk.start_again, ask)
 
 
 class _Messages:
-    """A conversation as an SDK wants it."""
+    """A conversation in the format of an SDK."""
 
     def __init__(self, length: int, head: Sequence[Any]) -> None:
         self._talk = Conversation(length)
         self._head = head
         self.messages: list[Any] = []
 
-    async def afresh(self) -> None:
-        self._talk.afresh()
+    async def start_again(self) -> None:
+        self._talk.start_again()
         self.messages = [*self._head, *map(_message, self._talk.records)]
 
-    def goes_on(self) -> None:
-        self._talk.goes_on()
+    def add_exchange(self) -> None:
+        self._talk.add_exchange()
         self.messages += map(_message, self._talk.records[-2:])
 
 
@@ -231,37 +233,37 @@ def _message(record: Record) -> dict[str, str]:
         case UserTurn(text=text):
             return {"role": "user", "content": text}
         case body:
-            raise AssertionError(f"{body!r} is in no conversation of this file")
+            raise AssertionError(f"{body!r} is not used in these conversations")
 
 
-async def _race(port: int, format_: WireFormat, *, long: bool) -> list[Figure]:
+async def _measure_format(port: int, format_: WireFormat, *, long: bool) -> list[Figure]:
     length = HISTORY if long else 1
     link, wire, target = ProviderConnections(), make_provider_format(format_, EncodedContextCache()), _target(port)
     replies = LONG_REPLIES if long else REPLIES
     session = aiohttp.ClientSession()
     base = floor(session, wire, target, length, replies)
-    client = ours(link, wire, target, length, replies)
-    sdk: Contender | None = None
+    client = retinue_client(link, wire, target, length, replies)
+    sdk: MeasuredClient | None = None
     if importlib.util.find_spec(SDKS[format_]) is not None:
         make = openai_sdk if format_ is WireFormat.OPENAI_CHAT else anthropic_sdk
         sdk = make(port, length, SDK_LONG_REPLIES if long else SDK_REPLIES)
     contenders = [each for each in (base, client, sdk) if each is not None]
-    for each in contenders:  # once for nothing: imports, connections, tables
+    for each in contenders:  # not measured: imports, connections, tables
         await each.round()
         each.cpus_s.clear()
     gc.collect()
-    gc.freeze()  # what the others have imported is not gone through again while we are measured
+    gc.freeze()  # the collector skips what the others have imported
     for _ in range(ROUNDS):
         for each in contenders:
             await each.round()
     await link.close()
     await session.close()
-    name = NAMES[format_] + ("-history" if long else "")
-    return [*_beside_floor(name, base, client), *_beside_sdk(name, SDKS[format_], client, sdk, long=long)]
+    name = FIGURE_NAMES[format_] + ("-history" if long else "")
+    return [*_floor_figures(name, base, client), *_sdk_figures(name, SDKS[format_], client, sdk, long=long)]
 
 
-def _beside_floor(name: str, base: Contender, client: Contender) -> list[Figure]:
-    ratio = median([ours / theirs for ours, theirs in zip(client.cpus_s, base.cpus_s, strict=True)])
+def _floor_figures(name: str, base: MeasuredClient, client: MeasuredClient) -> list[Figure]:
+    ratio = median([retinue_client / theirs for retinue_client, theirs in zip(client.cpus_s, base.cpus_s, strict=True)])
     return [
         Figure(f"{name}-floor-cpu", median(base.cpus_s) * 1000, "ms"),
         Figure(f"{name}-cpu", median(client.cpus_s) * 1000, "ms"),
@@ -269,17 +271,19 @@ def _beside_floor(name: str, base: Contender, client: Contender) -> list[Figure]
     ]
 
 
-def _beside_sdk(name: str, package: str, client: Contender, sdk: Contender | None, *, long: bool) -> list[Figure]:
+def _sdk_figures(
+    name: str, package: str, client: MeasuredClient, sdk: MeasuredClient | None, *, long: bool
+) -> list[Figure]:
     if sdk is None:
         return [
             Figure(f"{name}-sdk-ratio", 0, "x", skipped=f"`{package}` is not installed: requirements/slow.txt has it")
         ]
-    ratio = median([theirs / ours for ours, theirs in zip(client.cpus_s, sdk.cpus_s, strict=True)])
+    ratio = median([theirs / retinue_client for retinue_client, theirs in zip(client.cpus_s, sdk.cpus_s, strict=True)])
     short = long and ratio < SDK_RATIO_MIN
-    note = f"less than the {SDK_RATIO_MIN:g}x that were expected of `{package}`" if short else f"`{package}`"
+    note = f"less than the expected {SDK_RATIO_MIN:g}x of `{package}`" if short else f"`{package}`"
     return [
         Figure(f"{name}-sdk-cpu", median(sdk.cpus_s) * 1000, "ms"),
-        Figure(f"{name}-sdk-ratio", ratio, "x", note=note),  # theirs to improve: told, and no limit of ours
+        Figure(f"{name}-sdk-ratio", ratio, "x", note=note),  # only reported: no limit
     ]
 
 
@@ -287,12 +291,12 @@ async def _main(port: int) -> list[Figure]:
     figures: list[Figure] = []
     for long in (False, True):
         for format_ in (WireFormat.OPENAI_CHAT, WireFormat.ANTHROPIC):
-            figures += await _race(port, format_, long=long)
+            figures += await _measure_format(port, format_, long=long)
     return figures
 
 
 def measure(port: int) -> list[Figure]:
-    """In a process of its own: what the rest of the run has imported and kept is not measured with it."""
+    """Measure in a separate process, so that other parts do not affect the result."""
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.clients", str(port)], stdout=subprocess.PIPE, check=True
     ).stdout
@@ -302,7 +306,7 @@ def measure(port: int) -> list[Figure]:
 def main() -> None:
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the daemon does
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
         sys.stdout.buffer.write(msgspec.json.encode(runner.run(_main(int(sys.argv[1])))))
 
 

@@ -1,4 +1,4 @@
-"""A model that makes the floor's own request: what is left is the cost of the house around it, without any client."""
+"""A model that makes the floor's own request: the rest is the cost of the server, without a model client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from benchmarks.wire import WirePool
+from benchmarks.raw_http import WirePool
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Record, Reply, StopReason, Usage, UserTurn
 from retinue.models.base import EncodedContextCache, EndChunk, ModelPrompt, ReplyChunk, TextChunk

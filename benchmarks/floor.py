@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import median
-from benchmarks.mock import ASKS_FOR, TOLD, TOOL
-from benchmarks.wire import WirePool
+from benchmarks.mock import ARGUMENTS_JSON, ASKS_FOR, TOOL
+from benchmarks.raw_http import WirePool
 
 HEAD = msgspec.json.encode(
     {
@@ -34,20 +34,20 @@ HEAD = msgspec.json.encode(
         ],
         "messages": [],
     }
-)[:-2]  # where the messages go
-SYNCED = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+)[:-2]  # the messages follow
+DURABLE_PRAGMAS = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
 def _open(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None)
-    for pragma in SYNCED:
+    for pragma in DURABLE_PRAGMAS:
         db.execute(pragma)
-    db.execute("CREATE TABLE turns (id INTEGER PRIMARY KEY, asked TEXT, said TEXT)")
+    db.execute("CREATE TABLE turns (id INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
     return db
 
 
 class Floor:
-    """One conversation at the lowest price there is. `requests` are those of one turn: each tool makes one more."""
+    """One conversation at the minimum cost. `requests` is the number per turn: each tool call adds one."""
 
     def __init__(self, path: Path, port: int, *, requests: int = 1) -> None:
         self._db = _open(path)
@@ -58,7 +58,7 @@ class Floor:
         self.walls_s: list[float] = []
 
     async def turns(self, count: int) -> None:
-        """So many turns more. Their CPU is taken together: one turn is too short for the clock."""
+        """Run more turns. Their CPU is measured together, because one turn is too short for the clock."""
         started = time.process_time()
         for _ in range(count):
             await self._turn()
@@ -72,7 +72,7 @@ class Floor:
         for _ in range(self._requests):
             answer = msgspec.json.decode(await self._pool.request([b'{"messages":[', *self._parts, b"null]}"]))
             self._parts.append(msgspec.json.encode({"role": "assistant", "content": answer["text"]}) + b",")
-        self._db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (asked, answer["text"]))
+        self._db.execute("INSERT INTO turns (question, answer) VALUES (?, ?)", (asked, answer["text"]))
         self.walls_s.append(time.perf_counter() - before)
 
     def close(self) -> None:
@@ -92,8 +92,8 @@ class Event(msgspec.Struct):
 
 
 class ToolFloor(Floor):
-    """Turns with a tool, at the lowest price there is: the daemon's own two requests, for a call and for words, to the
-    same streams of the same mock. What it sends of the head is the least: one tool, and no instructions."""
+    """Turns with a tool call, at the minimum cost: the same two requests as the server's, for a call and for text, to
+    the same streams of the mock. The request contains only one tool, and no instructions."""
 
     def __init__(self, path: Path, port: int) -> None:
         super().__init__(path, port)
@@ -102,27 +102,27 @@ class ToolFloor(Floor):
     async def _turn(self) -> None:
         asked = f"{len(self.walls_s)}: {ASKS_FOR}{TOOL}"
         before = time.perf_counter()
-        self._say({"role": "user", "content": asked})
-        await self._ask()
-        call = {"id": "call_000001", "type": "function", "function": {"name": TOOL, "arguments": TOLD[TOOL]}}
-        self._say({"role": "assistant", "content": None, "tool_calls": [call]})
-        self._say({"role": "tool", "tool_call_id": "call_000001", "content": "It is noon in UTC."})
-        said = await self._ask()
-        self._say({"role": "assistant", "content": said})
-        self._db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (asked, said))
+        self._add_message({"role": "user", "content": asked})
+        await self._request_reply()
+        call = {"id": "call_000001", "type": "function", "function": {"name": TOOL, "arguments": ARGUMENTS_JSON[TOOL]}}
+        self._add_message({"role": "assistant", "content": None, "tool_calls": [call]})
+        self._add_message({"role": "tool", "tool_call_id": "call_000001", "content": "It is noon in UTC."})
+        text = await self._request_reply()
+        self._add_message({"role": "assistant", "content": text})
+        self._db.execute("INSERT INTO turns (question, answer) VALUES (?, ?)", (asked, text))
         self.walls_s.append(time.perf_counter() - before)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _add_message(self, message: dict[str, Any]) -> None:
         self._parts.append(msgspec.json.encode(message))
 
-    async def _ask(self) -> str:
+    async def _request_reply(self) -> str:
         stream = await self._pool.request([HEAD, b",".join(self._parts), b"]}"], path=b"/v1/chat/completions")
         events = [self._decode(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: {")]
         return "".join(event.choices[0].delta.content or "" for event in events if event.choices)
 
 
 class LongFloor:
-    """A long conversation, read from the disk as a whole and answered, at the lowest price there is."""
+    """A long conversation that is read from disk as a whole and answered, at the minimum cost."""
 
     def __init__(self, folder: Path, port: int, *, messages: int) -> None:
         self._path = folder / "long-floor.db"
@@ -131,34 +131,34 @@ class LongFloor:
         db = _open(self._path)
         db.execute("BEGIN")
         rows = ((f"message number {number}", "word " * 40) for number in range(messages // 2))
-        db.executemany("INSERT INTO turns (asked, said) VALUES (?, ?)", rows)
+        db.executemany("INSERT INTO turns (question, answer) VALUES (?, ?)", rows)
         db.execute("COMMIT")
         db.close()
 
-    async def restored(self) -> None:
+    async def run_first_turn(self) -> None:
         pool = WirePool(self._port)
-        await pool.request([b"{}"])  # a connection is there
+        await pool.request([b"{}"])  # opens the connection
         started = time.process_time()
         db = sqlite3.connect(self._path, isolation_level=None)
-        db.execute(SYNCED[1])
+        db.execute(DURABLE_PRAGMAS[1])
         parts: list[bytes] = []
-        for asked, said in db.execute("SELECT asked, said FROM turns ORDER BY id"):
-            parts.append(msgspec.json.encode({"role": "user", "content": asked}) + b",")
-            parts.append(msgspec.json.encode({"role": "assistant", "content": said}) + b",")
+        for question, text in db.execute("SELECT question, answer FROM turns ORDER BY id"):
+            parts.append(msgspec.json.encode({"role": "user", "content": question}) + b",")
+            parts.append(msgspec.json.encode({"role": "assistant", "content": text}) + b",")
         parts.append(msgspec.json.encode({"role": "user", "content": "and now?"}) + b",")
         answer = msgspec.json.decode(await pool.request([b'{"messages":[', *parts, b"null]}"]))
-        db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", ("and now?", answer["text"]))
+        db.execute("INSERT INTO turns (question, answer) VALUES (?, ?)", ("and now?", answer["text"]))
         self.cpus_s.append(time.process_time() - started)
         db.close()
 
 
 def measure_commit_ms(path: Path, commits: int) -> float:
-    """What one durable commit costs on this disk, now."""
+    """The time of one durable commit on this disk."""
     db = _open(path)
     walls: list[float] = []
     for i in range(commits):
         before = time.perf_counter()
-        db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (str(i), "x" * 200))
+        db.execute("INSERT INTO turns (question, answer) VALUES (?, ?)", (str(i), "x" * 200))
         walls.append(time.perf_counter() - before)
     db.close()
     return median(walls) * 1000

@@ -1,4 +1,4 @@
-"""How things are measured: CPU from the kernel's own accounts, never from a stopwatch around someone else's machine."""
+"""Measurement: CPU times come from the kernel, so they do not depend on other load on the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def median(values: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: `NAME VALUE LIMIT ok|short`. One without a limit is only reported; one not taken here says why."""
+    """One line: `NAME VALUE LIMIT ok|failed`. Without a limit it is only reported; `skipped` is the reason if not
+    measured."""
 
     name: str
     value: float
@@ -40,7 +41,7 @@ class Figure:
     skipped: str = ""
 
     @property
-    def short(self) -> bool:
+    def failed(self) -> bool:
         if self.limit is None:
             return False
         return self.value < self.limit if self.at_least else self.value > self.limit
@@ -50,6 +51,6 @@ class Figure:
             return f"{self.name} - - skipped  # {self.skipped}"
         sign = ">=" if self.at_least else "<="
         limit = "-" if self.limit is None else f"{sign}{self.limit:.2f}{self.unit}"
-        verdict = "short" if self.short else "ok"
+        state = "failed" if self.failed else "ok"
         note = f"  # {self.note}" if self.note else ""
-        return f"{self.name} {self.value:.2f}{self.unit} {limit} {verdict}{note}"
+        return f"{self.name} {self.value:.2f}{self.unit} {limit} {state}{note}"

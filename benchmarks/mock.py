@@ -1,8 +1,8 @@
-"""The mock provider: answers every request on loopback at once, or after a set latency, and always with the same words.
+"""The mock provider: it answers every request on loopback at once, or after a set latency, always with the same text.
 
-It speaks three ways, told apart by the path. `/v1/chat` is the floor's own: one small body of JSON. The other two are
-streams as real providers send them, a chunk for each event: OpenAI's chat completions and Anthropic's messages.
-Whoever says the words of a tool last is asked for that call first, and answered once its result is there.
+The path selects one of three formats. `/v1/chat` is the floor's own, one small JSON body. The other two are streams
+as real providers send them, with one chunk per event: OpenAI's chat completions and Anthropic's messages.
+A request that names a tool at its end gets that call as the first reply, and text once the result is there.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-WORDS = 40
+REPLY_WORDS = 40
 ASKS_FOR = "Please make this call: "
-TOOL, LOOK = "clock", "session_status"  # one that is journaled as an effect would be, and one that only looks
+TOOL, LOOK = "clock", "session_status"  # one that is journaled like an effect, and a read-only one
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {TOOL: {"zone": "UTC"}, LOOK: {}}
-_CALL_ID = "call_000000"  # counted up in its place, so that every call has one of its own
+_CALL_ID = "call_000000"  # replaced by a number of the same length, so that every call has its own
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_REPLY = json.dumps({"text": "word " * WORDS}).encode()
+_REPLY = json.dumps({"text": "word " * REPLY_WORDS}).encode()
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_REPLY) + _REPLY
 
 
@@ -35,7 +35,7 @@ def _chat(deltas: Iterable[Mapping[str, Any]], reason: str) -> bytes:
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
     choices: list[list[Any]] = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
     choices.append([{"index": 0, "delta": {}, "finish_reason": reason}])
-    usage = {"prompt_tokens": 100, "completion_tokens": WORDS, "total_tokens": 100 + WORDS}
+    usage = {"prompt_tokens": 100, "completion_tokens": REPLY_WORDS, "total_tokens": 100 + REPLY_WORDS}
     events = [{**base, "choices": choice} for choice in choices] + [{**base, "choices": [], "usage": usage}]
     return _chunked([*(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events), b"data: [DONE]\n\n"])
 
@@ -59,7 +59,7 @@ def _messages(block: Mapping[str, Any], deltas: Iterable[Mapping[str, Any]], rea
         {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": None},
-            "usage": {"output_tokens": WORDS},
+            "usage": {"output_tokens": REPLY_WORDS},
         },
         {"type": "message_stop"},
     ]
@@ -76,36 +76,36 @@ def _messages_call(tool: str, arguments: str) -> bytes:
     return _messages(block, ({"type": "input_json_delta", "partial_json": arguments},), "tool_use")
 
 
-TOLD = {tool: json.dumps(arguments) for tool, arguments in ARGUMENTS.items()}
-CHAT_WORDS = _chat(({"role": "assistant", "content": "word "} for _ in range(WORDS)), "stop")
-CHAT_CALLS = {tool: _chat_call(tool, arguments) for tool, arguments in TOLD.items()}
+ARGUMENTS_JSON = {tool: json.dumps(arguments) for tool, arguments in ARGUMENTS.items()}
+CHAT_WORDS = _chat(({"role": "assistant", "content": "word "} for _ in range(REPLY_WORDS)), "stop")
+CHAT_CALLS = {tool: _chat_call(tool, arguments) for tool, arguments in ARGUMENTS_JSON.items()}
 MESSAGES_WORDS = _messages(
-    {"type": "text", "text": ""}, ({"type": "text_delta", "text": "word "} for _ in range(WORDS)), "end_turn"
+    {"type": "text", "text": ""}, ({"type": "text_delta", "text": "word "} for _ in range(REPLY_WORDS)), "end_turn"
 )
-MESSAGES_CALLS = {tool: _messages_call(tool, arguments) for tool, arguments in TOLD.items()}
+MESSAGES_CALLS = {tool: _messages_call(tool, arguments) for tool, arguments in ARGUMENTS_JSON.items()}
 
 
 def answer_to(head: bytes, body: bytes) -> bytes:
-    """What is said to a request. Its body is only searched from the end: what is asked must not be what is measured."""
+    """Return the answer to a request. Its body is searched only from the end, to keep the mock's own cost small."""
     if b"/chat/completions" in head:
-        tool = _wanted(body, b'"role":"tool"')
-        return _numbered(CHAT_CALLS[tool]) if tool else CHAT_WORDS
+        tool = _requested_tool(body, b'"role":"tool"')
+        return _with_next_call_id(CHAT_CALLS[tool]) if tool else CHAT_WORDS
     if b"/messages" in head:
-        tool = _wanted(body, b'"tool_result"')
-        return _numbered(MESSAGES_CALLS[tool]) if tool else MESSAGES_WORDS
+        tool = _requested_tool(body, b'"tool_result"')
+        return _with_next_call_id(MESSAGES_CALLS[tool]) if tool else MESSAGES_WORDS
     return _PLAIN
 
 
 _ASKS_FOR = ASKS_FOR.encode()
-_numbers = itertools.count(1)
+_call_numbers = itertools.count(1)
 
 
-def _numbered(call: bytes) -> bytes:
-    return call.replace(_CALL_ID.encode(), b"call_%06d" % next(_numbers))
+def _with_next_call_id(call: bytes) -> bytes:
+    return call.replace(_CALL_ID.encode(), b"call_%06d" % next(_call_numbers))
 
 
-def _wanted(body: bytes, result: bytes) -> str | None:
-    """The tool that was asked for, and has not been called yet."""
+def _requested_tool(body: bytes, result: bytes) -> str | None:
+    """Return the requested tool if it has not been called yet."""
     asked = body.rfind(_ASKS_FOR)
     if asked <= body.rfind(result):
         return None
@@ -118,7 +118,9 @@ class Mock(asyncio.Protocol):
         self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transport has another type with the same methods
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -126,9 +128,9 @@ class Mock(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._buffer[:end])
-        told = _LENGTH.search(head)
-        assert told is not None, "a request without a length"
-        whole = end + 4 + int(told[1])
+        content_length = _LENGTH.search(head)
+        assert content_length is not None, "the request has no content-length"
+        whole = end + 4 + int(content_length[1])
         if len(self._buffer) < whole:
             return
         answer = answer_to(head[: head.find(b"\r")], bytes(self._buffer[end + 4 : whole]))

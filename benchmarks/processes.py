@@ -1,4 +1,4 @@
-"""The processes of a run: the mock provider, and the house that asks it."""
+"""The processes of a benchmark: the mock provider, and the server that uses it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.measure import cpu_s
 from retinue.testing.telegram_server import TOKEN
 
 READY_S_MAX = 30.0
-REST_S_MAX = 10.0
+IDLE_WAIT_S_MAX = 10.0
 IDLE_S, IDLE_CPU_S = 0.25, 0.005
 
 
@@ -35,39 +35,38 @@ def mock(latency_s: float) -> Generator[int]:
 
 
 @contextlib.contextmanager
-def house(home: Path, port: int, *, telegram: str = "") -> Generator[tuple[int, float]]:
-    """The daemon as a process: its id, and how long it took to answer its first request. With the address of a Bot API
-    it listens there."""
+def server_process(home: Path, port: int, *, telegram: str = "") -> Generator[tuple[int, float]]:
+    """Run the server as a process. Yields its id, and the seconds until it answered its first request. With
+    `telegram`, the URL of a Bot API, it connects to it."""
     home.mkdir(exist_ok=True)
     started = time.perf_counter()
     words = [str(home), str(port), *([telegram] if telegram else [])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.house", *words], env={**os.environ, "BENCH_BOT_TOKEN": TOKEN}
+        [sys.executable, "-m", "benchmarks.server", *words], env={**os.environ, "BENCH_BOT_TOKEN": TOKEN}
     )
     try:
-        ready_s = asyncio.run(_ready(home, started))
-        _rest(process.pid)
+        ready_s = asyncio.run(_wait_until_ready(home, started))
+        _wait_until_idle(process.pid)
         yield process.pid, ready_s
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
 
-def _rest(pid: int) -> None:
-    """Until it does nothing more of its own. A new house makes the folders of its sandbox beside whatever it is asked
-    first: once in its life, and nothing that a turn takes."""
-    deadline = time.perf_counter() + REST_S_MAX
+def _wait_until_idle(pid: int) -> None:
+    """Wait until the server is idle. A new server first creates the folders of its sandbox."""
+    deadline = time.perf_counter() + IDLE_WAIT_S_MAX
     before, now = -1.0, cpu_s(pid)
     while now - before > IDLE_CPU_S and time.perf_counter() < deadline:
         time.sleep(IDLE_S)
         before, now = now, cpu_s(pid)
 
 
-async def _ready(home: Path, started: float) -> float:
+async def _wait_until_ready(home: Path, started: float) -> float:
     while True:
         client = Client(home)
         try:
-            await client.call("house.status", {})
+            await client.call("server.status", {})
             return time.perf_counter() - started
         except OSError:
             if time.perf_counter() - started > READY_S_MAX:

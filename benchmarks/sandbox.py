@@ -1,7 +1,7 @@
-"""What confining a command costs: `true`, plain and sandboxed in turns, under the same load.
+"""The cost of a sandbox: `true`, plain and sandboxed alternate, under the same load.
 
-The plain spawn is the house's own: the same door, group, limits and environment, without the walls. What a bare fork
-and exec costs, with none of these, is reported beside it.
+The plain spawn is the server's own, with the same launcher, limits and environment, but without a sandbox. A bare
+fork and exec is reported next to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retinue.sandbox.host import HostSandbox
 
 ROUNDS = 60
 PLAIN_RATIO_MAX, NETWORK_RATIO_MAX = 4.0, 15.0
-TRUE = "/usr/bin/true"
+TRUE_COMMAND = "/usr/bin/true"
 
 
 def measure(folder: Path) -> list[Figure]:
@@ -37,15 +37,15 @@ async def _measure(folder: Path) -> list[Figure]:
     networked = Confinement(folder=workspace, writable=(workspace,), network=NetworkAccess(hosts=("example.com",)))
 
     async def sandboxed(confinement: Confinement) -> None:
-        await _over(await sandbox.start([TRUE], confinement))
+        await _wait_for_end(await sandbox.start([TRUE_COMMAND], confinement))
 
     host = HostSandbox()
 
     async def plain() -> None:
-        await _over(await host.start([TRUE], confined))
+        await _wait_for_end(await host.start([TRUE_COMMAND], confined))
 
     ways: dict[str, Callable[[], Awaitable[None]]] = {
-        "bare": _bare,
+        "bare": _spawn_bare,
         "plain": plain,
         "confined": lambda: sandboxed(confined),
         "networked": lambda: sandboxed(networked),
@@ -56,11 +56,11 @@ async def _measure(folder: Path) -> list[Figure]:
             before = time.perf_counter()
             await way()
             walls_ms[name].append((time.perf_counter() - before) * 1000)
-    # A sandbox hands over between processes five times. Where others want the processor too, each time is a wait, and
-    # the wall says more of the machine than of us; so it is the quickest tenth that counts, of each.
+    # A sandbox switches between processes five times. On a busy machine each switch is a wait, and the elapsed time
+    # measures the load; so the fastest tenth of each counts.
     taken = {name: sorted(values)[len(values) // 10] for name, values in walls_ms.items()}
     return [
-        Figure("sandbox-bare-spawn", taken["bare"], "ms", note="a fork and an exec, without any limit"),
+        Figure("sandbox-bare-spawn", taken["bare"], "ms", note="a fork and an exec, without limits"),
         Figure("sandbox-plain-spawn", taken["plain"], "ms"),
         *_figures("sandbox", taken, "confined", PLAIN_RATIO_MAX),
         *_figures("sandbox-network", taken, "networked", NETWORK_RATIO_MAX),
@@ -75,15 +75,15 @@ def _figures(name: str, taken: dict[str, float], way: str, limit: float) -> list
     ]
 
 
-async def _bare() -> None:
-    """As one would spawn a command without us: with its output read, and waited for."""
+async def _spawn_bare() -> None:
+    """Run the command without our launcher: read its output, and wait for its end."""
     process = await asyncio.create_subprocess_exec(
-        TRUE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        TRUE_COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     await process.communicate()
 
 
-async def _over(child: ChildProcess) -> None:
+async def _wait_for_end(child: ChildProcess) -> None:
     child.close_input()
     while await child.read():
         pass

@@ -1,4 +1,4 @@
-"""A model that makes the floor's own request, and hands work on where its mail asks for it."""
+"""A model that makes the floor's own request, and delegates if its message asks for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, ToolCallChunk
 
 HELPER = "helper"
 ASK = "Ask the helper"
-SEND = re.compile(r"Send out (\d+)")
-AT_ONCE = 50  # calls of one reply
+SPAWN_PATTERN = re.compile(r"Send out (\d+)")
+CALLS_PER_REPLY = 50
 
 
-class StaffModel(CoreModel):
-    """`Ask the helper` has one agent asked, and `Send out N` has N subagents sent out."""
+class DelegatingModel(CoreModel):
+    """With `Ask the helper` it asks one agent; with `Send out N` it starts N subagents."""
 
-    name = "staff"
+    name = "delegating"
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -28,15 +28,15 @@ class StaffModel(CoreModel):
 
     async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
         chunks = [chunk async for chunk in super().reply(prompt, key=key)]
-        words, made = _asked(prompt.records)
-        wanted = SEND.search(words)
+        words, made = _newest_message(prompt.records)
+        wanted = SPAWN_PATTERN.search(words)
         if ASK in words and not made:
             yield ToolCallChunk(
                 Call(id="c0", tool="agents_message", arguments={"agentId": HELPER, "content": "plain work"})
             )
             yield EndChunk(StopReason.CALLS, Usage(input_tokens=100, output_tokens=40))
         elif wanted is not None and made < int(wanted[1]):
-            for number in range(made, min(made + AT_ONCE, int(wanted[1]))):
+            for number in range(made, min(made + CALLS_PER_REPLY, int(wanted[1]))):
                 yield ToolCallChunk(
                     Call(id=f"c{number}", tool="sessions_spawn", arguments={"task": f"small task {number}"})
                 )
@@ -46,8 +46,8 @@ class StaffModel(CoreModel):
                 yield chunk
 
 
-def _asked(records: Sequence[Record]) -> tuple[str, int]:
-    """What the newest mail says, and how many results came since. From the end: a model has no CPU in a real house."""
+def _newest_message(records: Sequence[Record]) -> tuple[str, int]:
+    """The text of the newest message and the number of results since. It searches from the end to use little CPU."""
     made = 0
     for record in reversed(records):
         if isinstance(record.body, UserTurn):

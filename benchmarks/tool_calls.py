@@ -1,6 +1,6 @@
-"""What hands cost: judging a call, and making a trivial one, over what the loop itself does for a step.
+"""The cost of tool calls: deciding a call and performing a trivial one, beyond what the loop needs for a step.
 
-CPU of the whole process, so that what a store does in its threads is counted too.
+CPU of the whole process, which includes the threads of the store.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from retinue.tools.grants import GrantCache
 from retinue.tools.result_truncation import FullResultStore
 from retinue.tools.toolbox import Toolbox, TurnContext
 
-ROUNDS, EACH = 21, 100
-TURNS = 50  # of the conversation that a decision looks back on
+ROUNDS, CALLS_PER_ROUND = 21, 100
+TURNS = 50  # in the conversation that a decision checks
 
 CALLS_PER_MINUTE = 1_000_000_000
 
@@ -47,8 +47,8 @@ DECISION_MS_MAX = 0.1
 
 SESSION, RUN = SessionId("5" * 32), RunId("6" * 32)
 AGENT = Agent(name="ada", tools=ToolRules(ask=("exec",), deny=("group:web",)))
-TRIVIAL = Call(id="c1", tool="trivial")
-APPEND = Call(id="c2", tool="append_line", arguments={"text": "the garden needs water"})
+TRIVIAL_CALL = Call(id="c1", tool="trivial")
+APPEND_CALL = Call(id="c2", tool="append_line", arguments={"text": "the garden needs water"})
 
 
 class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Trivial:
+class TrivialTool:
     arguments: type[msgspec.Struct] = NoArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -77,17 +77,17 @@ def measure(folder: Path) -> list[Figure]:
 
 async def _measure(folder: Path) -> list[Figure]:
     clock, ids = RealClock(), RandomIds()
-    store = await open_store(str(folder / "hands.db"))
+    store = await open_store(str(folder / "retinue.db"))
     try:
-        trivial = Trivial()
+        trivial = TrivialTool()
         tools: list[Tool] = [trivial, AppendLineTool(folder / "lines.txt")]
         policy = build_policy_with_defaults(ProvenanceSettings())
 
         def origin() -> ProvenancePolicy:
             return policy
 
-        pure = Toolbox(tools, clock=clock, provenance_policy=origin, ids=ids)
-        whole = Toolbox(
+        bare_toolbox = Toolbox(tools, clock=clock, provenance_policy=origin, ids=ids)
+        toolbox = Toolbox(
             tools,
             clock=clock,
             calls_per_minute=CALLS_PER_MINUTE,
@@ -97,29 +97,33 @@ async def _measure(folder: Path) -> list[Figure]:
             earlier_turns=EarlierOwnerTurns(store),
             full_results=FullResultStore(AttachmentFiles(folder / "files"), store),
         )
-        nobody = ApprovalAnswers(())
-        clean, tainted = _occasion(folder, Trust.PRIVATE), _occasion(folder, Trust.UNTRUSTED)
-        scene = clean.tool_context(TRIVIAL)
+        no_answers = ApprovalAnswers(())
+        trusted, untrusted = _turn_context(folder, Trust.PRIVATE), _turn_context(folder, Trust.UNTRUSTED)
+        tool_context = trusted.tool_context(TRIVIAL_CALL)
 
-        async def called() -> None:
-            plan = await whole.decide([TRIVIAL], nobody, clean)
-            await whole.perform(TRIVIAL, plan.contexts[TRIVIAL.id])
+        async def perform_calls() -> None:
+            plan = await toolbox.decide([TRIVIAL_CALL], no_answers, trusted)
+            await toolbox.perform(TRIVIAL_CALL, plan.contexts[TRIVIAL_CALL.id])
 
-        async def bare() -> None:
-            await trivial.perform(NoArguments(), scene)
+        async def run_bare_calls() -> None:
+            await trivial.perform(NoArguments(), tool_context)
 
-        async def decided(occasion: TurnContext) -> None:
-            await pure.evaluate_call(APPEND, occasion)
+        async def decide_calls(turn_context: TurnContext) -> None:
+            await bare_toolbox.evaluate_call(APPEND_CALL, turn_context)
 
-        call_ms, bare_ms = await _cpu_ms(called), await _cpu_ms(bare)
+        call_ms, bare_ms = await _cpu_ms(perform_calls), await _cpu_ms(run_bare_calls)
         return [
             Figure(
-                "hands-call", call_ms - bare_ms, "ms", CALL_MS_MAX, note=f"over {bare_ms:.3f} ms of the tool itself"
+                "tool-call-cpu",
+                call_ms - bare_ms,
+                "ms",
+                CALL_MS_MAX,
+                note=f"beyond {bare_ms:.3f} ms of the tool itself",
             ),
-            Figure("hands-decision", await _cpu_ms(lambda: decided(clean)), "ms", DECISION_MS_MAX),
+            Figure("tool-decision-cpu", await _cpu_ms(lambda: decide_calls(trusted)), "ms", DECISION_MS_MAX),
             Figure(
-                "hands-decision-tainted",
-                await _cpu_ms(lambda: decided(tainted)),
+                "tool-decision-untrusted-cpu",
+                await _cpu_ms(lambda: decide_calls(untrusted)),
                 "ms",
                 note=f"after {TURNS} turns with untrusted results",
             ),
@@ -129,18 +133,18 @@ async def _measure(folder: Path) -> list[Figure]:
 
 
 async def _cpu_ms(act: Callable[[], Awaitable[None]]) -> float:
-    """Of one, in the middle of several rounds: the first ones fill what is remembered."""
+    """CPU of one act, the median of several rounds: the first rounds fill the caches."""
     taken: list[float] = []
     gc.collect()
     for _ in range(ROUNDS):
         before = time.process_time()
-        for _ in range(EACH):
+        for _ in range(CALLS_PER_ROUND):
             await act()
-        taken.append((time.process_time() - before) * 1000 / EACH)
+        taken.append((time.process_time() - before) * 1000 / CALLS_PER_ROUND)
     return median(taken)
 
 
-def _occasion(folder: Path, trust: Trust) -> TurnContext:
+def _turn_context(folder: Path, trust: Trust) -> TurnContext:
     bodies: list[tuple[RecordBody, Trust]] = []
     for turn in range(TURNS):
         call = Call(id=f"r{turn}", tool="read", arguments={"path": f"notes-{turn}.txt"})

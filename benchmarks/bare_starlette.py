@@ -1,4 +1,7 @@
-"""Bare Starlette and msgspec: the least a POST can cost with the same server. `python -m benchmarks.bare SOCKET`."""
+"""Bare Starlette and msgspec: the minimum cost of a POST with the same server.
+
+`python -m benchmarks.bare_starlette SOCKET` starts it.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 
-class Asked(msgspec.Struct, forbid_unknown_fields=True):
+class WhoamiRequest(msgspec.Struct, forbid_unknown_fields=True):
     words: str = ""
 
 
-class Answered(msgspec.Struct):
+class WhoamiResponse(msgspec.Struct):
     address: str
     level: str
     words: str
 
 
 async def answer(request: Request) -> Response:
-    asked = msgspec.json.decode(await request.body() or b"{}", type=Asked)
-    body = msgspec.json.encode(Answered("person:owner", "boss", asked.words))
+    asked = msgspec.json.decode(await request.body() or b"{}", type=WhoamiRequest)
+    body = msgspec.json.encode(WhoamiResponse("person:owner", "boss", asked.words))
     return Response(body, media_type="application/json")
 
 

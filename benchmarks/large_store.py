@@ -28,7 +28,7 @@ ROWS = 1_000_000
 SAMPLES = 400
 NOW_MS = 1_800_000_000_000
 
-FILL = """
+FILL_STATEMENT = """
 WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
 INSERT INTO envelopes (seq, id, sender, recipient, session, kind, text, trust, source, dedupe_key, rank, silent, due_ms,
                        status, attempts, accepted_ms, settled_ms)
@@ -41,9 +41,9 @@ FROM n
 
 def fill(path: Path, rows: int) -> None:
     db = sqlite3.connect(path)
-    db.execute(FILL.format(rows=rows, now=NOW_MS))
+    db.execute(FILL_STATEMENT.format(rows=rows, now=NOW_MS))
     db.execute("INSERT INTO outcomes SELECT id, 'delivered', '', NULL, 0, settled_ms FROM envelopes")
-    db.execute("UPDATE house SET envelope_seq = ?, latest_ms = ?", (rows, NOW_MS))
+    db.execute("UPDATE counters SET envelope_seq = ?, latest_ms = ?", (rows, NOW_MS))
     db.commit()
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()
@@ -54,8 +54,8 @@ def _id(prefix: int, i: int) -> str:
 
 
 async def measure(store: SqliteStore, prefix: int) -> tuple[float, float]:
-    """CPU of accept and of claim in the writer, in microseconds, the middle of many."""
-    await store.write(_staff, point="bench")
+    """CPU of accept and of claim in the writer, in microseconds (median)."""
+    await store.write(_add_agent, point="bench")
     accepts: list[float] = []
     claims: list[float] = []
     terms = ClaimSettings(zone=ZoneInfo("UTC"), server_started_ms=0)
@@ -79,7 +79,7 @@ async def measure(store: SqliteStore, prefix: int) -> tuple[float, float]:
     return median(accepts) * 1e6, median(claims) * 1e6
 
 
-def _staff(conn: sa.Connection) -> None:
+def _add_agent(conn: sa.Connection) -> None:
     agents.upsert(conn, Agent(name="ada"), source="bench", at_ms=NOW_MS)
 
 
@@ -91,7 +91,7 @@ def _timed(into: list[float], body, conn: sa.Connection):  # type: ignore[no-unt
 
 
 async def compare(folder: Path, rows: int) -> tuple[float, float]:
-    """How much dearer accept and claim are with `rows` envelopes in the store."""
+    """How many times more accept and claim cost with `rows` envelopes in the store."""
     empty, full = folder / "empty.db", folder / "full.db"
     first = await open_store(full)
     await first.close()

@@ -1,4 +1,4 @@
-"""What agents working together costs: one that asks another, and a thousand that are sent out at once."""
+"""The cost of delegation: one agent asks another, and one starts a thousand subagents at once."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.client import Client
-from benchmarks.house import SUBAGENTS_AT_ONCE
+from benchmarks.delegation_model import ASK
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
-from benchmarks.processes import house, mock
-from benchmarks.staff_model import ASK
+from benchmarks.processes import mock, server_process
+from benchmarks.server import SUBAGENTS_AT_ONCE
 
 ROUNDS, TURNS = 10, 20
-CHILDREN, SENDINGS = 1_000, 4
+CHILDREN, SPAWN_ROUNDS = 1_000, 4
 DONE_S_MAX = 300.0
-PAGE = 100
+PAGE_SIZE = 100
 
 ROUND_TRIP_RATIO_MAX = 4.0
-GROWTH_MB_MAX = 4.0  # by another thousand, once the first have filled what is remembered
+GROWTH_MB_MAX = 4.0  # by another thousand, once the caches are full
 
 
 def measure(folder: Path) -> list[Figure]:
     with mock(0) as port:
-        with house(folder / "asking", port) as (pid, _):
+        with server_process(folder / "asking", port) as (pid, _):
             plain, asked = asyncio.run(_round_trips(folder / "asking", pid))
-        with house(folder / "sending", port) as (pid, _):
-            most, walls, memory = asyncio.run(_sendings(folder / "sending", pid))
+        with server_process(folder / "sending", port) as (pid, _):
+            most, walls, memory = asyncio.run(_spawn_children(folder / "sending", pid))
     ratio = median([theirs / ours for ours, theirs in zip(plain, asked, strict=True)])
     return [
-        Figure("staff-turn-cpu", median(plain) * 1000, "ms"),
-        Figure("staff-asked-cpu", median(asked) * 1000, "ms", note="two runs, three model calls"),
-        Figure("staff-asked-ratio", ratio, "x", ROUND_TRIP_RATIO_MAX),
-        Figure("staff-thousand", median(walls), "s", note=f"{CHILDREN:,} subagents at once, each told of"),
-        Figure("staff-at-work", most, "", SUBAGENTS_AT_ONCE, note="slots of subagents in use at most"),
-        Figure("staff-rss", memory[-1], "MB"),
-        Figure("staff-rss-growth", memory[-1] - memory[-2], "MB", GROWTH_MB_MAX, note="by the last thousand"),
+        Figure("delegation-plain-turn-cpu", median(plain) * 1000, "ms"),
+        Figure("delegation-turn-cpu", median(asked) * 1000, "ms", note="two runs, three model calls"),
+        Figure("delegation-turn-ratio", ratio, "x", ROUND_TRIP_RATIO_MAX),
+        Figure("subagents-time", median(walls), "s", note=f"{CHILDREN:,} subagents at once, each reported"),
+        Figure("subagents-slots", most, "", SUBAGENTS_AT_ONCE, note="most slots of subagents in use"),
+        Figure("subagents-memory", memory[-1], "MB"),
+        Figure("subagents-memory-growth", memory[-1] - memory[-2], "MB", GROWTH_MB_MAX, note="by the last thousand"),
     ]
 
 
 async def _round_trips(home: Path, pid: int) -> tuple[list[float], list[float]]:
-    """CPU of a plain turn, and of one in which another agent is asked: in turn, under the same load."""
-    client = Client(home)  # one follows the news, as in every other turn that is measured
+    """CPU of a plain turn, and of one that asks another agent, alternating under the same load."""
+    client = Client(home)  # one client follows the events, as in every other turn that is measured
     await client.follow()
     await client.ask("warm up", "warm-up")
     await client.ask(f"{ASK}: warm up", "warm-up", agent="asker")
@@ -61,33 +61,33 @@ async def _round_trips(home: Path, pid: int) -> tuple[list[float], list[float]]:
     return plain, asked
 
 
-async def _sendings(home: Path, pid: int) -> tuple[float, list[float], list[float]]:
-    """Slots in use at most, how long each thousand took, and what the house holds after each."""
+async def _spawn_children(home: Path, pid: int) -> tuple[float, list[float], list[float]]:
+    """The most slots in use, the seconds for each thousand, and the server's memory after each."""
     client = Client(home, agent="asker")
     await client.follow()
     most, walls, memory = 0, list[float](), list[float]()
-    for number in range(1, SENDINGS + 1):
+    for number in range(1, SPAWN_ROUNDS + 1):
         before = time.perf_counter()
         sent = await client.call(
             "envelope.send", {"to": "agent:asker", "text": f"Send out {CHILDREN}", "conversation": "sending"}
         )
-        most = max(most, await _all_told(client, sent["session"], CHILDREN * number, before))
+        most = max(most, await _wait_until_reported(client, sent["session"], CHILDREN * number, before))
         walls.append(time.perf_counter() - before)
         memory.append(rss_mb(pid))
-        # What it was told is a conversation like any other, and is kept warm: the next thousand begin afresh.
+        # The reports stay in the cached context of the session, so each thousand starts with a reset.
         await client.call("session.reset", {"session": sent["session"]})
     client.close()
     return float(most), walls, memory
 
 
-async def _all_told(client: Client, session: str, count: int, since: float) -> int:
-    """Wait until every one is done, and told of. Says how many were at work at once."""
+async def _wait_until_reported(client: Client, session: str, count: int, since: float) -> int:
+    """Wait until all subagents have ended and reported. Returns how many ran at once at most."""
     most = 0
     while time.perf_counter() - since < DONE_S_MAX:
         client.check()
-        lanes = await client.call("house.lanes", {"limit": 1})
+        lanes = await client.call("server.lanes", {"limit": 1})
         most = max(most, *(slots["used"] for slots in lanes["slots"] if slots["lane"] == "subagent"))
-        if not any(slots["used"] or slots["in-line"] for slots in lanes["slots"]):
+        if not any(slots["used"] or slots["waiting_count"] for slots in lanes["slots"]):
             found = await _outcomes(client, session)
             if len(found) == count and set(found) == {"ok"}:
                 return most
@@ -100,7 +100,7 @@ async def _outcomes(client: Client, session: str) -> list[str]:
     cursor = ""
     while True:
         page: dict[str, Any] = await client.call(
-            "subagent.list", {"session": session, "limit": PAGE, "cursor": cursor, "all": True}
+            "subagent.list", {"session": session, "limit": PAGE_SIZE, "cursor": cursor, "all": True}
         )
         found += (each["outcome"] for each in page["subagents"])
         if not page["next"]:

@@ -1,4 +1,4 @@
-"""A small POST without effect, beside bare Starlette and msgspec; and how many envelopes are durably taken a second."""
+"""A small POST without effect, next to bare Starlette and msgspec, and the rate of durably accepted envelopes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.client import Client
 from benchmarks.measure import Figure, median
-from benchmarks.wire import Wire, unix_wire
+from benchmarks.raw_http import Wire, unix_wire
 
 ROUNDS, POSTS = 7, 400
 RATIO_MIN = 0.5
@@ -25,19 +25,19 @@ async def _rate(wire: Wire, path: bytes, headers: bytes) -> float:
     return POSTS / (time.perf_counter() - before)
 
 
-async def _beside_bare(home: Path, bare_socket: str) -> tuple[float, float]:
+async def _measure_rates(home: Path, bare_socket: str) -> tuple[float, float]:
     token = (home / "owner-token").read_text().strip()
     ours = await unix_wire((home / "socket").read_text())
     bare = await _bare_wire(bare_socket)
     headers = f"authorization: Bearer {token}\r\ncontent-type: application/json\r\n".encode()
-    house: list[float] = []
+    server_rates: list[float] = []
     floor: list[float] = []
-    for _ in range(ROUNDS):  # in turn: whatever else the machine does, it does to both
+    for _ in range(ROUNDS):  # alternating, so other load on the machine affects both
         floor.append(await _rate(bare, b"/api/person/whoami", headers))
-        house.append(await _rate(ours, b"/api/person/whoami", headers))
+        server_rates.append(await _rate(ours, b"/api/person/whoami", headers))
     ours.close()
     bare.close()
-    return median(house), median(floor)
+    return median(server_rates), median(floor)
 
 
 async def _bare_wire(path: str) -> Wire:
@@ -46,13 +46,13 @@ async def _bare_wire(path: str) -> Wire:
             return await unix_wire(path)
         except OSError:
             await asyncio.sleep(0.02)
-    raise RuntimeError("bare Starlette does not open")
+    raise RuntimeError("bare Starlette did not start")
 
 
-async def _accepts(home: Path) -> float:
-    """Mail to a person: on disk and in an inbox, and nobody's turn."""
+async def _accept_rate(home: Path) -> float:
+    """Send messages to a person: they are stored, and start no run."""
     client = Client(home)
-    await client.call("house.status", {})
+    await client.call("server.status", {})
 
     async def send(count: int) -> None:
         for _ in range(count):
@@ -67,15 +67,15 @@ async def _accepts(home: Path) -> float:
 
 def measure(home: Path) -> list[Figure]:
     socket = str(home / "bare.sock")
-    bare = subprocess.Popen([sys.executable, "-m", "benchmarks.bare", socket])
+    bare = subprocess.Popen([sys.executable, "-m", "benchmarks.bare_starlette", socket])
     try:
-        ours, floor = asyncio.run(_beside_bare(home, socket))
+        ours, floor = asyncio.run(_measure_rates(home, socket))
     finally:
         bare.terminate()
         bare.wait(30)
     return [
-        Figure("post-bare", floor, "/s"),
+        Figure("post-floor-rate", floor, "/s"),
         Figure("post-rate", ours, "/s"),
         Figure("post-ratio", ours / floor, "x", RATIO_MIN, at_least=True),
-        Figure("accept-rate", asyncio.run(_accepts(home)), "/s", note=f"{AT_ONCE} at once, each on disk"),
+        Figure("accept-rate", asyncio.run(_accept_rate(home)), "/s", note=f"{AT_ONCE} at once, each on disk"),
     ]

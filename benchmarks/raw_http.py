@@ -1,4 +1,4 @@
-"""A keep-alive HTTP/1.1 request written by hand: what asking a model costs when nothing stands in between."""
+"""A hand-written keep-alive HTTP/1.1 request: the minimum cost of a model request."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class Wire(asyncio.Protocol):
         self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transport has another type with the same methods
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(exc or ConnectionError("the other side hung up"))
+            self._waiting.set_exception(exc or ConnectionError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -46,7 +48,7 @@ class Wire(asyncio.Protocol):
             waiting.set_result(body)
 
     async def request(self, parts: list[bytes], *, path: bytes = PATH, headers: bytes = b"") -> bytes:
-        """Send a body joined from its parts, and give back the body of the answer: a stream's with its chunks."""
+        """Send a body joined from its parts, and return the body of the answer (a stream with its chunk sizes)."""
         assert self._transport is not None
         body = b"".join(parts)
         self._waiting = asyncio.get_running_loop().create_future()
@@ -60,14 +62,14 @@ class Wire(asyncio.Protocol):
 
 
 class WirePool:
-    """As many connections as there are requests at once, kept open."""
+    """A pool of open connections, as many as there are requests at once."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._free: list[Wire] = []
 
     async def request(self, parts: list[bytes], *, path: bytes = PATH) -> bytes:
-        wire = unused(self._free) or await self._connect()
+        wire = take_open_wire(self._free) or await self._connect()
         answer = await wire.request(parts, path=path)
         self._free.append(wire)
         return answer
@@ -77,8 +79,8 @@ class WirePool:
         return wire
 
 
-def unused(free: list[Wire]) -> Wire | None:
-    """A connection that is still open: the other side hangs up on those that were idle for long."""
+def take_open_wire(free: list[Wire]) -> Wire | None:
+    """Return a connection that is still open: the server closes those that were idle for long."""
     while free:
         wire = free.pop()
         if not wire.closed:
