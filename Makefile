@@ -179,7 +179,7 @@ imports: setup
 	$(TIMED) $(BIN)/python -m pytest -q tests/test_imports.py
 
 names: setup
-	$(TIMED) $(BIN)/python -m pytest -q tests/test_names.py
+	$(TIMED) $(BIN)/python -m pytest -q tests/test_names.py tests/test_words.py tests/test_json_casing.py
 
 commits: setup ## check the subjects of new commits
 	$(TIMED) $(BIN)/python scripts/check_commits.py

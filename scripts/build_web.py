@@ -80,7 +80,7 @@ def main() -> int:
         build()
     except CannotBuild as error:
         if "--if-possible" in sys.argv:
-            print(f"note: {error}; the house opens without it", file=sys.stderr)
+            print(f"note: {error}; the server starts without it", file=sys.stderr)
             return 0
         print(f"error: {error}\ntry: install Node 20, then `make web`", file=sys.stderr)
         return 1

@@ -183,7 +183,7 @@ class Steady:
                 known = self._run_part(part, fresh, path)
             print(line_about(known), flush=True)
             results.append(known)
-            if known.exit_status is None or known.exit_status == 2:  # somebody wants it to stop
+            if known.exit_status is None or known.exit_status == 2:  # it was interrupted
                 break
         return results
 
