@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
 from retinue.store.people import people
 from retinue.store.runs import delegations, runs, subagents
-from retinue.store.runs.subagents import DelegationPosition
+from retinue.store.runs.delegations import DelegationPosition
 from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
 
 BO = Agent(name="bo", model="scripted")

@@ -37,7 +37,7 @@ from retinue.outbox.dead_letter_retry import requeue_dead_letter
 from retinue.store.agents import file_trust
 from retinue.store.core import events, idempotency
 from retinue.store.core.connection import AfterCommit, Store, TransactionBody
-from retinue.store.envelopes import dead_letters, envelope_lists
+from retinue.store.envelopes import dead_letters, inbox
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.envelopes.reply_threads import get_reply_thread
 from retinue.store.ledger import ledger
@@ -206,9 +206,7 @@ async def test_a_purge_keeps_unread_envelopes_unless_include_unread_is_set(insta
         await pass_a_week(server)
         await purge_everything(server, unread=False)
         assert (await server.get_envelope(note.envelope)).text == "a note for you"
-        await server.store.write(
-            partial(envelope_lists.mark_read, ids=[note.envelope], person="noor", at_ms=1), point="test"
-        )
+        await server.store.write(partial(inbox.mark_read, ids=[note.envelope], person="noor", at_ms=1), point="test")
         assert (await purge_everything(server, unread=False))["envelopes"] == 1
         await assert_ledger_holds(server)
 
@@ -476,12 +474,10 @@ class RandomTraffic:
 
     async def read(self, server: LocalServer) -> None:
         person = self.random.choice(("maria", "noor"))
-        found = await server.store.scan(partial(envelope_lists.list_unread, person=person, limit=5))
+        found = await server.store.scan(partial(inbox.list_unread, person=person, limit=5))
         if found:
             ids = [each.id for each in found]
-            await server.store.write(
-                partial(envelope_lists.mark_read, ids=list(ids), person=person, at_ms=1), point="test"
-            )
+            await server.store.write(partial(inbox.mark_read, ids=list(ids), person=person, at_ms=1), point="test")
 
     async def days(self, server: LocalServer) -> None:
         await server.instance.clock.advance(self.random.choice((60, 700, 86_400, 200_000)))

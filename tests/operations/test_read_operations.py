@@ -15,14 +15,14 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.engine.lanes import SlotLimits
 from retinue.operations.server import log_reader
 from retinue.store.core.keyset_pagination import KeysetPosition
-from retinue.store.runs import approval_list, run_list
+from retinue.store.runs import approvals, runs
 from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import text_reply, tool_call_reply
 
 OWNER, MARIA, NOOR, GUS = person("owner"), person("maria"), person("noor"), person("gus")
 STAFF = (Agent(name="ada", model="scripted", concurrency=4),)
 ASK_RULES = ToolRules(ask=("append_line",))
-ANY, START = run_list.RunQuery(), KeysetPosition()
+ANY, START = runs.RunQuery(), KeysetPosition()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -106,7 +106,7 @@ async def test_run_list_with_a_rare_filter_scans_a_limited_number_of_runs_per_pa
     server: OperationsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_five_runs(server)
-    monkeypatch.setattr(run_list, "RUNS_SCANNED_MAX", 1)
+    monkeypatch.setattr(runs, "RUNS_SCANNED_MAX", 1)
     page = await server.ask(OWNER, "run.list", person="noor", limit=1, agent="ada")
     assert (len(page["runs"]), page["next"] is not None) == (1, True)
     assert await list_runs(server, status="failed", limit=1) == ["noor/bo"]
@@ -224,7 +224,7 @@ async def asked(server: OperationsServer, who: Any = MARIA, text: str = "a line"
 
 
 def _open_approval_ids(conn: Any) -> set[str]:
-    return {each.id for each in approval_list.list_page(conn, past=False, after=START, limit=50)[0]}
+    return {each.id for each in approvals.list_page(conn, past=False, after=START, limit=50)[0]}
 
 
 async def test_an_open_approval_shows_its_calls_run_session_reason_and_scopes(
@@ -318,7 +318,7 @@ async def test_server_lanes_distinguishes_waiting_for_a_busy_session_from_waitin
         instance.model.will_reply(text_reply("at last", after_s=3600))
         await server.ask(MARIA, "envelope.send", to="agent:ada", text="one", conversation="a")
         await server.server.wait_for(
-            lambda conn: bool(run_list.list_page(conn, ANY, after=START, limit=1)[0]), what="a run"
+            lambda conn: bool(runs.list_page(conn, ANY, after=START, limit=1)[0]), what="a run"
         )
         await server.ask(MARIA, "envelope.send", to="agent:ada", text="two", conversation="a")
         await server.ask(NOOR, "envelope.send", to="agent:ada", text="three", conversation="b")

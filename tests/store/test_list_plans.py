@@ -11,7 +11,7 @@ import pytest
 from store.test_sqlite import plan_of, statements
 
 from retinue.store.open_store import prepare_sqlite
-from retinue.store.runs import approval_list, delegation_list, lanes, run_list, run_timeline, run_trace
+from retinue.store.runs import approvals, delegations, lanes, run_timeline, run_trace, runs
 from retinue.store.sessions import unread
 
 # What may be scanned: a window that was read, the agents, and what is open, pending or dead.
@@ -22,7 +22,7 @@ ALLOWED_SCANS = re.compile(
 
 @pytest.mark.parametrize(
     "module",
-    [approval_list, delegation_list, lanes, unread, run_list, run_timeline, run_trace],
+    [approvals, delegations, lanes, unread, runs, run_timeline, run_trace],
     ids=lambda m: m.__name__,
 )
 def test_no_list_query_scans_a_whole_table(module: object, tmp_path: Path) -> None:
@@ -43,11 +43,11 @@ def test_no_list_query_scans_a_whole_table(module: object, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("run_list._of_agent[all]", "ix_runs_agent_started (agent=? AND started_ms>? AND started_ms<?)"),
-        ("run_list._of_session[person]", "ix_runs_session_started (session=? AND started_ms>? AND started_ms<?)"),
-        ("approval_list._past[all]", "ix_approvals_past (asked_ms<?)"),
-        ("delegation_list._all[all]", "ix_delegations_created (created_ms<?)"),
-        ("delegation_list._of_session[person]", "ix_delegations_session (session=? AND created_ms<?)"),
+        ("runs._of_agent[all]", "ix_runs_agent_started (agent=? AND started_ms>? AND started_ms<?)"),
+        ("runs._of_session[person]", "ix_runs_session_started (session=? AND started_ms>? AND started_ms<?)"),
+        ("approvals._past_page[all]", "ix_approvals_past (asked_ms<?)"),
+        ("delegations._visible[all]", "ix_delegations_created (created_ms<?)"),
+        ("delegations._visible_of_session[person]", "ix_delegations_session (session=? AND created_ms<?)"),
         ("unread._unread", "ix_inbox_unread (person=?)"),
         ("lanes._next_lane", "ix_envelopes_lane (session>?)"),
         ("lanes._outbound", "ix_envelopes_lane (session=? AND rank=?)"),
@@ -57,7 +57,7 @@ def test_a_list_query_uses_its_index(name: str, index: str, tmp_path: Path) -> N
     prepare_sqlite(tmp_path / "retinue.db")
     found = {
         key: value
-        for module in (approval_list, delegation_list, lanes, unread, run_list)
+        for module in (approvals, delegations, lanes, unread, runs)
         for key, value in statements(module).items()
     }
     with closing(sqlite3.connect(tmp_path / "retinue.db")) as raw:

@@ -17,6 +17,7 @@ from retinue.domain.value_errors import TimeInvalid, ZoneUnknown
 
 YEAR_MIN = 1970
 YEAR_MAX = 9999
+LAST_MS = 253_402_300_799_999  # the last millisecond of YEAR_MAX
 AMOUNT_DIGITS_MAX = 9
 TIME_LENGTH_MAX = 64
 ZONE_LENGTH_MAX = 64

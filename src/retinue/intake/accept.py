@@ -72,7 +72,7 @@ from retinue.intake.subagent_results import format_result
 from retinue.store.agents import agents, file_trust
 from retinue.store.core.connection import PERMANENT_ERROR_CODES, Store
 from retinue.store.core.transaction import Transaction
-from retinue.store.envelopes import envelopes, outcomes, webhooks
+from retinue.store.envelopes import envelopes, inbox, outcomes, webhooks
 from retinue.store.maintenance import purge
 from retinue.store.people import people
 from retinue.store.runs import delegations, runs
@@ -449,7 +449,7 @@ def _to_person(page: Transaction, draft: EnvelopeDraft, *, strict: bool) -> Acce
         outcome=Outcome.DELIVERED,
         because=because,
     )
-    envelopes.add_to_inbox(page.conn, draft.id, person=found.name, seq=seq)
+    inbox.add(page.conn, draft.id, person=found.name, seq=seq)
     return AcceptResult(_build_receipt(page, draft, outcome=Outcome.DELIVERED, because=because))
 
 
@@ -463,7 +463,7 @@ def deliver_due(page: Transaction) -> None:
         session = envelope.sender.session
         envelopes.set_session(page.conn, envelope.id, session)
         because = _make_delivered_reason(envelope.recipient.name)
-        envelopes.add_to_inbox(page.conn, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
+        inbox.add(page.conn, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
         outcomes.settle(page, [envelope.id], Outcome.DELIVERED, because=because)
         _emit_settled(page, envelope.id, session, Outcome.DELIVERED, because)
 

@@ -10,13 +10,13 @@ from retinue.operations.base import Operation
 from retinue.operations.config import configuration, settings
 from retinue.operations.connector import bindings, connectors, pairing, poison_messages
 from retinue.operations.delegation import delegations, subagents
-from retinue.operations.envelope import envelope_lists, envelopes, lanes
+from retinue.operations.envelope import envelope_query, envelopes, inbox, lanes
 from retinue.operations.mcp import mcp
 from retinue.operations.model import credentials, models, usage
 from retinue.operations.person import notifications, people, preferences, tokens
 from retinue.operations.plugin import plugins
 from retinue.operations.policy import policy
-from retinue.operations.run import run_list, run_trace, runs
+from retinue.operations.run import run_trace, runs
 from retinue.operations.schedule import heartbeats, reminders, schedule_calendar, schedules
 from retinue.operations.server import doctor, logs, maintenance, server
 from retinue.operations.session import (
@@ -38,14 +38,14 @@ OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for module in (
         envelopes,
-        envelope_lists,
+        envelope_query,
+        inbox,
         sessions,
         external_sessions,
         mark_read,
         session_policy,
         transcripts,
         runs,
-        run_list,
         run_trace,
         approvals,
         slash_commands,

@@ -16,9 +16,9 @@ from retinue.domain.times import format_time
 from retinue.domain.tool import Call
 from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit
-from retinue.operations.run.run_list import format_cursor, parse_cursor
+from retinue.operations.run.runs import format_cursor, parse_cursor
 from retinue.policy.tools.approvals import limit_scope, may_decide
-from retinue.store.runs import approval_list, approvals
+from retinue.store.runs import approvals
 from retinue.store.sessions import sessions
 
 OPEN_APPROVALS_MAX = 50
@@ -79,9 +79,7 @@ async def list_approvals(services: Services, caller: Principal, request: Approva
     after = parse_cursor(request.cursor)
 
     def body(conn: sa.Connection) -> ApprovalList:
-        found, more = approval_list.list_page(
-            conn, past=request.decided, after=after, limit=request.limit, seen_by=caller
-        )
+        found, more = approvals.list_page(conn, past=request.decided, after=after, limit=request.limit, seen_by=caller)
         return ApprovalList(
             approvals=[_to_details(services, conn, caller, approval) for approval in found],
             next=format_cursor(more) if more is not None else None,

@@ -26,8 +26,8 @@ from retinue.operations.pagination import check_limit, invalid_cursor
 from retinue.store.core.row_visibility import can_see_session
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
-from retinue.store.runs import approvals, delegation_list, delegations, model_calls, runs
-from retinue.store.runs.subagents import DelegationPosition
+from retinue.store.runs import approvals, delegations, model_calls, runs
+from retinue.store.runs.delegations import DelegationPosition
 from retinue.store.sessions import sessions
 
 LIST_MIN, LIST_MAX = 1, 100
@@ -118,15 +118,15 @@ async def list_delegations(services: Services, caller: Principal, request: Deleg
 
     def body(conn: sa.Connection) -> DelegationList:
         session = sessions.get_by_short_id(conn, request.session, seen_by=caller).id if request.session else ""
-        found = delegation_list.list_delegations(
+        found = delegations.list_delegations(
             conn, after=after, limit=request.limit + 1, session=session, only_open=request.open, seen_by=caller
         )
         shown = found[: request.limit]
         return DelegationList(
             delegations=[_to_row(services, conn, caller, each) for each in shown],
             next=_format_cursor(shown[-1]) if len(found) > request.limit else None,
-            open_count=delegation_list.count_open(conn, seen_by=caller),
-            counted_max=delegation_list.COUNTED_MAX,
+            open_count=delegations.count_visible_open(conn, seen_by=caller),
+            counted_max=delegations.OPEN_COUNTED_MAX,
         )
 
     return await services.store.scan(body)
@@ -134,7 +134,7 @@ async def list_delegations(services: Services, caller: Principal, request: Deleg
 
 async def stop_delegation(services: Services, caller: Principal, request: DelegationStopRequest) -> DelegationStopped:
     """Stop a delegation and those made below it. Only the delegating run of the first one is notified."""
-    top = await services.store.read(partial(delegation_list.get_by_short_id, text=request.id, seen_by=caller))
+    top = await services.store.read(partial(delegations.get_by_short_id, text=request.id, seen_by=caller))
     by, why = str(caller.address), request.reason[:REASON_CHARS_MAX]
     stopped: list[str] = []
     ended: list[str] = []

@@ -23,7 +23,7 @@ from retinue.operations.pagination import check_limit, invalid_cursor
 from retinue.operations.session.sessions import SessionHistory, SessionHistoryRequest, read_history
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, spend_report, subagents
-from retinue.store.runs.subagents import DelegationPosition
+from retinue.store.runs.delegations import DelegationPosition
 from retinue.store.sessions import sessions
 
 LIST_MIN, LIST_MAX = 1, 100

@@ -23,8 +23,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.ui_context import text_without_context
 from retinue.operations.base import Operation, Services
-from retinue.operations.run.run_list import RunRow, to_run_row
-from retinue.operations.run.runs import RunIdRequest
+from retinue.operations.run.runs import RunIdRequest, RunRow, to_run_row
 from retinue.store.core.lookup import IdKind, find_by_short_id
 from retinue.store.runs import runs
 from retinue.store.runs.model_calls import RecordedModelCall

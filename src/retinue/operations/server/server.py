@@ -17,7 +17,7 @@ from retinue.operations.base import EmptyRequest, Operation, Services
 from retinue.operations.session.sessions import SessionRow, to_session_rows
 from retinue.store.agents import agents
 from retinue.store.core import events
-from retinue.store.envelopes import envelope_lists
+from retinue.store.envelopes import inbox
 from retinue.store.ledger import ledger
 from retinue.store.sessions import sessions
 
@@ -114,7 +114,7 @@ async def show_initial_state(services: Services, caller: Principal, request: Ini
             agents=[_to_agent_row(agent) for agent in agents.list_all(conn) if agent.visible or request.hidden],
             sessions=to_session_rows(services, conn, caller, found),
             approvals=list_open_approvals(services, conn, caller),
-            unread=envelope_lists.count_unread(conn, person) if person else 0,
+            unread=inbox.count_unread(conn, person) if person else 0,
         )
 
     return await services.store.scan(body)

@@ -10,10 +10,10 @@ from retinue.domain.event import EventKind
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.operations.base import Operation, Services
-from retinue.operations.envelope.envelope_lists import require_inbox_owner
+from retinue.operations.envelope.inbox import require_inbox_owner
 from retinue.operations.session.sessions import SessionIdRequest
 from retinue.store.core.transaction import Transaction
-from retinue.store.envelopes import envelope_lists
+from retinue.store.envelopes import inbox
 from retinue.store.sessions import sessions
 from retinue.store.sessions import unread as store_unread
 
@@ -37,11 +37,11 @@ async def mark_session_read(services: Services, caller: Principal, request: Sess
         tx = Transaction(conn, to_ms(services.clock.now()))
         session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
         found = store_unread.list_unread_from(conn, person, agent=session.agent, session=session.id)
-        marked = envelope_lists.mark_read(conn, found, person=person, at_ms=tx.at_ms)
+        marked = inbox.mark_read(conn, found, person=person, at_ms=tx.at_ms)
         if marked:
             tx.emit(EventKind.SESSION_CHANGED, session=session.id, read_by=person)
         tx.close()
-        return SessionMarkedRead(session=session.id, read=marked, unread=envelope_lists.count_unread(conn, person))
+        return SessionMarkedRead(session=session.id, read=marked, unread=inbox.count_unread(conn, person))
 
     return await services.store.write(body, point="ack")
 

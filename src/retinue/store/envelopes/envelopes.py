@@ -181,7 +181,6 @@ _release_held = (
 _set_session = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(session=_b("the_session"))
 _insert_outcome = t.outcomes.insert()
 _outcome_by_envelope = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
-_insert_into_inbox = t.inbox.insert()
 _increment_tally = (
     t.accepted_counts.update()
     .where(t.accepted_counts.c.day == _b("the_day"), t.accepted_counts.c.source == _b("the_source"))
@@ -503,10 +502,6 @@ def _write_outcomes(
             for id_ in ids
         ],
     )
-
-
-def add_to_inbox(conn: sa.Connection, id_: str, *, person: str, seq: int) -> None:
-    conn.execute(_insert_into_inbox, {"envelope": id_, "person": person, "seq": seq, "read_ms": None})
 
 
 def set_session(conn: sa.Connection, id_: str, session: str | None) -> None:

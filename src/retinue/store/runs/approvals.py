@@ -1,4 +1,4 @@
-"""Functions over approvals."""
+"""Functions over approvals, and pages of open and past ones for people."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
+from retinue.store.core.keyset_pagination import KeysetPosition, paginate
 from retinue.store.core.lookup import IdKind, find_by_short_id
-from retinue.store.core.row_visibility import PerScope, principal_parameters, visibility_scope
+from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
 
 
 class _StoredPermissions(msgspec.Struct):
@@ -28,6 +29,8 @@ class _StoredPermissions(msgspec.Struct):
     gives: list[str] = []
     would_grant: list[str] = []
 
+
+APPROVALS_SCANNED_MAX = 5_000  # approvals, for one page
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -236,3 +239,56 @@ def list_open(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_PR
     """List the open approvals that the principal can see."""
     rows = conn.execute(_visible_open[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})
     return [approval_from_row(row) for row in rows]
+
+
+# --- pages, newest first ---
+
+_a = t.approvals
+_is_after_position = sa.and_(_a.c.asked_ms <= _b("at"), sa.or_(_a.c.asked_ms < _b("at"), _a.c.id < _b("id")))
+_newest_first = (_a.c.asked_ms.desc(), _a.c.id.desc())
+_open_page = PerScope(
+    lambda scope: (
+        sa.select(_a)
+        .where(_a.c.state == _OPEN, _is_after_position, row_visibility.visible_approvals(scope))
+        .order_by(*_newest_first)
+        .limit(_b("limit"))
+    )
+)
+_past_ids = sa.select(_a.c.id, _a.c.asked_ms).where(_a.c.state != _OPEN, _is_after_position).order_by(*_newest_first)
+_floor = _past_ids.limit(1).offset(_b("width"))
+
+
+def _select_past_page(scope: VisibilityScope) -> sa.Select[Any]:
+    walked = _past_ids.limit(_b("width")).subquery("walked")
+    return (
+        sa.select(_a)
+        .join_from(walked, _a, walked.c.id == _a.c.id)
+        .where(row_visibility.visible_approvals(scope))
+        .order_by(walked.c.asked_ms.desc(), walked.c.id.desc())
+        .limit(_b("limit"))
+    )
+
+
+_past_page = PerScope(_select_past_page)
+
+
+def list_page(
+    conn: sa.Connection, *, past: bool, after: KeysetPosition, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> tuple[list[Approval], KeysetPosition | None]:
+    """List open or past approvals. Also returns where the next page begins, if there may be one."""
+    scope, who = visibility_scope(seen_by), principal_parameters(seen_by)
+
+    def window(place: KeysetPosition, width: int, most: int) -> tuple[list[Approval], KeysetPosition | None]:
+        where = {"at": place.ms, "id": place.id}
+        size = {"width": width} if past else {}
+        rows = conn.execute(
+            (_past_page if past else _open_page)[scope], {**where, **size, "limit": most + 1, **who}
+        ).all()
+        last = rows[most - 1] if len(rows) > most else None
+        if last is None and past:
+            last = conn.execute(_floor, {**where, "width": width - 1}).first()
+        return [approval_from_row(row) for row in rows[:most]], KeysetPosition(
+            last.asked_ms, last.id
+        ) if last is not None else None
+
+    return paginate(window, after=after, limit=limit, scanned_max=APPROVALS_SCANNED_MAX)

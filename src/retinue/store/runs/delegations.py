@@ -7,11 +7,26 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState, Lineage, NotifyMode, SubagentCleanup
-from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.errors import AmbiguousId
+from retinue.domain.ids import (
+    CANDIDATES_SHOWN_MAX,
+    EnvelopeId,
+    RunId,
+    SessionId,
+    parse_id_prefix,
+    shortest_unique_prefixes,
+)
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.times import from_ms, to_ms
+from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
+from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
+from retinue.store.runs.errors import DelegationNotFound
+
+OPEN_COUNTED_MAX = 1_000  # open delegations
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -228,3 +243,88 @@ def set_archive_time(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 def mark_archived(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
     conn.execute(_mark_archived, {"the_id": id_, "now": at_ms})
+
+
+# --- lists for people: the delegations of visible sessions, newest first ---
+
+
+class DelegationPosition(Struct, frozen=True):
+    """Keyset position: resume after (timestamp, id)."""
+
+    created_ms: int = 2**62
+    id: str = ""
+
+
+def _select_list(scope: VisibilityScope, *which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    behind = sa.or_(_d.c.created_ms < _b("created"), sa.and_(_d.c.created_ms == _b("created"), _d.c.id < _b("id")))
+    return (
+        sa.select(_d)
+        .where(_d.c.created_ms <= _b("created"), behind, row_visibility.in_visible_session(scope, _d.c.session), *which)
+        .order_by(_d.c.created_ms.desc(), _d.c.id.desc())
+        .limit(_b("limit"))
+    )
+
+
+def _select_open_count(scope: VisibilityScope) -> sa.Select[Any]:
+    found = (
+        sa.select(_d.c.id)
+        .where(_is_open, row_visibility.in_visible_session(scope, _d.c.session))
+        .limit(_b("limit"))
+        .subquery()
+    )
+    return sa.select(sa.func.count()).select_from(found)
+
+
+def _select_by_prefix(scope: VisibilityScope) -> sa.Select[Any]:
+    begins = sa.and_(_d.c.id >= _b("low"), _d.c.id < _b("high"))
+    seen = row_visibility.in_visible_session(scope, _d.c.session)
+    return sa.select(_d).where(begins, seen).order_by(_d.c.id).limit(CANDIDATES_SHOWN_MAX + 1)
+
+
+_visible = PerScope(_select_list)
+_visible_open = PerScope(lambda scope: _select_list(scope, _is_open))
+_visible_of_session = PerScope(lambda scope: _select_list(scope, _d.c.session == _b("session")))
+_visible_open_of_session = PerScope(lambda scope: _select_list(scope, _d.c.session == _b("session"), _is_open))
+_count_visible_open = PerScope(_select_open_count)
+_by_id = PerScope(_select_by_prefix)
+
+
+def list_delegations(
+    conn: sa.Connection,
+    *,
+    after: DelegationPosition,
+    limit: int,
+    session: str = "",
+    only_open: bool = False,
+    seen_by: Principal = SERVER_PRINCIPAL,
+) -> list[Delegation]:
+    """List the delegations made by a session, or by all visible ones."""
+    which = (
+        (_visible_open_of_session if only_open else _visible_of_session)
+        if session
+        else (_visible_open if only_open else _visible)
+    )
+    values = {"created": after.created_ms, "id": after.id, "limit": limit, **principal_parameters(seen_by)}
+    rows = conn.execute(which[visibility_scope(seen_by)], {**values, "session": session} if session else values)
+    return [delegation_from_row(row) for row in rows]
+
+
+def count_visible_open(conn: sa.Connection, *, seen_by: Principal = SERVER_PRINCIPAL) -> int:
+    """Count open delegations, up to `OPEN_COUNTED_MAX`."""
+    return conn.execute(
+        _count_visible_open[visibility_scope(seen_by)], {"limit": OPEN_COUNTED_MAX, **principal_parameters(seen_by)}
+    ).scalar_one()
+
+
+def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Delegation:
+    """Return the one delegation that a short id names."""
+    digits = parse_id_prefix(text)
+    bounds = {"low": digits, "high": digits + "g", **principal_parameters(seen_by)}
+    found = [delegation_from_row(row) for row in conn.execute(_by_id[visibility_scope(seen_by)], bounds)]
+    if not found:
+        raise DelegationNotFound(digits)
+    if len(found) > 1:
+        raise AmbiguousId(
+            digits, shortest_unique_prefixes([each.id for each in found])[:CANDIDATES_SHOWN_MAX], matches=len(found)
+        )
+    return found[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from msgspec import Struct
 
 from retinue.domain.delegation import Delegation
 from retinue.domain.errors import AmbiguousId
@@ -14,7 +13,7 @@ from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
-from retinue.store.runs.delegations import delegation_from_row
+from retinue.store.runs.delegations import DelegationPosition, delegation_from_row
 from retinue.store.runs.errors import SubagentNotFound
 
 _b = sa.bindparam
@@ -22,13 +21,6 @@ _d = t.delegations
 _is_spawned = _d.c.kind == t.sql_literal("'spawn'")
 _session = sa.bindparam("session", type_=sa.String)
 _include_archived = sa.bindparam("all", type_=sa.Boolean)
-
-
-class DelegationPosition(Struct, frozen=True):
-    """Keyset position: resume after (timestamp, id)."""
-
-    created_ms: int = 2**62
-    id: str = ""
 
 
 def _select_list(scope: VisibilityScope) -> sa.Select[Any]:

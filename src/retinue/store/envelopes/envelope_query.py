@@ -1,4 +1,4 @@
-"""Lists of envelopes by sender, recipient, status and time, and the unread envelopes of an inbox."""
+"""Lists of envelopes by sender, recipient, status and time, and the newest ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from msgspec import Struct
 from retinue.domain.address import Address
 from retinue.domain.envelope import Envelope, EnvelopeStatus
 from retinue.domain.principal import SERVER_PRINCIPAL, Principal
+from retinue.domain.times import LAST_MS
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import (
@@ -20,7 +21,6 @@ from retinue.store.core.row_visibility import (
 from retinue.store.envelopes.envelopes import envelope_from_row
 
 RECENT_SCANNED_MAX = 5_000  # for principals that cannot see everything
-LAST_MS = 253_402_300_799_999  # the last millisecond of the year 9999
 
 _b = sa.bindparam
 _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
@@ -66,19 +66,6 @@ _recent = PerScope(
         .limit(_b("limit"))
     )
 )
-_unread = (
-    sa.select(t.envelopes)
-    .join_from(t.inbox, t.envelopes, t.inbox.c.envelope == t.envelopes.c.id)
-    .where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None), t.inbox.c.seq > _b("after"))
-    .order_by(t.inbox.c.seq)
-    .limit(_b("limit"))
-)
-_count_unread = sa.select(sa.func.count()).where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None))
-_mark_read = (
-    t.inbox.update()
-    .where(t.inbox.c.envelope == _b("the_id"), t.inbox.c.person == _b("the_person"), t.inbox.c.read_ms.is_(None))
-    .values(read_ms=_b("now"))
-)
 
 
 def list_envelopes(
@@ -104,20 +91,3 @@ def list_recent(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_
         envelope_from_row(row)
         for row in conn.execute(_recent[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})
     ]
-
-
-def list_unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:
-    """List the unread envelopes of a person, oldest first."""
-    return [
-        envelope_from_row(row) for row in conn.execute(_unread, {"person": person, "limit": limit, "after": after_seq})
-    ]
-
-
-def count_unread(conn: sa.Connection, person: str) -> int:
-    return conn.execute(_count_unread, {"person": person}).scalar_one()
-
-
-def mark_read(conn: sa.Connection, ids: list[str], *, person: str, at_ms: int) -> int:
-    if not ids:
-        return 0
-    return sum(conn.execute(_mark_read, {"the_id": id_, "the_person": person, "now": at_ms}).rowcount for id_ in ids)

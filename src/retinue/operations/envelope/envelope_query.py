@@ -1,4 +1,4 @@
-"""Operations that list envelopes: by sender or recipient, the most recent ones, and the caller's inbox."""
+"""Operations that list envelopes by sender or recipient, and the newest ones."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address
-from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import Envelope, EnvelopeKind, EnvelopeStatus, Outcome
 from retinue.domain.principal import Principal
 from retinue.domain.shared_errors import TimeRangeInvalid
-from retinue.domain.times import format_time, parse_time, to_ms
+from retinue.domain.times import LAST_MS, format_time, parse_time, to_ms
 from retinue.domain.ui_context import text_without_context
 from retinue.intake.accept import Wake, settle_and_notify
 from retinue.operations.base import Operation, Services
 from retinue.operations.envelope.envelopes import EnvelopeDetails, to_envelope_details
-from retinue.operations.envelope.errors import EnvelopeFilterInvalid, InboxPeopleOnly
+from retinue.operations.envelope.errors import EnvelopeFilterInvalid
 from retinue.operations.pagination import check_limit
 from retinue.store.core.transaction import Transaction
-from retinue.store.envelopes import envelope_lists, envelopes
-from retinue.store.envelopes.envelope_lists import LAST_MS, EnvelopeQuery
+from retinue.store.envelopes import envelope_query, envelopes, inbox
+from retinue.store.envelopes.envelope_query import EnvelopeQuery
 from retinue.store.runs.timeline import excerpt
 
 LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 50
@@ -41,11 +40,6 @@ class EnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"f
     created_after: str = ""
     created_before: str = ""
     before: str = ""  # the last id of the previous page
-    ack: bool = False
-
-
-class InboxListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    limit: int = 10
     ack: bool = False
 
 
@@ -76,14 +70,9 @@ class EnvelopeList(msgspec.Struct):
     acknowledged: int
 
 
-class InboxList(msgspec.Struct):
-    envelopes: list[EnvelopeDetails]
-    unread: int
-
-
 async def list_envelopes(services: Services, caller: Principal, request: EnvelopeListRequest) -> EnvelopeList:
     wanted = await _build_filter(services, caller, request)
-    look = partial(envelope_lists.list_envelopes, query=wanted, limit=request.limit, seen_by=caller)
+    look = partial(envelope_query.list_envelopes, query=wanted, limit=request.limit, seen_by=caller)
     if not request.ack:
         found = await services.store.scan(look)
         return EnvelopeList(envelopes=[to_envelope_details(services, envelope) for envelope in found], acknowledged=0)
@@ -97,7 +86,7 @@ async def list_envelopes(services: Services, caller: Principal, request: Envelop
             if envelope.status is EnvelopeStatus.PENDING:
                 because = f"acknowledged by {caller.address}"
                 wakes += settle_and_notify(tx, envelope, Outcome.NOTED, because=because, text=f"Read: {because}.")
-        envelope_lists.mark_read(conn, [envelope.id for envelope in mine], person=caller.address.name, at_ms=tx.at_ms)
+        inbox.mark_read(conn, [envelope.id for envelope in mine], person=caller.address.name, at_ms=tx.at_ms)
         tx.close()
         return found, len(mine), wakes
 
@@ -112,7 +101,7 @@ async def list_envelopes(services: Services, caller: Principal, request: Envelop
 async def _build_filter(services: Services, caller: Principal, request: EnvelopeListRequest) -> EnvelopeQuery:
     if bool(request.to) == bool(request.from_):
         raise EnvelopeFilterInvalid
-    _check_limit(request.limit)
+    check_list_limit(request.limit)
     now = services.clock.now()
     after_ms = to_ms(parse_time(request.created_after, now=now, zone=services.zone)) if request.created_after else 0
     before_ms = (
@@ -137,7 +126,7 @@ async def _build_filter(services: Services, caller: Principal, request: Envelope
     )
 
 
-def _check_limit(limit: int) -> None:
+def check_list_limit(limit: int) -> None:
     older = "use a smaller limit, and read the rest with `before`"
     check_limit(limit, least=LIST_LIMIT_MIN, most=LIST_LIMIT_MAX, try_this=older)
 
@@ -150,10 +139,10 @@ async def list_recent_envelopes(
     services: Services, caller: Principal, request: EnvelopeRecentRequest
 ) -> RecentEnvelopeList:
     """List the newest envelopes that the caller may see, from any sender. The activity view starts with them."""
-    _check_limit(request.limit)
+    check_list_limit(request.limit)
 
     def body(conn: sa.Connection) -> RecentEnvelopeList:
-        found = envelope_lists.list_recent(conn, limit=request.limit, seen_by=caller)
+        found = envelope_query.list_recent(conn, limit=request.limit, seen_by=caller)
         return RecentEnvelopeList([_to_row(services, conn, envelope) for envelope in found])
 
     return await services.store.scan(body)
@@ -174,33 +163,6 @@ def _to_row(services: Services, conn: sa.Connection, envelope: Envelope) -> Enve
     )
 
 
-def require_inbox_owner(caller: Principal) -> str:
-    if caller.address.kind is not AddressKind.PERSON:
-        raise InboxPeopleOnly(str(caller.address))
-    return caller.address.name
-
-
-async def list_inbox(services: Services, caller: Principal, request: InboxListRequest) -> InboxList:
-    """List unread envelopes of the caller. Listing does not acknowledge them; `ack` does."""
-    name = require_inbox_owner(caller)
-    _check_limit(request.limit)
-
-    def read_unread(conn: sa.Connection) -> tuple[list[Envelope], int]:
-        return envelope_lists.list_unread(conn, name, limit=request.limit), envelope_lists.count_unread(conn, name)
-
-    def read_and_mark(conn: sa.Connection) -> tuple[list[Envelope], int]:
-        tx = Transaction(conn, to_ms(services.clock.now()))
-        found, count = read_unread(conn)
-        marked = envelope_lists.mark_read(conn, [envelope.id for envelope in found], person=name, at_ms=tx.at_ms)
-        tx.close()
-        return found, count - marked
-
-    found, left = await (
-        services.store.write(read_and_mark, point="ack") if request.ack else services.store.scan(read_unread)
-    )
-    return InboxList(envelopes=[to_envelope_details(services, envelope) for envelope in found], unread=left)
-
-
 OPERATIONS = (
     Operation(
         name="envelope.list",
@@ -218,14 +180,5 @@ OPERATIONS = (
         handler=list_recent_envelopes,
         permission=PermissionLevel.RESTRICTED,
         result=RecentEnvelopeList,
-    ),
-    Operation(
-        name="inbox.list",
-        summary="List your unread messages.",
-        parameters=InboxListRequest,
-        handler=list_inbox,
-        permission=PermissionLevel.RESTRICTED,
-        has_effect=True,
-        result=InboxList,
     ),
 )
