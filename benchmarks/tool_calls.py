@@ -27,7 +27,7 @@ from retinue.domain.tool import Call, ToolEffect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.journal import ApprovalAnswers
 from retinue.policy.provenance.provenance_rules import ProvenancePolicy, build_policy_with_defaults
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import open_store
 from retinue.testing.tools import AppendLineTool

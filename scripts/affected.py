@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from scripts import durations
-from scripts.selection import BUDGET_S, WORKERS, Change, Facts, Selection, select
+from scripts.affected_tests import BUDGET_S, WORKERS, Change, Facts, Selection, select
 from scripts.source_graph import Tree
 
 ROOT = Path(__file__).resolve().parent.parent

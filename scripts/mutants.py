@@ -29,8 +29,8 @@ from typing import Any
 import pytest
 
 from scripts import affected, durations
+from scripts.affected_tests import BUDGET_S, WORKERS, Change, Facts, select
 from scripts.mutation import Mutant, Site, choose, enum_members, locate, sites
-from scripts.selection import BUDGET_S, WORKERS, Change, Facts, select
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants.toml"

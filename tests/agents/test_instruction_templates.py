@@ -13,7 +13,14 @@ from msgspec.structs import replace
 from retinue.agents import instruction_templates
 from retinue.agents.instruction_sections import BUILT_IN_SECTIONS
 from retinue.agents.instruction_templates import ENTRY_FILE, SAMPLE_CONTEXTS, InstructionTemplate, InvalidTemplate
-from retinue.agents.instructions import SECTION_MODES, Mode, PromptAgent, PromptContext, join_sections, render_sections
+from retinue.agents.instructions import (
+    SECTION_MODES,
+    Mode,
+    PromptAgent,
+    PromptContext,
+    join_sections,
+    render_sections,
+)
 from retinue.agents.instructions_docs import list_variables
 from retinue.domain.renamed_names import TEMPLATE_SECTIONS, TEMPLATE_VARIABLES
 

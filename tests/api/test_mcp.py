@@ -39,7 +39,7 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tool_name
 from retinue.policy.access import permissions
 from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
-from retinue.policy.tools.tools import CallSource, ToolPolicyContext
+from retinue.policy.tools.tool_policy import CallSource, ToolPolicyContext
 from retinue.store.agents import agents
 from retinue.store.people import tokens
 from retinue.testing.local_instance import LocalInstance

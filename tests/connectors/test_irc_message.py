@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.irc.casemapping import Casemapping, IrcServerFeatures, apply_isupport, make_user_id, parse_user
+from retinue.connectors.irc.casemapping import (
+    Casemapping,
+    IrcServerFeatures,
+    apply_isupport,
+    make_user_id,
+    parse_user,
+)
 from retinue.connectors.irc.irc_formatting import (
     parse_ctcp,
     split_lines,

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from connectors.webhook_instance import SECRET, WebhookServer, open_webhook_server, sign_headers, webhook
 
-from retinue.connectors.webhook.settings import SignatureScheme, WakeMode, WebhookKind, WebhookMapping, WebhookSettings
+from retinue.connectors.webhook.settings import (
+    SignatureScheme,
+    WakeMode,
+    WebhookKind,
+    WebhookMapping,
+    WebhookSettings,
+)
 from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust

@@ -23,12 +23,12 @@ from stores import (
 )
 
 from retinue.domain import address
+from retinue.domain.budget import BudgetPeriod, ModelCallReservationRequest
 from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind, Trust
 from retinue.domain.errors import StaleEpoch, StoreError
 from retinue.domain.event import EventKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import BudgetPeriod, ModelCallReservationRequest
 from retinue.domain.record import (
     ContextStart,
     Note,
@@ -52,7 +52,7 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.maintenance import erase_person
 from retinue.store.people import people, tokens
-from retinue.store.runs import approvals, money, runs
+from retinue.store.runs import approvals, budgets, runs
 from retinue.store.sessions import records, sessions
 from retinue.testing.local_instance import SequentialIds
 
@@ -625,7 +625,7 @@ async def test_texts_numbers_and_flags_are_read_back_unchanged(place: StoreLocat
         dear = ModelCallReservationRequest(ref=ModelRef("", "dear"), price=Price(call=2**40))
         days = BudgetPeriod(day=1, month_first_day=1, month_last_day=31)
         run = run_of("b", agent="ada")
-        money.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
+        budgets.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
 
     async with place.open() as store:
         await store.write(add_rows, point="test")
@@ -695,7 +695,7 @@ async def test_every_query_runs_on_every_database(place: StoreLocation) -> None:
         assert records.list_damaged(conn) == [] and records.get(conn, "s", 1) is None
         assert events.list_after(conn, 0, limit=3) == [] and events.list_next(conn, "s", 0, limit=3).events == []
         assert events.newest_seq(conn) == 0 and events.oldest_seq(conn) is None
-        money.charge_interrupted_calls(conn, "r")
+        budgets.charge_interrupted_calls(conn, "r")
         approvals.release_of_run(conn, "r")
         approvals.close_of_run(conn, "r", at_ms=5)
         runs.interrupt_open_steps(conn, "r", at_ms=5)

@@ -40,7 +40,7 @@ from retinue.models.base import ModelPrompt
 from retinue.operations.base import perform_operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.policy.tools.tool_groups import GROUPS
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.store.core import tables as t
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals

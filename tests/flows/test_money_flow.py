@@ -31,7 +31,7 @@ from flows.fake_provider import (
 from operations.operations_instance import OperationsServer, open_operations_server, person
 
 from retinue.domain.agent import Agent
-from retinue.domain.budget_caps import OUTPUT_TOKENS_MIN
+from retinue.domain.budget_reservation import OUTPUT_TOKENS_MIN
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply
 from retinue.domain.structs import replace

@@ -28,7 +28,7 @@ from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.operations.mcp.mcp_endpoint import McpEndpoint
-from retinue.policy.tools.tools import CallSource, ToolPolicyChain, ToolPolicyContext, build_layers
+from retinue.policy.tools.tool_policy import CallSource, ToolPolicyChain, ToolPolicyContext, build_layers
 from retinue.store.agents import agents
 from retinue.testing.scripted_model import text_reply, tool_call_reply
 from retinue.text.glob_match import matches_glob

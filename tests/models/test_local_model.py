@@ -20,7 +20,15 @@ from retinue.domain.model import FREE_PRICE, ModelFailed, ModelFailureKind, Mode
 from retinue.domain.ports import Clock
 from retinue.domain.record import Reply, StopReason, ToolResult, Usage, UserTurn
 from retinue.domain.tool import Call, ToolSpec
-from retinue.models.base import EncodedContextCache, EndChunk, Model, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk
+from retinue.models.base import (
+    EncodedContextCache,
+    EndChunk,
+    Model,
+    ModelPrompt,
+    ReplyChunk,
+    TextChunk,
+    ThinkingChunk,
+)
 from retinue.models.gguf import NotGgufFile, read_gguf_header
 from retinue.models.local_model import WAITING_MAX, LocalModel
 from retinue.models.local_process import SERVER_COMMAND, explain_exit

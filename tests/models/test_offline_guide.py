@@ -20,7 +20,14 @@ from retinue.cli.parser import parse_arguments
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, NO_CONTEXT, Envelope, EnvelopeKind, EnvelopeStatus, Outcome
+from retinue.domain.envelope import (
+    ENVELOPE_TEXT_BYTES_MAX,
+    NO_CONTEXT,
+    Envelope,
+    EnvelopeKind,
+    EnvelopeStatus,
+    Outcome,
+)
 from retinue.domain.event import DeltaKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelFailed

@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.agent import Agent
-from retinue.domain.budget_caps import (
-    BudgetBalance,
-    BudgetPayer,
-    budget_setting,
-    budget_warning,
-    grant_output_tokens,
-    reset_date,
-)
-from retinue.domain.model import FREE_PRICE, ModelRef, Price
-from retinue.domain.money import (
+from retinue.domain.budget import (
     BudgetLimits,
     BudgetPeriod,
     BudgetSpent,
@@ -29,6 +20,15 @@ from retinue.domain.money import (
     day_number,
     format_usd,
 )
+from retinue.domain.budget_reservation import (
+    BudgetBalance,
+    BudgetPayer,
+    budget_setting,
+    budget_warning,
+    grant_output_tokens,
+    reset_date,
+)
+from retinue.domain.model import FREE_PRICE, ModelRef, Price
 from retinue.domain.record import Usage
 from retinue.policy.limits.budgets import (
     OUTPUT_TOKENS_MIN,

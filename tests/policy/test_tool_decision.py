@@ -12,7 +12,7 @@ from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.permission import WEB_PERMISSION, Permission, PermissionKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.tools.tool_decision import decide_tool_call
-from retinue.policy.tools.tools import ToolPolicyChain, ToolPolicyContext, build_layers
+from retinue.policy.tools.tool_policy import ToolPolicyChain, ToolPolicyContext, build_layers
 
 SPEC = ToolSpec(name="fetch", description="", parameters={})
 TOOL = Permission(PermissionKind.TOOL, "fetch")

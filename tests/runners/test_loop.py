@@ -15,10 +15,10 @@ from msgspec import structs
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
+from retinue.domain.budget import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import FREE_PRICE, ModelFacts, ModelFailed, ModelRef, Price
-from retinue.domain.money import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.permission import Permission
 from retinue.domain.ports import CallModel
 from retinue.domain.record import Note, Record, Reply, StopReason, Summary, Usage, UserTurn, body_kind, least_trust_in

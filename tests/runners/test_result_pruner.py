@@ -21,7 +21,13 @@ from runners.histories import (
     user,
 )
 
-from retinue.config.models import HardClearSettings, PrunedToolSettings, PruningMode, PruningSettings, SoftTrimSettings
+from retinue.config.models import (
+    HardClearSettings,
+    PrunedToolSettings,
+    PruningMode,
+    PruningSettings,
+    SoftTrimSettings,
+)
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, RecordBody, Summary
 from retinue.domain.structs import replace

@@ -16,7 +16,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
 from retinue.testing.scripted_model import text_reply, tool_call_reply

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import affected, durations
-from scripts.selection import (
+from scripts.affected_tests import (
     BUDGET_S,
     LONG_S,
     SMOKE,

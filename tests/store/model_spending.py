@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from retinue.domain import address
-from retinue.domain.ids import RunId, SessionId
-from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import (
+from retinue.domain.budget import (
     NO_BUDGET_LIMITS,
     BudgetLimits,
     BudgetPeriod,
     ModelCallReservation,
     ModelCallReservationRequest,
 )
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.model import ModelRef, Price
 from retinue.domain.record import Usage
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind
@@ -26,7 +26,7 @@ from retinue.domain.times import from_ms
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.ledger.ledger_checks import RULES, LedgerFinding
-from retinue.store.runs import money
+from retinue.store.runs import budgets
 
 T = TypeVar("T")
 
@@ -90,7 +90,9 @@ class SpendingStore:
     async def reserve(
         self, run: Run, asked: ModelCallReservationRequest, *, turn: int = 0, attempt: int = 1, root: str = ""
     ) -> ModelCallReservation:
-        return await self.write(partial(money.reserve, run=run, terms=asked, **self._row_key(run, turn, attempt, root)))
+        return await self.write(
+            partial(budgets.reserve, run=run, terms=asked, **self._row_key(run, turn, attempt, root))
+        )
 
     async def settle(
         self,
@@ -103,7 +105,7 @@ class SpendingStore:
         root: str = "",
     ) -> int:
         where = self._row_key(run, turn, attempt, root)
-        return await self.write(partial(money.settle, run=run, terms=asked, usage=usage, **where))
+        return await self.write(partial(budgets.settle, run=run, terms=asked, usage=usage, **where))
 
     async def fail(
         self,
@@ -117,7 +119,7 @@ class SpendingStore:
     ) -> None:
         failure = {"failure": "overloaded", "next_action": "retry", "error": error, "unknown": unknown}
         where = self._row_key(run, turn, attempt, "")
-        await self.write(partial(money.fail, run=run, terms=asked, **failure, **where))
+        await self.write(partial(budgets.fail, run=run, terms=asked, **failure, **where))
 
     def _row_key(self, run: Run, turn: int, attempt: int, root: str) -> dict[str, Any]:
         key = {"turn": turn, "index": 0, "attempt": attempt}

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from store.model_spending import AT_MS, TODAY, SpendingStore, ledger_findings, run_of
 from stores import POSTGRES, SQLITE, create_store_location
 
-from retinue.domain.budget_caps import OUTPUT_TOKENS_MIN
+from retinue.domain.budget import BudgetLimits, BudgetPeriod, BudgetSpent, ModelCallReservationRequest
+from retinue.domain.budget_reservation import OUTPUT_TOKENS_MIN
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import BudgetLimits, BudgetPeriod, BudgetSpent, ModelCallReservationRequest
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run
 from retinue.store.core import sqlite
 from retinue.store.core.connection import TransactionBody
 from retinue.store.core.transaction import Transaction
 from retinue.store.open_store import prepare_sqlite
-from retinue.store.runs import money
+from retinue.store.runs import budgets
 
 T = TypeVar("T")
 
@@ -92,12 +92,12 @@ class OpenCall:
             case "beyond":
                 usage = Usage(input_tokens=bound * 3, output_tokens=used)
             case "failed":
-                return partial(money.fail, unknown=False, **failed, **about)
+                return partial(budgets.fail, unknown=False, **failed, **about)
             case "broken off":
-                return partial(money.fail, unknown=True, **failed, **about)
+                return partial(budgets.fail, unknown=True, **failed, **about)
             case _:  # a crash, or a cancellation
-                return partial(money.charge_interrupted_calls, run=self.run.id)
-        return partial(money.settle, usage=usage, **about)
+                return partial(budgets.charge_interrupted_calls, run=self.run.id)
+        return partial(budgets.settle, usage=usage, **about)
 
 
 CALL_ENDINGS = ("all of it", "some of it", "estimated", "unreported", "failed", "broken off", "crash")
@@ -155,7 +155,7 @@ class ConcurrentRuns:
         )
         made = OpenCall(run, root, turn, attempt, asked, asked.output_tokens_max, TODAY)
         try:
-            granted = await self.spending_store.write(partial(money.reserve, run=run, terms=asked, **made.row_key()))
+            granted = await self.spending_store.write(partial(budgets.reserve, run=run, terms=asked, **made.row_key()))
         except BudgetSpent:
             self.refused += 1
             return False
@@ -306,7 +306,7 @@ def test_in_any_order_of_calls_every_budget_holds_except_for_cost_over_a_reserva
         made = OpenCall(runs[which], root, next(turns), 1, asked, output_tokens, days)
         left = smallest_remaining_budget(conn, made, caps)
         try:
-            granted = commit(conn, partial(money.reserve, run=made.run, terms=asked, **made.row_key()))
+            granted = commit(conn, partial(budgets.reserve, run=made.run, terms=asked, **made.row_key()))
         except BudgetSpent:
             pass
         else:

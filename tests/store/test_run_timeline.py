@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from store.model_spending import SpendingStore, terms
 
+from retinue.domain.budget import ModelCallReservationRequest
 from retinue.domain.ids import short_id
 from retinue.domain.model import FREE_PRICE, ModelRef
-from retinue.domain.money import ModelCallReservationRequest
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.domain.times import to_ms

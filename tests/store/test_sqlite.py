@@ -35,7 +35,7 @@ from retinue.store.core.sqlite import SqliteStore
 from retinue.store.envelopes import envelopes, webhooks
 from retinue.store.open_store import open_store, prepare_sqlite
 from retinue.store.people import notifications, people, preferences
-from retinue.store.runs import approvals, money, questionnaires, runs
+from retinue.store.runs import approvals, budgets, questionnaires, runs
 from retinue.store.sessions import external_keys, instructions, records, sessions
 from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import text_reply, tool_call_reply
@@ -577,7 +577,7 @@ MODULES = (
     external_keys,
     transaction,
     instructions,
-    money,
+    budgets,
     events,
     notifications,
     people,

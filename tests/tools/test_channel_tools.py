@@ -16,7 +16,7 @@ from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.permission import ProtectedPaths
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolResult
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.local_instance import LocalInstance, LocalServer

@@ -31,7 +31,13 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.policy.tools.exec_allowlist import parse_command_rule
-from retinue.policy.tools.exec_placement import CommandAsk, CommandSecurity, ElevatedPolicy, ElevationGates, ExecPolicy
+from retinue.policy.tools.exec_placement import (
+    CommandAsk,
+    CommandSecurity,
+    ElevatedPolicy,
+    ElevationGates,
+    ExecPolicy,
+)
 from retinue.sandbox.host import HostSandbox
 from retinue.store.agents import file_trust
 from retinue.store.runs.processes import ProcessState

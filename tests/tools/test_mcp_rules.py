@@ -25,7 +25,7 @@ from retinue.domain.trust import Trust
 from retinue.operations.base import Services
 from retinue.operations.doctor_registry import DoctorHealth
 from retinue.operations.mcp import mcp
-from retinue.policy.tools.tools import ToolPolicyChain, ToolPolicyContext, build_layers
+from retinue.policy.tools.tool_policy import ToolPolicyChain, ToolPolicyContext, build_layers
 from retinue.text.untrusted_wrapper import unwrap_untrusted
 from retinue.tools.mcp.server_pool import build_mcp_layers
 from retinue.tools.mcp.server_status import McpConnectionState

@@ -30,7 +30,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.run_context import trust_of_envelopes
 from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
 from retinue.policy.provenance.provenance_text import extract_user_text
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.runners import turn_input
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.local_instance import SequentialIds

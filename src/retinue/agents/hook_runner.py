@@ -27,7 +27,7 @@ from retinue.domain.slash_command import COMMANDS_BY_WORD, CommandName
 from retinue.domain.storable_text import make_storable
 from retinue.sandbox.base import Confinement, ResourceLimits, Sandbox
 from retinue.sandbox.single_command import run_command
-from retinue.store.agents import approved_hashes
+from retinue.store.agents import content_approvals
 from retinue.store.core import events as store_events
 from retinue.store.core.connection import Store
 from retinue.store.sessions import sessions
@@ -128,7 +128,7 @@ class HookRunner:
         settings = self._settings()
         workspaces = [self._data_dir / Path(each).expanduser() for each in settings.folders]
         found = await asyncio.to_thread(find_hooks, self._data_dir, workspaces)
-        good = await self._store.read(partial(approved_hashes.get_hashes, kind=APPROVAL_KIND))
+        good = await self._store.read(partial(content_approvals.get_hashes, kind=APPROVAL_KIND))
         return found, evaluate_hooks(found.hooks, good, self._host_facts(), settings=settings)
 
     async def start(self) -> None:

@@ -41,7 +41,7 @@ from retinue.domain.session import Session
 from retinue.domain.structs import replace
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
-from retinue.store.agents import approved_hashes
+from retinue.store.agents import content_approvals
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.people import notifications, people
@@ -371,7 +371,7 @@ class TemplateLoader:
 
     async def _load_last_valid(self, scope: str) -> InstructionTemplate | None:
         pin = await self._store.read(
-            partial(approved_hashes.find, kind=APPROVAL_KIND, name=scope or SHARED_TEMPLATE_SCOPE)
+            partial(content_approvals.find, kind=APPROVAL_KIND, name=scope or SHARED_TEMPLATE_SCOPE)
         )
         if pin is None:
             return None
@@ -409,10 +409,10 @@ class TemplateLoader:
 
 def _store_valid_template(conn: sa.Connection, *, scope: str, template: InstructionTemplate, at_ms: int) -> None:
     name = scope or SHARED_TEMPLATE_SCOPE
-    pin = approved_hashes.find(conn, APPROVAL_KIND, name)
+    pin = content_approvals.find(conn, APPROVAL_KIND, name)
     if pin is None or pin.hash != template.hash:
         content = _encode(dict(template.files)).decode()
-        approved_hashes.upsert(
+        content_approvals.upsert(
             conn, APPROVAL_KIND, name, hash_=template.hash, content=content, decided_by="server", at_ms=at_ms
         )
 

@@ -28,7 +28,7 @@ from retinue.agents.skill_selection import (
 from retinue.agents.skills import HostFacts
 from retinue.config.settings import Settings
 from retinue.domain.structs import field_names
-from retinue.store.agents import approved_hashes
+from retinue.store.agents import content_approvals
 from retinue.store.core.connection import Store
 
 APPROVAL_KIND = "skill"  # in the table of approved hashes
@@ -88,7 +88,7 @@ class SkillLoader:
         if not any(root.path.exists() for root in roots):  # called in every run, and usually there are none
             return FoundSkills(), ()
         found = await asyncio.to_thread(find_skills, roots, with_contents=with_contents)
-        good = await self._store.read(partial(approved_hashes.get_hashes, kind=APPROVAL_KIND)) if found.skills else {}
+        good = await self._store.read(partial(content_approvals.get_hashes, kind=APPROVAL_KIND)) if found.skills else {}
         here = gather_host_facts(settings, self._environment)
         return found, evaluate_skills(found.skills, good, here, settings=settings.skills, agent=agent)
 

@@ -45,7 +45,7 @@ from retinue.domain.trust import Trust
 from retinue.intake.routing import OWNER
 from retinue.policy.access.agent_visibility import list_visible_agents
 from retinue.policy.tools.sandbox_settings import is_confined, is_main_session, merge_sandbox_settings
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.runners.base import LoadRunResources, RunAssignment, RunResources
 from retinue.store.agents import agents
 from retinue.store.core import tables as t

@@ -120,9 +120,9 @@ from retinue.runners.mirror_runner import MirrorRunner
 from retinue.runners.model_call import ModelCaller
 from retinue.runners.session_options import ConfiguredOptions
 from retinue.runners.token_estimate import tokens_of_text
+from retinue.schedules.file_reader import read_with_trust
 from retinue.schedules.heartbeat_prompt import ChecklistReader
 from retinue.schedules.heartbeats import HeartbeatSettings, HeartbeatSync
-from retinue.schedules.read_with_trust import read_with_trust
 from retinue.schedules.schedule_files import ScheduleFileSync
 from retinue.store.agents import agents
 from retinue.store.core.connection import LockRequest, Store

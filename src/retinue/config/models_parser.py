@@ -9,7 +9,13 @@ from typing import Any
 from retinue.config import validators
 from retinue.config.connectors import parse_connectors
 from retinue.config.errors import FaultCollector, KeyPath
-from retinue.config.models import KNOWN_PROVIDERS, PROVIDER_ALIASES, ModelChoice, ModelRoutingSettings, ProviderSettings
+from retinue.config.models import (
+    KNOWN_PROVIDERS,
+    PROVIDER_ALIASES,
+    ModelChoice,
+    ModelRoutingSettings,
+    ProviderSettings,
+)
 from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
 from retinue.config.table_parser import closest_match, expect_table, parse_table
 from retinue.config.toml_source import Table, format_value

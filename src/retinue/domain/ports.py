@@ -9,11 +9,11 @@ from typing import Protocol
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
+from retinue.domain.budget import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.event import Delta
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import ModelFailed
-from retinue.domain.money import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.permission import Permission
 from retinue.domain.record import Note, Record, Reply, Summary
 from retinue.domain.run import Run

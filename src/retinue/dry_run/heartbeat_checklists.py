@@ -23,9 +23,9 @@ from retinue.domain.schedule import GateResult, Schedule
 from retinue.domain.times import to_ms
 from retinue.dry_run.copied_server import DryRunContext, assume_gate_open
 from retinue.engine.heartbeats import is_session_busy
+from retinue.schedules.file_reader import read_with_trust
 from retinue.schedules.heartbeat_prompt import ChecklistReader
 from retinue.schedules.heartbeats import HeartbeatSettings, HeartbeatSync
-from retinue.schedules.read_with_trust import read_with_trust
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.tools.files.file_access import FileServices

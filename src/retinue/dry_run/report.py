@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from retinue.config import Settings
 from retinue.domain.address import AddressKind
+from retinue.domain.budget import MICROUSD_PER_USD, BudgetSpent, date_of_day_number, day_number
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import short_id
-from retinue.domain.money import MICROUSD_PER_USD, BudgetSpent, date_of_day_number, day_number
 from retinue.domain.schedule import (
     SKIPS_COUNTED_MAX,
     OccurrenceState,

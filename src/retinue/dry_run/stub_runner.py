@@ -6,9 +6,9 @@ import asyncio
 from typing import Protocol
 
 from retinue.domain.agent import Agent
+from retinue.domain.budget import BudgetLimits, ModelCallReservation, ModelCallReservationRequest, PriceUnknown
 from retinue.domain.errors import NotFound
 from retinue.domain.model import ModelFacts, ModelRef, Price
-from retinue.domain.money import BudgetLimits, ModelCallReservation, ModelCallReservationRequest, PriceUnknown
 from retinue.domain.ports import Clock, Journal, RunApprovals, RunObserver
 from retinue.domain.record import Reply
 from retinue.domain.session import SessionOptions

@@ -45,7 +45,13 @@ from retinue.engine.step_writer import PendingWrite, write_pending
 from retinue.intake.accept import TimerWake, Wake, accept_in_transaction
 from retinue.intake.routing import OWNER, get_session_address
 from retinue.policy.access.permissions import is_at_least
-from retinue.policy.tools.approvals import APPROVER_LEVEL_MIN, find_next_approver, limit_scope, may_decide, needs_owner
+from retinue.policy.tools.approvals import (
+    APPROVER_LEVEL_MIN,
+    find_next_approver,
+    limit_scope,
+    may_decide,
+    needs_owner,
+)
 from retinue.runners.base import Suspended
 from retinue.store.agents import agents, audit, grants
 from retinue.store.core.transaction import Transaction

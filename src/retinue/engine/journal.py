@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.budget import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.display_options import NO_DISPLAY_OPTIONS
 from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.event import EventKind
 from retinue.domain.ids import short_id
 from retinue.domain.model import ModelFailed
-from retinue.domain.money import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.permission import Permission
 from retinue.domain.ports import CallModel, Clock, CrashPoints
 from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, body_kind, body_trust
@@ -58,7 +58,7 @@ from retinue.runners.token_estimate import weight_of_record
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
-from retinue.store.runs import money, runs
+from retinue.store.runs import budgets, runs
 from retinue.store.sessions import records, sessions
 
 SUMMARIES_MAX = 100  # per worker and run
@@ -496,7 +496,7 @@ def _reserve_cost(tx: Transaction, run: Run, step: Step, charge: CallCharge) -> 
     terms = charge.terms
     if not terms.is_charged and not terms.limits.has_any:
         return ModelCallReservation(output_tokens_max=terms.output_tokens_max)
-    return money.reserve(
+    return budgets.reserve(
         tx.conn,
         run,
         turn=step.turn,

@@ -48,7 +48,7 @@ from retinue.runners import turn_input
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
-from retinue.store.runs import approvals, delegating_agents, delegations, money, runs
+from retinue.store.runs import approvals, budgets, delegating_agents, delegations, runs
 from retinue.store.runs.message_authors import list_speakers
 from retinue.store.runs.run_requesters import get_requesters
 from retinue.store.sessions import records, sessions
@@ -465,7 +465,7 @@ def _resume_interrupted(
     if crashed:
         envelopes.increment_attempts(tx.conn, run.id)
     # A model call without a stored reply may have been billed.
-    money.charge_interrupted_calls(tx.conn, run.id)
+    budgets.charge_interrupted_calls(tx.conn, run.id)
     asked = [_approval_as_seen_by_run(approval) for approval in approvals.list_of_run(tx.conn, run.id)]
     return _resume(tx, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, cause="a stop")
 

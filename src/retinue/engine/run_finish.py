@@ -52,7 +52,7 @@ from retinue.policy.limits.reset_policy import counts_as_activity
 from retinue.runners.base import RunAnswer
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
-from retinue.store.runs import approvals, delegations, money, runs
+from retinue.store.runs import approvals, budgets, delegations, runs
 from retinue.store.sessions import records, sessions
 
 CLEARED_MAX = 1000
@@ -371,7 +371,7 @@ def close_run(
     )
     records.add(conn, append.records)
     runs.interrupt_open_steps(conn, run.id, at_ms=tx.at_ms)
-    money.charge_interrupted_calls(conn, run.id)
+    budgets.charge_interrupted_calls(conn, run.id)
     cancel_external_requests(tx, run.id)
     approvals.close_of_run(conn, run.id, at_ms=tx.at_ms)
     delegations.release_of_run(conn, run.id)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from retinue.domain.audit import AuditEntry, call_allowed, call_ended, call_refused
+from retinue.domain.budget import BudgetPeriod, ModelCallReservationRequest
 from retinue.domain.event import EventKind
 from retinue.domain.model import ModelFailed
-from retinue.domain.money import BudgetPeriod, ModelCallReservationRequest
 from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
 from retinue.engine.run_context import RecordAppender
 from retinue.store.agents import audit
-from retinue.store.runs import money, runs
+from retinue.store.runs import budgets, runs
 from retinue.store.sessions import sessions
 
 ERROR_LENGTH_MAX = 1_000
@@ -178,7 +178,7 @@ def _settle_charge(appender: RecordAppender, step: Step, charge: CallCharge, usa
     if usage == NO_USAGE and not charge.terms.is_charged:
         return  # no known usage and no reservation: no ledger entry
     run = _require_run(appender)
-    money.settle(
+    budgets.settle(
         appender.tx.conn,
         run,
         turn=step.turn,
@@ -194,7 +194,7 @@ def _settle_charge(appender: RecordAppender, step: Step, charge: CallCharge, usa
 
 def _write_failed_call(appender: RecordAppender, failed: FailedModelCall) -> None:
     run, step, error = _require_run(appender), failed.step, failed.error
-    money.fail(
+    budgets.fail(
         appender.tx.conn,
         run,
         turn=step.turn,
@@ -221,7 +221,7 @@ def budget_warnings(appender: RecordAppender, pending: Sequence[PendingWrite]) -
     if paid is None or not paid.terms.limits.has_any:
         return ()
     run = _require_run(appender)
-    return money.list_warnings(appender.tx.conn, run, terms=paid.terms, days=paid.days, root=run.root_run)
+    return budgets.list_warnings(appender.tx.conn, run, terms=paid.terms, days=paid.days, root=run.root_run)
 
 
 def _require_run(appender: RecordAppender) -> Run:

@@ -26,7 +26,13 @@ from retinue.domain.shared_errors import SessionNotFound, TextUnstorable
 from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.intake.accept import AcceptResult, Wake, accept_in_transaction, resolve_duplicate, resolve_purged_duplicate
+from retinue.intake.accept import (
+    AcceptResult,
+    Wake,
+    accept_in_transaction,
+    resolve_duplicate,
+    resolve_purged_duplicate,
+)
 from retinue.intake.delegations import end_delegation
 from retinue.intake.errors import (
     CallbackEmpty,

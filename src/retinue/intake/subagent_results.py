@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from retinue.domain.budget import format_usd
 from retinue.domain.delegation import TASK_SHOWN_MAX, Delegation, DelegationKind, DelegationState
 from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 from retinue.domain.ids import derive_id, short_id
-from retinue.domain.money import format_usd
 from retinue.domain.run import TIMED_OUT_CODES
 from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms

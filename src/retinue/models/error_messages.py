@@ -14,7 +14,13 @@ from typing import Any
 
 from retinue.domain.model import ModelFailed, ModelFailureKind
 from retinue.models.error_classification import ErrorBody, classify_failure, parse_error_body
-from retinue.models.errors import PROVIDER_ERRORS, ModelConnectionFailed, ProviderAnswer, ProviderFailed, ProviderMoved
+from retinue.models.errors import (
+    PROVIDER_ERRORS,
+    ModelConnectionFailed,
+    ProviderAnswer,
+    ProviderFailed,
+    ProviderMoved,
+)
 from retinue.models.retry_after import find_retry_after_s
 
 MESSAGE_SHOWN_CHARS_MAX = 300

@@ -32,7 +32,13 @@ from retinue.models.formats.wire_formats import make_provider_format
 from retinue.models.gguf import GgufHeader, NotGgufFile, read_gguf_header
 from retinue.models.local_process import SERVER_COMMAND, LocalProcess, LocalServerStatus
 from retinue.models.local_server import LocalServerConfig, LocalServerState
-from retinue.models.local_weights import BUNDLED_PARAMS, PROVIDER, LocalWeights, build_local_facts, describe_limitations
+from retinue.models.local_weights import (
+    BUNDLED_PARAMS,
+    PROVIDER,
+    LocalWeights,
+    build_local_facts,
+    describe_limitations,
+)
 from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections
 
 log = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from msgspec import Struct, field
 
 from retinue.config import Settings
 from retinue.domain.agent import Agent
+from retinue.domain.budget import BudgetLimits
 from retinue.domain.credential import Credential, CredentialFailureRecord
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
-from retinue.domain.money import BudgetLimits
 from retinue.domain.ports import Clock
 from retinue.domain.record import Reply
 from retinue.domain.session import Session, SessionOptions

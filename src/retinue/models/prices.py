@@ -17,8 +17,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from retinue.config.models import ModelEntry
+from retinue.domain.budget import MICROUSD_PER_USD, PriceUnknown
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import MICROUSD_PER_USD, PriceUnknown
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from retinue.domain.money import MICROUSD_PER_USD
+from retinue.domain.budget import MICROUSD_PER_USD
 from retinue.domain.record import Usage
 from retinue.domain.structs import replace
 

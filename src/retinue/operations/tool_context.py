@@ -25,7 +25,7 @@ from retinue.domain.shared_errors import AgentNotFound, SessionNotFound
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.base import Services
-from retinue.policy.tools.tools import CallSource, ToolPolicyContext
+from retinue.policy.tools.tool_policy import CallSource, ToolPolicyContext
 from retinue.runners.model_context import context_from_records
 from retinue.store.agents import agents
 from retinue.store.runs import delegating_agents

@@ -19,7 +19,13 @@ from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.webhook import Webhook
 from retinue.intake.accept import COMPLETION_CONNECTOR, is_completion
-from retinue.net.signatures import MESSAGE_ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, SignaturePurpose, sign_message
+from retinue.net.signatures import (
+    MESSAGE_ID_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    SignaturePurpose,
+    sign_message,
+)
 from retinue.outbox.external_agent_delivery import USER_AGENT, make_http
 from retinue.outbox.signed_request import post_signed
 from retinue.store.core.connection import Store

@@ -30,7 +30,13 @@ from retinue.domain.ids import SessionId
 from retinue.domain.ports import Clock
 from retinue.domain.session import Origin, OriginKind
 from retinue.intake.routing import get_session_address
-from retinue.net.signatures import MESSAGE_ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, SignaturePurpose, sign_message
+from retinue.net.signatures import (
+    MESSAGE_ID_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    SignaturePurpose,
+    sign_message,
+)
 from retinue.outbox.signed_request import MakeHttp, post_signed
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store

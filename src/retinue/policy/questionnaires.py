@@ -6,7 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from retinue.domain.questionnaire import Questionnaire, QuestionnaireAnswer, QuestionnaireField, QuestionnaireFieldKind
+from retinue.domain.questionnaire import (
+    Questionnaire,
+    QuestionnaireAnswer,
+    QuestionnaireField,
+    QuestionnaireFieldKind,
+)
 from retinue.domain.storable_text import is_storable
 from retinue.domain.trust import Trust
 from retinue.policy.errors import QuestionnaireInvalid

@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
+from retinue.domain.budget import BudgetSpent, ModelCallReservation, PriceUnknown
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed
-from retinue.domain.money import BudgetSpent, ModelCallReservation, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn, effective_trust
 from retinue.domain.times import to_ms

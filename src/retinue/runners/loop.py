@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
+from retinue.domain.budget import BudgetSpent
 from retinue.domain.ids import short_id
 from retinue.domain.model import ModelRef
-from retinue.domain.money import BudgetSpent
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Journal, RunApprovals, RunObserver
 from retinue.domain.record import Note, Record, Reply, StopReason, UserTurn, model_without_provider
@@ -24,7 +24,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.models.tool_call_limits import explain_unreadable
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.runners.base import (
     NO_RUN_RESOURCES,
     LoadRunResources,

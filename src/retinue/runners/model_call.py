@@ -12,10 +12,10 @@ from datetime import datetime
 from functools import partial
 from zoneinfo import ZoneInfo
 
+from retinue.domain.budget import ModelCallReservation, PriceUnknown
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed
-from retinue.domain.money import ModelCallReservation, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, Reply
 from retinue.models.base import AttachmentReader, Model, ModelPrompt

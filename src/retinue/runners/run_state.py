@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from retinue.domain.budget import BudgetLimits, ModelCallReservationRequest
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.money import BudgetLimits, ModelCallReservationRequest
 from retinue.domain.ports import Clock, Journal, RunObserver
 from retinue.domain.record import Reply, UserTurn
 from retinue.domain.session import OriginKind, SessionOptions

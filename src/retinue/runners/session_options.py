@@ -21,7 +21,7 @@ from retinue.domain.tool import ToolSpec
 from retinue.models.fallback import describe_plan
 from retinue.models.model_router import ModelRouter
 from retinue.policy.tools.exec_placement import ELEVATED_KEY, ElevationGates, find_closed_gate
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.runners.context_policy import context_figures
 from retinue.runners.model_context import arrange_records
 from retinue.runners.token_estimate import weight_of_tools

@@ -69,8 +69,8 @@ from retinue.outbox.typing_and_previews import ProgressDisplays
 from retinue.runners.base import NO_RUN_RESOURCES, RunAssignment, RunResources
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.host import HostSandbox
+from retinue.schedules.file_reader import read_with_trust
 from retinue.schedules.heartbeat_prompt import ChecklistReader
-from retinue.schedules.read_with_trust import read_with_trust
 from retinue.store.agents import agents
 from retinue.store.core.connection import NO_FAULTS, Store
 from retinue.store.core.tables import envelopes as envelope_table

@@ -9,14 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from retinue.domain.model import (
-    DEFAULT_WINDOW_TOKENS,
-    FREE_PRICE,
-    ModelFacts,
-    ModelFailureKind,
-    ModelRef,
-    Price,
-)
+from retinue.domain.model import DEFAULT_WINDOW_TOKENS, FREE_PRICE, ModelFacts, ModelFailureKind, ModelRef, Price
 from retinue.domain.ports import Clock
 from retinue.domain.record import StopReason, Usage
 from retinue.domain.tool import Call

@@ -38,7 +38,7 @@ from retinue.policy.provenance.provenance_values import decide_result_trust
 from retinue.policy.tools.grants import find_missing_permissions
 from retinue.policy.tools.tool_decision import ToolDecision, decide_tool_call
 from retinue.policy.tools.tool_groups import UNAVAILABLE_TOOLS
-from retinue.policy.tools.tools import (
+from retinue.policy.tools.tool_policy import (
     PolicyLayer,
     ToolPolicyChain,
     ToolPolicyContext,

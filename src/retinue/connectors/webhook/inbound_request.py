@@ -18,7 +18,13 @@ from retinue.connectors.webhook.errors import (
     WebhookSessionNotAllowed,
     WebhookTextMissing,
 )
-from retinue.connectors.webhook.settings import RUN_SECONDS_MAX, WakeMode, WebhookKind, WebhookMapping, WebhookSettings
+from retinue.connectors.webhook.settings import (
+    RUN_SECONDS_MAX,
+    WakeMode,
+    WebhookKind,
+    WebhookMapping,
+    WebhookSettings,
+)
 from retinue.connectors.webhook.webhook_signature import SECRET_HEADERS
 from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 from retinue.domain.slash_command import EFFORT_WORDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from retinue.domain.money import MICROUSD_PER_USD
+from retinue.domain.budget import MICROUSD_PER_USD
 from retinue.domain.record import Usage
 from retinue.models.usage_validation import COST_MICROUSD_MAX, parse_token_count
 

@@ -10,11 +10,7 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.instruction_builder import (
-    SHARED_TEMPLATE,
-    find_invalid_templates,
-    find_renamed_template_names,
-)
+from retinue.agents.instruction_builder import SHARED_TEMPLATE, find_invalid_templates, find_renamed_template_names
 from retinue.agents.instruction_templates import ENTRY_FILE, TEMPLATES_FOLDER, InvalidTemplate, RenamedName
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel

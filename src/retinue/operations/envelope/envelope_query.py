@@ -22,7 +22,7 @@ from retinue.operations.pagination import check_limit
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelope_query, envelopes, inbox
 from retinue.store.envelopes.envelope_query import EnvelopeQuery
-from retinue.store.runs.timeline import excerpt
+from retinue.store.runs.explanation_facts import excerpt
 
 LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 50
 

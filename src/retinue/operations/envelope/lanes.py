@@ -21,8 +21,8 @@ from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit
 from retinue.store.runs import approvals
 from retinue.store.runs import lanes as store_lanes
+from retinue.store.runs.explanation_facts import excerpt
 from retinue.store.runs.lanes import LaneStatus, OutboundQueue
-from retinue.store.runs.timeline import excerpt
 
 LANES_MIN, LANES_MAX = 1, 100
 ENVELOPES_PER_LANE_MAX = 10  # per lane

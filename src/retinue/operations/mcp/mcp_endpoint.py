@@ -27,7 +27,7 @@ from retinue.operations.tool.errors import ToolNotFound
 from retinue.operations.tool.tool_invoke import ToolInvokeRequest, ToolInvokeResult, call_tool_directly
 from retinue.operations.tool_context import require_agent
 from retinue.policy.access import permissions
-from retinue.policy.tools.tools import CallSource, ToolPolicyContext
+from retinue.policy.tools.tool_policy import CallSource, ToolPolicyContext
 from retinue.store.runs.run_requesters import get_requesters_at
 from retinue.tools.base import schema_of
 

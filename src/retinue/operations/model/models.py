@@ -12,10 +12,10 @@ from msgspec import UNSET, UnsetType
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.budget import format_usd
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, Price
-from retinue.domain.money import format_usd
 from retinue.domain.principal import Principal
 from retinue.domain.session import SessionOptions
 from retinue.models.model_selection import ModelSelector

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from retinue.config.models import BudgetSettings
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.budget_caps import budget_setting, reset_date
-from retinue.domain.money import MICROUSD_PER_USD, BudgetPeriod, day_number
+from retinue.domain.budget import MICROUSD_PER_USD, BudgetPeriod, day_number
+from retinue.domain.budget_reservation import budget_setting, reset_date
 from retinue.domain.principal import Principal
 from retinue.domain.shared_errors import TimeRangeInvalid
 from retinue.domain.times import YEAR_MIN, parse_time

@@ -165,9 +165,7 @@ async def forget_person(services: Services, caller: Principal, request: PersonFo
     _check_not_owner(person, None)
     if request.confirm != person.name:
         raise PersonForgetUnconfirmed(person.name)
-    from retinue.store.maintenance import (
-        erase_person,  # lazy: large and rarely needed
-    )
+    from retinue.store.maintenance import erase_person
 
     for session in await services.store.scan(partial(erase_person.list_own_sessions, person=person.name)):
         await services.engine.cancel(

@@ -35,7 +35,7 @@ from retinue.operations.policy.errors import GrantNotAllowed, GrantNotFound, Pro
 from retinue.operations.tool.errors import ToolNotFound, ToolsUnavailable
 from retinue.operations.tool_context import build_tool_context, require_agent, session_owner
 from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
-from retinue.policy.tools.tools import CallSource, ToolPolicyContext
+from retinue.policy.tools.tool_policy import CallSource, ToolPolicyContext
 from retinue.runners.model_context import arrange_records
 from retinue.store.agents import agents, audit, grants
 from retinue.store.core.transaction import Transaction

@@ -36,9 +36,9 @@ from retinue.operations.base import Services, unrestricted_operation
 from retinue.operations.schedule.errors import HeartbeatNotAllowed, HeartbeatNotFound, HeartbeatTaskUnusable
 from retinue.operations.schedule.schedules import owner_zone
 from retinue.schedules import heartbeat_files
+from retinue.schedules.file_reader import read_with_trust
 from retinue.schedules.heartbeat_files import HeartbeatTaskFile
 from retinue.schedules.heartbeats import HEARTBEATS_MAX, heartbeat_schedule_id
-from retinue.schedules.read_with_trust import read_with_trust
 from retinue.schedules.schedule_parser import GateForm, gate_to_form
 from retinue.store.agents import agents, file_trust
 from retinue.store.agents.file_trust import ctime_ms

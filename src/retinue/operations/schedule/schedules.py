@@ -71,7 +71,7 @@ from retinue.operations.schedule.schedule_responses import (
     to_occurrence_details,
     to_schedule_details,
 )
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.schedules import schedule_parser
 from retinue.schedules.errors import ScheduleTriggerInvalid
 from retinue.schedules.schedule_parser import ScheduleContext, ScheduleForm

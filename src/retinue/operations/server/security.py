@@ -33,7 +33,7 @@ from retinue.operations.server.security_facts import (
     SecurityFacts,
     gather_security_facts,
 )
-from retinue.policy.tools.tools import OUTSIDE_SENDERS_KEY
+from retinue.policy.tools.tool_policy import OUTSIDE_SENDERS_KEY
 from retinue.text.glob_match import matches_glob
 
 NAMES_LISTED_MAX = 10

@@ -32,7 +32,7 @@ from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.operations.known_secrets import SECRET_NAME, collect_secrets
 from retinue.operations.known_secrets import collect_secret_values as secrets_in
 from retinue.policy.access.permissions import override_levels
-from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.policy.tools.tool_policy import ToolPolicyContext
 from retinue.sandbox.base import SandboxProbe
 from retinue.sandbox.bubblewrap import BubblewrapSandbox
 from retinue.store.agents import agents, audit

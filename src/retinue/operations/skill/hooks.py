@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 from retinue.intake.routing import OWNER, get_session_address
 from retinue.operations.base import Operation, Services
 from retinue.operations.skill.errors import HookChanged, HookNotFound, HooksUnavailable
-from retinue.store.agents import approved_hashes
+from retinue.store.agents import content_approvals
 from retinue.store.sessions import sessions
 
 HASH_DIGITS_MIN = 8
@@ -113,7 +113,9 @@ async def enable_hook(services: Services, caller: Principal, request: HookEnable
 
 async def disable_hook(services: Services, caller: Principal, request: HookNameRequest) -> HookDisabled:
     hook = (await _require_hook(services, request.name)).hook
-    gone = await services.store.write(partial(approved_hashes.remove, kind=APPROVAL_KIND, name=hook.key), point="hook")
+    gone = await services.store.write(
+        partial(content_approvals.remove, kind=APPROVAL_KIND, name=hook.key), point="hook"
+    )
     return HookDisabled(hook.name, gone)
 
 
@@ -143,7 +145,7 @@ async def send_hook_output(services: Services, event: HookEvent, hook: Hook, tex
 
 
 def _store_approved_hash(conn: sa.Connection, *, hook: Hook, caller: Principal, at_ms: int) -> None:
-    approved_hashes.upsert(
+    content_approvals.upsert(
         conn,
         APPROVAL_KIND,
         hook.key,

@@ -37,7 +37,7 @@ from retinue.operations.skill.errors import (
     SkillTargetRelative,
     SkillWorkspaceInvalid,
 )
-from retinue.store.agents import agents, approved_hashes
+from retinue.store.agents import agents, content_approvals
 from retinue.store.core.former_file import STORE_NAME
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ async def list_skills(services: Services, caller: Principal, request: SkillListR
 
 async def show_skill(services: Services, caller: Principal, request: SkillNameRequest) -> SkillDetails:
     stood = await _require_skill(services, request)
-    pin = await services.store.read(partial(approved_hashes.find, kind=APPROVAL_KIND, name=stood.skill.key))
+    pin = await services.store.read(partial(content_approvals.find, kind=APPROVAL_KIND, name=stood.skill.key))
     content, difference = (
         _escape_hidden_characters(stood.skill.content),
         _diff_content(pin.content if pin else "", stood.skill),
@@ -223,7 +223,7 @@ async def approve_skill(services: Services, caller: Principal, request: SkillApp
     """Approve a skill's current version. Refused if it changed since it was read."""
     stood = await _require_skill(services, request)
     skill = stood.skill
-    pin = await services.store.read(partial(approved_hashes.find, kind=APPROVAL_KIND, name=skill.key))
+    pin = await services.store.read(partial(content_approvals.find, kind=APPROVAL_KIND, name=skill.key))
     difference = _diff_content(pin.content if pin else "", skill)
     of = f" --agent {request.agent}" if request.agent else ""
     of += f" --workspace {shlex.quote(request.workspace)}" if request.workspace else ""
@@ -245,7 +245,7 @@ async def revoke_skill(services: Services, caller: Principal, request: SkillName
     """Revoke the approval of a skill. It is not used until it is approved again."""
     skill = (await _require_skill(services, request)).skill
     gone = await services.store.write(
-        partial(approved_hashes.remove, kind=APPROVAL_KIND, name=skill.key), point="skill"
+        partial(content_approvals.remove, kind=APPROVAL_KIND, name=skill.key), point="skill"
     )
     return SkillRevoked(skill.name, gone)
 
@@ -349,7 +349,7 @@ async def _require_skill(services: Services, request: SkillNameRequest | SkillAp
 
 
 def _store_approved_hash(conn: sa.Connection, *, skill: Skill, caller: Principal, at_ms: int) -> None:
-    approved_hashes.upsert(
+    content_approvals.upsert(
         conn,
         APPROVAL_KIND,
         skill.key,

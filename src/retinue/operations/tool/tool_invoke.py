@@ -18,7 +18,7 @@ from retinue.domain.tool import Call
 from retinue.operations.base import Operation, Services
 from retinue.operations.tool.errors import ToolNeedsApproval, ToolNotFound
 from retinue.operations.tool_context import build_tool_context
-from retinue.policy.tools.tools import CallSource
+from retinue.policy.tools.tool_policy import CallSource
 from retinue.tools.toolbox import Toolbox, TurnContext
 
 

@@ -1,6 +1,6 @@
 """Computes budget limits and the maximum size of an input: settings and sizes in, plain numbers out.
 
-`domain/budget_caps` uses these numbers. It is in `domain` because the store's commits need it too.
+`domain/budget_reservation` uses these numbers. It is in `domain` because the store's commits need it too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from retinue.domain.agent import Agent
-from retinue.domain.budget_caps import OUTPUT_TOKENS_MIN, affordable_output_tokens, max_cost_microusd
-from retinue.domain.money import DEFAULT_WARN_SHARE, MICROUSD_PER_USD, BudgetLimits, BudgetPeriod, day_number
+from retinue.domain.budget import DEFAULT_WARN_SHARE, MICROUSD_PER_USD, BudgetLimits, BudgetPeriod, day_number
+from retinue.domain.budget_reservation import OUTPUT_TOKENS_MIN, affordable_output_tokens, max_cost_microusd
 
 __all__ = [
     "OUTPUT_TOKENS_MIN",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from retinue.domain.agent import Agent
+from retinue.domain.budget import BudgetLimits
 from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.delegation import DelegationKind, Lineage
-from retinue.domain.money import BudgetLimits
 from retinue.policy.access.agent_visibility import may_message, may_spawn
 
 SUBAGENT_DELEGATIONS = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUND})

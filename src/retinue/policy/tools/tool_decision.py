@@ -13,7 +13,7 @@ from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.permission import Permission, PermissionKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.tools.grants import find_tool_grant
-from retinue.policy.tools.tools import LayerFinding, ToolPolicyChain
+from retinue.policy.tools.tool_policy import LayerFinding, ToolPolicyChain
 
 GRANTS = "grants"
 PERMISSIONS = "permissions"

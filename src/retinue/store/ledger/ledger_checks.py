@@ -15,13 +15,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import GenerativeSelect
 
+from retinue.domain.budget import date_of_day_number
 from retinue.domain.ids import short_id
 from retinue.domain.model import ModelRef
-from retinue.domain.money import date_of_day_number
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 from retinue.store.envelopes.envelopes import MS_PER_DAY
-from retinue.store.runs import money
+from retinue.store.runs import budgets
 from retinue.store.sessions import records
 
 AT_PARAMETER = "at"  # the name of the parameter for the current time
@@ -231,17 +231,18 @@ _is_reported = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
 _call_sums: dict[str, sa.ColumnElement[int]] = {
     "calls": sa.func.count(),
     **{name: sa.func.sum(_m.c[name]) for name in ("settled_microusd", "held_microusd")},
-    **{name: sa.func.sum(_m.c[name] * _is_reported) for name in money.TOKEN_KINDS},
+    **{name: sa.func.sum(_m.c[name] * _is_reported) for name in budgets.TOKEN_KINDS},
 }
 _summed = sa.union_all(
-    sa.select(*(t.spending.c[name] for name in money.SUM_KEY), *(t.spending.c[name] for name in _call_sums)),
+    sa.select(*(t.spending.c[name] for name in budgets.SUM_KEY), *(t.spending.c[name] for name in _call_sums)),
     sa.select(
-        *(_m.c[name] for name in money.SUM_KEY), *((-expression).label(name) for name, expression in _call_sums.items())
-    ).group_by(*(_m.c[name] for name in money.SUM_KEY)),
+        *(_m.c[name] for name in budgets.SUM_KEY),
+        *((-expression).label(name) for name, expression in _call_sums.items()),
+    ).group_by(*(_m.c[name] for name in budgets.SUM_KEY)),
 ).subquery()
 _missummed_keys = (
     sa.select(_summed.c.day, _summed.c.agent, _summed.c.provider, _summed.c.model)
-    .group_by(*(_summed.c[name] for name in money.SUM_KEY))
+    .group_by(*(_summed.c[name] for name in budgets.SUM_KEY))
     .having(sa.or_(*(sa.func.sum(_summed.c[name]) != 0 for name in _call_sums)))
 )
 

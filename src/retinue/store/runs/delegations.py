@@ -9,7 +9,14 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.domain.delegation import Delegation, DelegationKind, DelegationState, Lineage, NotifyMode, SubagentCleanup
+from retinue.domain.delegation import (
+    Delegation,
+    DelegationKind,
+    DelegationState,
+    Lineage,
+    NotifyMode,
+    SubagentCleanup,
+)
 from retinue.domain.errors import AmbiguousId
 from retinue.domain.ids import (
     CANDIDATES_SHOWN_MAX,

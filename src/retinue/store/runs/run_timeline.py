@@ -18,8 +18,15 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.store.core import tables as t
 from retinue.store.envelopes import envelopes
+from retinue.store.runs.explanation_facts import (
+    Fact,
+    build_fact,
+    excerpt,
+    format_address,
+    format_duration,
+    join_names,
+)
 from retinue.store.runs.run_trace import list_own_records
-from retinue.store.runs.timeline import Fact, build_fact, excerpt, format_address, format_duration, join_names
 from retinue.store.sessions.record_codec import decode_body
 
 EVENTS_READ_MAX = 200

@@ -13,12 +13,12 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
+from retinue.domain.budget import BudgetPeriod, date_of_day_number
 from retinue.domain.model import ModelRef
-from retinue.domain.money import BudgetPeriod, date_of_day_number
 from retinue.domain.principal import Principal
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
-from retinue.store.runs.money import SUM_KEY, SUMMED_COLUMNS, TOKEN_KINDS, add_to_sums, sum_where
+from retinue.store.runs.budgets import SUM_KEY, SUMMED_COLUMNS, TOKEN_KINDS, add_to_sums, sum_where
 
 _b = sa.bindparam
 _m, _s = t.model_calls, t.spending

@@ -27,14 +27,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.dead_letters import list_retries
 from retinue.store.maintenance.purge import was_purged
 from retinue.store.runs import runs
-from retinue.store.runs.run_timeline import (
-    build_reset_fact,
-    describe_run,
-    list_approval_facts,
-    list_run_facts,
-    select_resets,
-)
-from retinue.store.runs.timeline import (
+from retinue.store.runs.explanation_facts import (
     FACTS_MAX,
     Fact,
     TextPart,
@@ -45,6 +38,13 @@ from retinue.store.runs.timeline import (
     join_names,
     render,
     sort_facts,
+)
+from retinue.store.runs.run_timeline import (
+    build_reset_fact,
+    describe_run,
+    list_approval_facts,
+    list_run_facts,
+    select_resets,
 )
 from retinue.store.sessions import sessions
 

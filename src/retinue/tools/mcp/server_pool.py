@@ -17,8 +17,8 @@ from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.ports import Clock, IdSource
 from retinue.domain.shared_errors import McpServerNotFound
 from retinue.domain.times import to_ms
-from retinue.policy.tools.tools import PolicyLayer
-from retinue.store.agents import approved_hashes
+from retinue.policy.tools.tool_policy import PolicyLayer
+from retinue.store.agents import content_approvals
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.text.glob_match import matches_glob
@@ -185,7 +185,7 @@ class McpServerPool:
         if offered is None or not offered.hash.startswith(hash_):
             return False
         put = partial(
-            approved_hashes.upsert,
+            content_approvals.upsert,
             kind=APPROVAL_KIND,
             name=name,
             hash_=offered.hash,
@@ -200,12 +200,12 @@ class McpServerPool:
     async def revoke(self, name: str) -> bool:
         """Revoke the approval. The tools are not used until the list is approved again."""
         server = self._find_server(name)
-        gone = await self._store.write(partial(approved_hashes.remove, kind=APPROVAL_KIND, name=name), point="mcp")
+        gone = await self._store.write(partial(content_approvals.remove, kind=APPROVAL_KIND, name=name), point="mcp")
         server.recheck_approval()
         return gone
 
-    async def find_approval(self, name: str) -> approved_hashes.ApprovedHash | None:
-        return await self._store.read(partial(approved_hashes.find, kind=APPROVAL_KIND, name=name))
+    async def find_approval(self, name: str) -> content_approvals.ApprovedHash | None:
+        return await self._store.read(partial(content_approvals.find, kind=APPROVAL_KIND, name=name))
 
     async def _find_approved_hash(self, name: str) -> str | None:
         pin = await self.find_approval(name)

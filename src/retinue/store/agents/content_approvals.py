@@ -1,4 +1,4 @@
-"""Approved hashes of skills and of tools of MCP servers. A changed one needs a new approval."""
+"""Approved hashes of skills, hooks, instructions and MCP tools. Changed content needs a new approval."""
 
 from __future__ import annotations
 

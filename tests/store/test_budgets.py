@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from store.model_spending import AT_MS, CLAUDE, PRICE, TODAY, TOMORROW, SpendingStore, run_of, terms
 from stores import POSTGRES, SQLITE, create_store_location
 
+from retinue.domain.budget import BudgetLimits, BudgetSpent, PriceUnknown
 from retinue.domain.model import FREE_PRICE, ModelRef, Price
-from retinue.domain.money import BudgetLimits, BudgetSpent, PriceUnknown
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.store.core import tables as t
 from retinue.store.maintenance import erase_person
-from retinue.store.runs import money
+from retinue.store.runs import budgets
 
 MONEY_ROWS_QUERY = (
     "SELECT reserved_microusd, settled_microusd, released_microusd, held_microusd"
@@ -51,7 +51,7 @@ async def test_the_maximum_cost_of_a_call_is_held_until_it_is_settled(spending_s
     assert await spending_store.rows("SELECT day, agent, person, provider, model FROM spending") == [
         (TODAY.day, "ada", "maria", "anthropic", "claude")
     ]
-    assert await spending_store.store.read(partial(money.get_spent_microusd, run=ada.id)) == 4_200
+    assert await spending_store.store.read(partial(budgets.get_spent_microusd, run=ada.id)) == 4_200
     assert await spending_store.ledger_findings() == []
 
 
@@ -133,7 +133,7 @@ async def test_a_failed_call_releases_its_reservation_unless_its_cost_is_unknown
     query = "SELECT failure, next_action, length(error), cost_unknown, ended_ms FROM model_calls ORDER BY attempt"
     assert await spending_store.rows(query) == [
         ("overloaded", "retry", 10, False, AT_MS),
-        ("overloaded", "retry", money.ERROR_CHARS_MAX, True, AT_MS),
+        ("overloaded", "retry", budgets.ERROR_CHARS_MAX, True, AT_MS),
         ("overloaded", "retry", 10, False, AT_MS),
     ]
     assert await spending_store.ledger_findings() == []
@@ -146,7 +146,7 @@ async def test_calls_interrupted_by_a_crash_are_charged_once(spending_store: Spe
     await spending_store.reserve(ada, asked, turn=1)
     await spending_store.reserve(bo, asked)
     for _ in range(2):
-        await spending_store.write(partial(money.charge_interrupted_calls, run=ada.id))
+        await spending_store.write(partial(budgets.charge_interrupted_calls, run=ada.id))
     assert await spending_store.rows(SPENDING_SUMS_QUERY) == [
         (3, 4_200 + RESERVED_MICROUSD, RESERVED_MICROUSD, 900, 100)
     ]
@@ -162,7 +162,7 @@ async def test_calls_interrupted_by_a_crash_are_charged_once(spending_store: Spe
 async def test_a_call_settled_twice_is_counted_once(spending_store: SpendingStore) -> None:
     ada, asked = run_of("a"), terms()
     await spending_store.reserve(ada, asked)
-    await spending_store.write(partial(money.charge_interrupted_calls, run=ada.id))
+    await spending_store.write(partial(budgets.charge_interrupted_calls, run=ada.id))
     for _ in range(2):
         await spending_store.settle(ada, asked, USAGE)
     assert await spending_store.rows(SPENDING_SUMS_QUERY) == [(1, 4_200, 0, 900, 100)]
@@ -302,7 +302,7 @@ async def test_a_budget_warns_once_per_period_when_its_warning_share_is_spent(sp
             warnings.append((await spending_store.reserve(run, asked, turn=turn)).warnings)
             await spending_store.settle(run, asked, USAGE, turn=turn)
         days = spending_store.days
-        ends = partial(money.list_warnings, run=run, terms=asked, days=days, root=run.id)
+        ends = partial(budgets.list_warnings, run=run, terms=asked, days=days, root=run.id)
         warnings.append(await spending_store.store.read(ends))
     warned = [text for texts in warnings for text in texts]
     assert warned == ["84% of the budget of agent 'ada' for today is spent: $0.0840 of $0.10"]

@@ -16,7 +16,7 @@ from retinue.domain.decision import DecisionKind
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.tools.tool_groups import GROUPS, INVOKE_DENIED, PROFILES, SUBAGENT_DENIED, expand_entries
-from retinue.policy.tools.tools import CallSource, PolicyLayer, ToolPolicyChain, ToolPolicyContext, build_layers
+from retinue.policy.tools.tool_policy import CallSource, PolicyLayer, ToolPolicyChain, ToolPolicyContext, build_layers
 from retinue.text.glob_match import matches_glob
 
 NAMES = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stores import StoreLocation, create_store_location
 
-from retinue.store.agents import approved_hashes
+from retinue.store.agents import content_approvals
 
 KINDS = ["sqlite", "postgres"]
 
@@ -21,14 +21,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
 def approve(
     name: str, hash_: str, *, kind: str = "skill", content: str = "words", by: str = "person:owner", at: int = 5
 ):
-    return partial(approved_hashes.upsert, kind=kind, name=name, hash_=hash_, content=content, decided_by=by, at_ms=at)
+    return partial(
+        content_approvals.upsert, kind=kind, name=name, hash_=hash_, content=content, decided_by=by, at_ms=at
+    )
 
 
 async def test_an_approved_hash_survives_a_restart(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(approve("instance/weather", "a" * 64, content="look out of the window ☂"), point="skill")
     async with place.open() as store:
-        pin = await store.read(partial(approved_hashes.find, kind="skill", name="instance/weather"))
+        pin = await store.read(partial(content_approvals.find, kind="skill", name="instance/weather"))
         assert pin is not None
         assert (pin.hash, pin.content, pin.decided_by) == ("a" * 64, "look out of the window ☂", "person:owner")
         assert pin.at.timestamp() == 0.005
@@ -40,7 +42,7 @@ async def test_a_new_approval_replaces_the_approved_hash(place: StoreLocation) -
         await store.write(
             approve("instance/weather", "b" * 64, content="other words", by="person:noor", at=9), point="skill"
         )
-        [pin] = await store.read(partial(approved_hashes.list_all, kind="skill"))
+        [pin] = await store.read(partial(content_approvals.list_all, kind="skill"))
         assert (pin.hash, pin.content, pin.decided_by) == ("b" * 64, "other words", "person:noor")
 
 
@@ -48,17 +50,17 @@ async def test_approved_hashes_of_different_kinds_are_separate(place: StoreLocat
     async with place.open() as store:
         await store.write(approve("same", "a" * 64), point="skill")
         await store.write(approve("same", "b" * 64, kind="mcp"), point="skill")
-        assert await store.read(partial(approved_hashes.get_hashes, kind="skill")) == {"same": "a" * 64}
-        assert await store.write(partial(approved_hashes.remove, kind="skill", name="same"), point="skill")
-        assert not await store.write(partial(approved_hashes.remove, kind="skill", name="same"), point="skill")
-        assert await store.read(partial(approved_hashes.get_hashes, kind="skill")) == {}
-        assert await store.read(partial(approved_hashes.get_hashes, kind="mcp")) == {"same": "b" * 64}
+        assert await store.read(partial(content_approvals.get_hashes, kind="skill")) == {"same": "a" * 64}
+        assert await store.write(partial(content_approvals.remove, kind="skill", name="same"), point="skill")
+        assert not await store.write(partial(content_approvals.remove, kind="skill", name="same"), point="skill")
+        assert await store.read(partial(content_approvals.get_hashes, kind="skill")) == {}
+        assert await store.read(partial(content_approvals.get_hashes, kind="mcp")) == {"same": "b" * 64}
 
 
 async def test_a_long_approved_content_is_truncated_and_keeps_its_hash(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(
-            approve("big", "c" * 64, content="x" * (approved_hashes.CONTENT_CHARS_MAX + 10)), point="skill"
+            approve("big", "c" * 64, content="x" * (content_approvals.CONTENT_CHARS_MAX + 10)), point="skill"
         )
-        pin = await store.read(partial(approved_hashes.find, kind="skill", name="big"))
-        assert pin is not None and len(pin.content) == approved_hashes.CONTENT_CHARS_MAX and pin.hash == "c" * 64
+        pin = await store.read(partial(content_approvals.find, kind="skill", name="big"))
+        assert pin is not None and len(pin.content) == content_approvals.CONTENT_CHARS_MAX and pin.hash == "c" * 64

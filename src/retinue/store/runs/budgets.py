@@ -15,19 +15,19 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.budget_caps import (
-    BudgetBalance,
-    BudgetPayer,
-    budget_warning,
-    grant_output_tokens,
-    max_cost_microusd,
-)
-from retinue.domain.money import (
+from retinue.domain.budget import (
     BudgetLimits,
     BudgetPeriod,
     ModelCallReservation,
     ModelCallReservationRequest,
     PriceUnknown,
+)
+from retinue.domain.budget_reservation import (
+    BudgetBalance,
+    BudgetPayer,
+    budget_warning,
+    grant_output_tokens,
+    max_cost_microusd,
 )
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run

@@ -2,7 +2,7 @@
 
 The bound assumes the longest possible input at the highest input price, and an output no longer
 than requested. Nothing is estimated downwards, so a budget holds whatever the call costs.
-`store/runs/money` provides the sums, in the same commit.
+`store/runs/budgets` provides the sums, in the same commit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from datetime import date
 
 from msgspec import Struct
 
+from retinue.domain.budget import (
+    BudgetPeriod,
+    BudgetSpent,
+    ModelCallReservationRequest,
+    date_of_day_number,
+    format_usd,
+)
 from retinue.domain.model import PRICE_UNIT_TOKENS, Price
-from retinue.domain.money import BudgetPeriod, BudgetSpent, ModelCallReservationRequest, date_of_day_number, format_usd
 
 OUTPUT_TOKENS_MIN = 1_024  # a shorter reply is not worth requesting
 

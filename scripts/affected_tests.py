@@ -37,7 +37,7 @@ SMOKE = (
     "tests/domain/test_cron.py",
     "tests/config/test_loader.py",
     "tests/store/test_sqlite.py",
-    "tests/policy/test_tools.py",
+    "tests/policy/test_tool_policy.py",
     "tests/models/test_offline_guide.py",
     "tests/sandbox/test_settings.py",
     "tests/tools/test_toolbox.py",
