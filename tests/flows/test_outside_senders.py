@@ -460,8 +460,8 @@ async def test_a_schedule_added_by_operation_belongs_to_the_member_and_a_foreign
         await add_mia_and_gus(server)
         owner_session = await server.turn("Hello.", "Hi.")
         arguments: dict[str, dict[str, Any]] = {
-            "schedule_add": {"name": "later", "to": "agent:ada", "text": "write it now", "at": "+1s"},
-            "wakeup_add": {"session": owner_session, "text": "write it now", "delay_s": 1},
+            "schedule_add": {"name": "later", "to": "agent:ada", "text": "write it now", "at": "+1h"},
+            "wakeup_add": {"session": owner_session, "text": "write it now", "delay_s": 3600},
         }
         session = await server.turn("Go.", tool_call_reply(tool, **arguments[tool]), "Ok.", sender="person:mia")
         result = await last_result(server, session)

@@ -124,9 +124,9 @@ async def test_a_cron_wake_up_is_sent_to_the_session_that_set_it(server: Scripte
         "Look at the oven later.",
         tool_call_reply("cron", action="wake", parameters={"text": "The oven!", "delay_s": 1}),
         "I will.",
+        "It is done.",  # to the wake-up, which may come before the turn ends on a busy machine
         origin="person:owner",
     )
-    server.model.will_reply("It is done.")
     await wait_until(lambda: not server.model.script, "the model was asked")
     await server.rest()
     words = [record.body.text for record in await server.records(session) if isinstance(record.body, UserTurn)]

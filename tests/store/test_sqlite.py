@@ -588,6 +588,10 @@ MODULES = (
     sessions,
     webhooks,
 )
+# A window of rows that was read by an index before, or rows of which there are few at a time.
+SCAN_OF_FEW = re.compile(
+    r"SCAN (walked\b|anon_\d|\(subquery-\d+\)|.*USING (COVERING )?INDEX ix_\w+_(outbox|due|open|sending|active)\b)"
+)
 # These scan whole tables on purpose: off the event loop, or over few rows.
 ALLOWED_SCANS = {
     "agents._all",  # the agents
@@ -601,6 +605,7 @@ ALLOWED_SCANS = {
     "questionnaires._listed",  # of all people for the owner, or of one agent: few rows, and purged
     "questionnaires._listed_open",
     "runs._open_sessions",  # at most one per slot
+    "runs._all_agents",  # the agents
     "runs._ended_ids",  # all of them are deleted, if the owner asks for it
     "runs._clear_steps",
     "runs._clear_approvals",
@@ -667,11 +672,11 @@ def test_no_store_statement_scans_a_whole_table(path: Path) -> None:
         for module in MODULES:
             for name, statement in statements(module).items():
                 plan = plan_of(raw, statement)
-                if re.search(
-                    r"^SCAN (?!.*USING (COVERING )?INDEX ix_\w+_(outbox|due|open|sending|active))", plan, re.M
-                ):
-                    if name.partition("[")[0] not in ALLOWED_SCANS:
-                        scans.append(f"{name}: {plan}")
+                scanned = [
+                    line for line in plan.splitlines() if line.startswith("SCAN") and not SCAN_OF_FEW.match(line)
+                ]
+                if scanned and name.partition("[")[0] not in ALLOWED_SCANS:
+                    scans.append(f"{name}: {plan}")
                 if name in INDEX_BY_STATEMENT and INDEX_BY_STATEMENT[name] not in plan:
                     missing.append(f"{name} wants {INDEX_BY_STATEMENT[name]}: {plan}")
                 if name in INDEX_BY_STATEMENT and "TEMP B-TREE FOR ORDER BY" in plan and name not in ALLOWED_SORTS:
