@@ -223,6 +223,16 @@ def test_a_secret_in_plain_text_is_refused_and_not_shown_in_the_error(
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize("path", ["web.brave_key", "providers.openai.key"])
+def test_a_key_is_set_by_its_location_and_refused_in_plain_text(home: SettingsDirectory, path: str) -> None:
+    section, _, name = path.rpartition(".")
+    settings = home.load(f'[{section}]\n{name} = {{ env = "A_KEY" }}\n', A_KEY="k").settings
+    found = settings.web.brave_key if section == "web" else settings.providers["openai"].key
+    assert found == SecretReference(env="A_KEY")
+    fault = home.fault(f'[{section}]\n{name} = "very-secret"\n')
+    assert fault.path == path and "very-secret" not in str(fault)
+
+
 def test_names_such_as_token_or_secret_are_not_taken_for_secrets(home: SettingsDirectory) -> None:
     home.write("""
         [agents.token]

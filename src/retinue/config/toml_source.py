@@ -1,4 +1,5 @@
-"""Reads files into one tree: parses them, expands `${VAR}`, finds secrets, follows includes and records positions."""
+"""Reads settings files into one tree: parses them, expands `${VAR}`, finds secrets, follows
+includes and records positions."""
 
 from __future__ import annotations
 
@@ -63,8 +64,7 @@ _LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
 
 
 class ExpandedText(str):
-    """A text with an expanded variable. Errors show `original`, because the variable may hold a
-    password."""
+    """A text in which a variable was expanded. Errors show `original`, because the variable may contain a password."""
 
     original: str
 
@@ -75,19 +75,18 @@ class ExpandedText(str):
 
 
 class FileAccess(Struct, frozen=True, kw_only=True):
-    """File access for a reader: the text of a file, and the files that match a pattern. Either may
-    raise OSError."""
+    """Functions that read the text of a file and list the files that match a pattern. Both may raise OSError."""
 
     read: Callable[[Path], str]
     glob: Callable[[Path, str], list[Path]]
 
 
 class SettingsReader:
-    """Reads a settings file with all its includes. Errors are added to `faults`; the rest is the
-    tree.
+    """Reads a settings file with all its includes into one tree. Errors are added to `faults`, and
+    invalid values left out.
 
-    Settings with an old name are read under their new name. Each is an error, unless
-    `accept_old_names`. `renamed` lists them by file.
+    Settings with an old name are read under their new name. Unless `accept_old_names` is set, each
+    is also an error. `renamed` lists them by file.
     """
 
     def __init__(
@@ -101,16 +100,16 @@ class SettingsReader:
         self.files: list[Path] = []
         self.renamed: dict[Path, tuple[RenamedSetting, ...]] = {}
         self.has_conflicts = False  # whether a file has a setting under both names
-        self.platforms: dict[str, str] = {}  # of each connector
+        self.platforms: dict[str, str] = {}  # the platform of each connector
         self._file_access = disk
         self._environment = environment
         self._faults = faults
         self._accept_old_names = accept_old_names
-        self._unknown_platforms: set[str] = set()  # connectors that were read before their platform
+        self._unknown_platforms: set[str] = set()  # connectors whose platform was not known when they were read
 
     def read(self, file: Path, text: str) -> Table:
         tree = self._read(file, text, (file,))
-        if self._unknown_platforms & self.platforms.keys():  # an included file has the platform: now it is known
+        if self._unknown_platforms & self.platforms.keys():  # an included file has the platform, so read again
             self.files, self.renamed, self._unknown_platforms = [], {}, set()
             self._faults.positions = {}
             tree = self._read(file, text, (file,))
@@ -165,7 +164,7 @@ class SettingsReader:
         return None
 
     def _rename(self, parsed: Table, file: Path) -> Table:
-        """Return the content with the new names of settings."""
+        """Return the content of a file with the new names of settings."""
         self.platforms |= find_platforms(parsed)
         self._unknown_platforms |= list_connectors(parsed) - self.platforms.keys()
         found = rename_settings(parsed, self.platforms)
@@ -338,7 +337,7 @@ class SettingsReader:
         return None
 
     def _expand_text(self, text: str, path: KeyPath) -> str | None:
-        """Expand the variables in a text. None if one is missing, which was reported."""
+        """Expand the variables in a text. Returns None if a variable is missing or invalid, after reporting that."""
         before = self._faults.count
 
         def put(match: re.Match[str]) -> str:
@@ -370,13 +369,13 @@ class SettingsReader:
 
 
 def _is_sent_secret(value: object, path: KeyPath) -> bool:
-    """Whether this is a provider's key, or a header of a provider or MCP server that may hold a
-    secret.
+    """Whether a value is a key, or a header of a provider or MCP server that may be a secret.
 
-    A header may if its name suggests so, if it names a location, or if it uses a variable.
+    A header may be a secret if its name suggests so, if the value is a location, or if the value
+    has a variable.
     """
     match path:
-        case ("providers", _, "key"):
+        case ("providers", _, "key") | ("web", "brave_key"):
             return True
         case ("providers" | "mcp", _, "headers", str(header)):
             has_variable = isinstance(value, str) and "${" in value
@@ -387,7 +386,7 @@ def _is_sent_secret(value: object, path: KeyPath) -> bool:
 
 
 def merge_tables(base: Table, over: Table) -> Table:
-    """Merge tables key by key, recursively. For anything else the later value wins."""
+    """Merge tables key by key, recursively. Of any other values, that of `over` wins."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
@@ -399,7 +398,7 @@ def merge_tables(base: Table, over: Table) -> Table:
 
 
 def format_value(value: object) -> str:
-    """Format a value for errors: short, as written, and never a secret."""
+    """Format a value for an error: shortened, with variables as written, and without secrets."""
     match value:
         case bool():
             return str(value).lower()
@@ -420,14 +419,14 @@ def format_value(value: object) -> str:
 
 
 def read_error_reason(error: OSError | ValueError) -> str:
-    """Return in a few words why a file cannot be read."""
+    """Return a short reason why a file cannot be read."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def _resolve_path(file: Path) -> Path:
-    """Return the path without `..` and symlinks, to recognize a file by any name."""
+    """Return the path without `..` and symlinks, so that a file is recognized under any name."""
     try:
         return file.resolve()
     except (OSError, RuntimeError):

@@ -14,7 +14,7 @@ BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"
 
 
 def check_host_and_port(text: str) -> str | None:
-    """Check an exact host of the owner's own network: a name or IP address, optionally with a port."""
+    """Check a host of the owner's network: a name or IP address, without wildcards, with or without a port."""
     host, colon, port = text.rpartition(":")
     if colon and port.isascii() and port.isdigit() and not (host.count(":") and not host.startswith("[")):
         if not 0 < int(port[:6]) <= validators.PORT_MAX:
@@ -28,7 +28,7 @@ def check_host_and_port(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSettings:
-    """A headless Chromium per session that uses it."""
+    """The browser: one headless Chromium for each session that uses it."""
 
     enabled: bool = setting(
         True, "Whether agents can use a browser, if Chromium is installed.", effect=SettingEffect.HOT
@@ -40,13 +40,13 @@ class BrowserSettings:
     browsers_max: int = setting(4, "Maximum number of open browsers, in all sessions.", least=1, most=64)
     memory_bytes_max: int = setting(
         2048 * MIB,
-        "Maximum memory of one browser, in bytes; above it, the browser is closed.",
+        "Maximum memory of one browser, in bytes. Above it, the browser is closed.",
         least=256 * MIB,
         most=1024 * 1024 * MIB,
     )
     traffic_bytes_max: int = setting(
         512 * MIB,
-        "Maximum network traffic of one browser, in bytes; above it, the browser is closed.",
+        "Maximum network traffic of one browser, in bytes. Above it, the browser is closed.",
         least=MIB,
         most=1024 * 1024 * MIB,
     )
@@ -54,14 +54,14 @@ class BrowserSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """Pages, searches and the browser."""
+    """How agents read web pages, search the web and use a browser."""
 
     timeout_s: float = setting(
         30.0, "Maximum time to load a page, in seconds.", effect=SettingEffect.MESSAGE, least=1, most=600
     )
     page_bytes_max: int = setting(
         5 * MIB,
-        "Maximum size of one page, in bytes, uncompressed.",
+        "Maximum uncompressed size of one page, in bytes.",
         effect=SettingEffect.MESSAGE,
         least=1024,
         most=64 * MIB,
@@ -79,7 +79,7 @@ class WebSettings:
     )
     searxng_url: str | None = setting(
         None,
-        "URL of a SearXNG server to use instead of Brave; it may be in your own network.",
+        "URL of a SearXNG server to use instead of Brave Search. The server may be in your own network.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_public_url,
         example="http://127.0.0.1:8888",
