@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
@@ -285,6 +285,37 @@ async def test_a_backup_can_be_restored_into_an_empty_data_directory(instance: L
     done = run_restore_command(tmp_path, home=elsewhere)
     assert done.returncode == 1
     assert "[backup.unsound]" in done.stderr
+
+
+OWN_FILES = {
+    "schedules/tea.md": "a schedule",
+    "skills/weather/SKILL.md": "a skill",
+    "hooks/log/HOOK.md": "a hook",
+    "hooks-data/log/state": "its data",
+    "instructions/base.md": "a template",
+    "plugins/diary/diary/notes": "data of a plugin",
+}
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+async def test_a_backup_holds_the_files_of_schedules_skills_hooks_templates_and_plugins(
+    instance: LocalInstance, tmp_path: Path
+) -> None:
+    async with open_operations_server(instance) as operations:
+        await make_history(operations)
+        write_files(instance.root, OWN_FILES)
+        folder = await make_backup(operations, verify=True)
+    elsewhere = tmp_path / "elsewhere"
+    write_files(elsewhere, {"schedules/later.md": "a schedule", "keys/instance": "a key"})
+    assert run_restore_command(folder, home=elsewhere).returncode == 0
+    assert {name: (elsewhere / name).read_text() for name in OWN_FILES} == OWN_FILES
+    assert not (elsewhere / "schedules" / "later.md").exists(), "it is no schedule of the restored database"
+    assert (elsewhere / "keys" / "instance").read_text() == "a key"
 
 
 async def test_only_the_owner_can_choose_the_folder_of_a_backup(instance: LocalInstance, tmp_path: Path) -> None:

@@ -116,6 +116,24 @@ async def test_schedule_changes_are_written_to_the_file_and_a_renamed_file_keeps
         await wait_for_result(no_files, "the file to be deleted")
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_lost_schedules_folder_is_written_again_and_deletes_no_schedule(
+    tmp_path: Path, is_running: bool
+) -> None:
+    async with open_scripted_server(tmp_path / "home") as server:
+        made = await server.ask("schedule.add", name="tea", to="agent:ada", text="Tea.", every="1h")
+        file = schedules_folder(server) / "tea.md"
+        await wait_until(file.exists, "the file is written")
+        if is_running:
+            file.parent.rename(tmp_path / "moved")
+            await wait_until(file.exists, "the file is written again")
+            assert (await find_schedule(server, "tea") or {})["id"] == made["id"]
+    file.parent.rename(tmp_path / "moved again")
+    async with open_scripted_server(tmp_path / "home") as server:
+        await wait_until(file.exists, "the file is written again")
+        assert (await find_schedule(server, "tea") or {})["id"] == made["id"]
+
+
 @pytest.mark.spec("D38", "D43")
 async def test_an_invalid_schedule_file_is_reported_with_its_line_and_changes_nothing(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home") as server:
@@ -161,7 +179,7 @@ async def test_a_schedule_file_without_an_id_and_a_copy_of_a_file_are_reported_a
 
         async def is_copy() -> Any:
             found = await list_file_errors(server)
-            return found if found and "this file is a copy" in found[0] else None
+            return found if found and "this schedule file is a copy" in found[0] else None
 
         await wait_for_result(is_copy, "the copy to be reported")
         assert await find_schedule(server, "copy") is None and await find_schedule(server, "garden") is not None

@@ -1,8 +1,8 @@
 """Keeps `schedules/NAME.md` in the data directory in sync with the named schedules.
 
-The store is authoritative, and a file is an equal way to change it. An edited file is applied
-within moments, and a change made elsewhere is written to the file. An invalid file changes nothing
-and is reported with its line.
+The store is authoritative, but a file is as good a way to change it as the CLI. An edited file is
+applied within moments, and a change made elsewhere is written to the file. An invalid file changes
+nothing and is reported with its line.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ class ScheduleFileSync:
         self._watcher = DirectoryWatcher(self._directory, clock, self._sync_task.trigger)
 
     async def start(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         await self.sync()
         self._watcher.start()
         self._store.on_commit(self._sync_task.trigger, tables.schedules)
@@ -110,12 +109,16 @@ class ScheduleFileSync:
         await self._sync_task.stop()
 
     def problems(self) -> list[str]:
-        """Return which files could not be read, and why."""
+        """Return each file that could not be read, with the reason."""
         return [f"{name}.md: {why}" for name, why in sorted(self._problems.items())]
 
     async def sync(self) -> None:
         """Sync files and store."""
         async with self._lock:
+            if await self._run_blocking(self._create_directory):
+                # A file that is gone deletes its schedule. A folder that is gone was lost: write all files again.
+                await self._write_store(schedules.forget_files)
+                self._synced.clear()
             await self._remove_deleted()
             found = await self._run_blocking(self._read_all)
             kept = await self._read_stored()
@@ -220,7 +223,7 @@ class ScheduleFileSync:
         folded: dict[str, str],
         problems: dict[str, str],
     ) -> None:
-        """Import a file without a schedule of its name: a new schedule, or a renamed one."""
+        """Import a file for which no schedule of its name exists, as a new or a renamed schedule."""
         try:
             validate_name(name, what="a schedule")
             filed = parse_schedule_file(file.text)
@@ -267,9 +270,16 @@ class ScheduleFileSync:
     def _path(self, name: str) -> Path:
         return self._directory / f"{name}.md"
 
+    def _create_directory(self) -> bool:
+        """Create the folder of the schedule files. Returns whether it did not exist."""
+        try:
+            self._directory.mkdir(parents=True, mode=0o700)
+        except FileExistsError:
+            return False
+        return True
+
     def _read_all(self) -> dict[str, _FoundFile]:
         """Read every file, by schedule name. Links and files that are too large are ignored."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         found: dict[str, _FoundFile] = {}
         for path in sorted(self._directory.glob("*.md"))[:FILES_MAX]:
             try:
@@ -283,7 +293,7 @@ class ScheduleFileSync:
         return found
 
     def _ids_in(self, found: dict[str, _FoundFile]) -> set[ScheduleId]:
-        """Return the ids in all files, whatever their names: a renamed file is not a removed one."""
+        """Return the ids in all files, whatever their names, so that a renamed file does not count as removed."""
         ids: set[ScheduleId] = set()
         for file in found.values():
             try:

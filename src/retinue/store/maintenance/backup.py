@@ -3,11 +3,13 @@
     retinue.db      the database, copied from one snapshot while the server runs
     files/          the attachments that this snapshot refers to
     agents/         the agent directories
+    schedules/      the files of schedules, with their memory
+    skills/ ...     skills, hooks, instruction templates, and the data of hooks and plugins
     retinue.toml    the settings, if they are in the data directory
     manifest.json   what the backup contains, with sizes and hashes; written last
 
-The directory gets its name only when it is complete. It does not contain the owner's token: a
-restored server creates a new one if there is none in its data directory.
+The directory gets its name only when it is complete. It does not contain the owner's token. If the
+data directory has no token, the restored server creates a new one.
 """
 
 from __future__ import annotations
@@ -51,7 +53,10 @@ from retinue.store.maintenance.purge import list_attachment_hashes
 from retinue.store.open_store import SCHEMA
 
 FORMAT = 1
-STORE, FILES, AGENTS, SETTINGS, MANIFEST = STORE_NAME, "files", "agents", "retinue.toml", "manifest.json"
+STORE, FILES, AGENTS, SCHEDULES = STORE_NAME, "files", "agents", "schedules"
+SETTINGS, MANIFEST = "retinue.toml", "manifest.json"
+OPTIONAL_FOLDERS = ("skills", "hooks", "hooks-data", "instructions", "plugins")
+COPIED_FOLDERS = (AGENTS, SCHEDULES, *OPTIONAL_FOLDERS)
 RESTORE_MARKER, FORMER_RESTORE_MARKER = "restore-in-progress", "restore-under-way"
 CHUNK_BYTES = 1024 * 1024
 PROBLEMS_SHOWN_MAX = 20
@@ -78,7 +83,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
 
 class BackupVerification(Struct, frozen=True):
-    """The problems of a backup. None means that it can be restored."""
+    """The problems of a backup. If there are no problems, it can be restored."""
 
     problems: tuple[str, ...]
     parts: int = 0
@@ -92,9 +97,9 @@ class BackupVerification(Struct, frozen=True):
 
 
 def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
-    """Copy the database as `conn` sees it.
+    """Copy the database as `conn` sees it. Returns the hashes of the attachments that the copy refers to.
 
-    Run by `store.scan`, so that the returned attachments are those of the copy.
+    It must be run by `store.scan`, so that copy and hashes come from one snapshot.
     """
     if conn.dialect.name != "sqlite":
         url = conn.engine.url.set(drivername="postgresql").render_as_string(hide_password=True)
@@ -118,8 +123,9 @@ def copy_files(
     parts = [_describe_part(folder, folder / STORE)]
     with _translate_errors():
         parts += _copy_attachments(AttachmentFiles(data_dir / FILES), folder, sorted(attachment_hashes), missing)
-        for source in _list_plain_files(data_dir / AGENTS, missing, data_dir):
-            parts.append(_copy_file(source, folder, source.relative_to(data_dir)))
+        for name in COPIED_FOLDERS:
+            for source in _list_plain_files(data_dir / name, missing, data_dir):
+                parts.append(_copy_file(source, folder, source.relative_to(data_dir)))
         if (data_dir / SETTINGS).is_file():
             parts.append(_copy_file(data_dir / SETTINGS, folder, Path(SETTINGS)))
         manifest = BackupManifest(
@@ -155,7 +161,8 @@ def _copy_attachments(
 
 
 def _list_plain_files(root: Path, missing: list[str], data_dir: Path) -> Iterator[Path]:
-    """Yield the files below a directory. Links are not followed: their targets are not ours."""
+    """Yield the plain files below a directory. Anything else is added to `missing`. Links are not
+    followed, because their targets do not belong to the instance."""
     for folder, names, files in os.walk(root):
         names.sort()
         for name in sorted([*files, *(each for each in names if Path(folder, each).is_symlink())]):
@@ -169,7 +176,7 @@ def _list_plain_files(root: Path, missing: list[str], data_dir: Path) -> Iterato
 def check_free_space(data_dir: Path, store: Path | None, target: Path) -> None:
     """Check, before anything is written, that the disk has enough space."""
     needed = store.stat().st_size if store is not None and store.exists() else 0
-    for folder in (data_dir / FILES, data_dir / AGENTS):
+    for folder in (data_dir / FILES, *(data_dir / name for name in COPIED_FOLDERS)):
         needed += sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     free = shutil.disk_usage(target).free
     if needed * SIZE_FACTOR > free:
@@ -178,7 +185,7 @@ def check_free_space(data_dir: Path, store: Path | None, target: Path) -> None:
 
 @contextmanager
 def create_folder(folder: Path) -> Generator[Path]:
-    """Create a directory that gets its name only when it is complete, and is removed on an error."""
+    """Create a directory under a temporary name. It gets its name when it is complete, and is removed on an error."""
     partial_ = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     with _translate_errors():
         if folder.exists():
@@ -198,7 +205,7 @@ def create_folder(folder: Path) -> Generator[Path]:
 
 
 def verify(folder: Path, *, now_ms: int) -> BackupVerification:
-    """Read everything back: hashes, the checks of the database, and the ledger."""
+    """Read the backup, and check the hashes, the database and the ledger."""
     try:
         manifest = read_manifest(folder)
     except RetinueError as error:
@@ -272,7 +279,7 @@ def _check_store(path: Path, *, now_ms: int) -> Iterator[str]:
 
 @contextmanager
 def open_read_only(path: Path) -> Generator[sa.Connection]:
-    """Open a database file that no process has open, without changing it or creating a WAL or index."""
+    """Open a database file that no process has open. The file is not changed, and no WAL or WAL index is created."""
 
     def dbapi() -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?immutable=1"
@@ -289,9 +296,9 @@ def open_read_only(path: Path) -> Generator[sa.Connection]:
 def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: str) -> Path:
     """Restore a backup into a data directory. The caller holds the server's lock.
 
-    Everything is verified, copied and verified again before anything is moved. The previous content
-    is in the returned directory. The database is replaced by one rename, so that there is always
-    one, the old or the new.
+    The backup is verified, copied and verified again before anything is replaced. Returns the
+    directory with the previous content. The database is replaced by one rename, so that the old or
+    the new one always exists.
     """
     found = verify(folder, now_ms=now_ms)
     if not found.is_ok:
@@ -317,7 +324,7 @@ def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: st
 
 
 def _find_free_path(path: Path) -> Path:
-    """Return this path, or the next numbered one that does not exist."""
+    """Return this path. If it exists, return the first numbered path that does not."""
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
     return next((name for name in names if not name.exists()), path)
 
@@ -345,9 +352,9 @@ def _swap(staged: Path, before: Path, *, data_dir: Path, store: Path, restored: 
             os.rename(former, store)  # so that there is always one database
     os.replace(staged / restored, store)
     fsync_path(store.parent)
-    for name in (FILES, AGENTS, SETTINGS):
-        if name == SETTINGS and not (staged / name).exists():
-            continue  # settings outside the data directory are not in the backup and stay unchanged
+    for name in (FILES, AGENTS, SCHEDULES, *OPTIONAL_FOLDERS, SETTINGS):
+        if name in (*OPTIONAL_FOLDERS, SETTINGS) and not (staged / name).exists():
+            continue  # not in this backup: settings can be elsewhere, and earlier versions copied no such folder
         if (data_dir / name).exists():
             os.rename(data_dir / name, before / name)
         if (staged / name).exists():

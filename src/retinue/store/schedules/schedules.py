@@ -1,9 +1,9 @@
 """Schedules and their occurrences.
 
-An occurrence is an envelope that waits: accepted, pending, and held until the scheduler releases
-it. The commit that ends it, in any way, records how and creates the next one, strictly in the
-future. So an enabled schedule has exactly one open occurrence after every commit, and no crash can
-fall between two of them.
+An occurrence has an envelope that is accepted, pending, and held until the scheduler releases it.
+The commit that ends an occurrence also records its result and creates the next occurrence, strictly
+in the future. So after every commit, an enabled schedule has exactly one open occurrence that the
+scheduler created, and no crash can happen between two of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from retinue.store.core.row_visibility import (
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 
-DELETED_KIND = "deleted"  # instead of a kind: it was deleted, but its file still exists
+DELETED_KIND = "deleted"  # stored in place of the kind if the schedule was deleted, but its file still exists
 NEVER_AGAIN = "it never occurs again"
 ONCE_IS_OVER = "it was to occur once, and its time has passed"
 TOO_LATE = "its time had passed when the server processed it"
@@ -84,6 +84,7 @@ _set_enabled = (
 )
 _set_zone = _s.update().where(_s.c.id == _b("the_id")).values(zone=_b("new_zone"), updated_ms=_b("now"))
 _mark_filed = _s.update().where(_s.c.id == _b("the_id")).values(has_file=True)
+_forget_files = _s.update().where(_s.c.has_file.is_(True)).values(has_file=False)
 _set_heartbeat_text = (
     _s.update().where(_s.c.id == _b("the_id")).values(heartbeat_hash=_b("new_said"), heartbeat_ms=_b("now"))
 )
@@ -194,7 +195,7 @@ class StoredSchedule(Struct, frozen=True):
     enabled: bool
     because: str
     zone: str
-    filed: bool  # whether it has a file: if that is missing, it was deleted
+    filed: bool  # whether it has a file; if that file is missing, a person has deleted the schedule
     created_ms: int
     updated_ms: int
 
@@ -256,7 +257,8 @@ def list_by_prefix(
 
 
 def can_see(principal: Principal, schedule: Schedule) -> bool:
-    """Whether a principal may see and change a schedule: its owner and the owner of the instance may."""
+    """Whether a principal may see and change a schedule. The owner of the schedule and the owner of
+    the instance may."""
     mine = (principal.address.kind, principal.address.name)
     return principal.sees_everything or (schedule.owner.kind, schedule.owner.name) == mine
 
@@ -269,7 +271,7 @@ def list_schedules(
     before: str = "",
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[StoredSchedule]:
-    """List schedules, newest first. To continue, pass the creation time and id of the last one."""
+    """List schedules, newest first. To continue a list, pass the creation time and id of its last schedule."""
     values = {"until": until_ms, "before": before, "limit": limit, **principal_parameters(seen_by)}
     return [_schedule_from_row(row) for row in conn.execute(_list[visibility_scope(seen_by)], values)]
 
@@ -277,7 +279,7 @@ def list_schedules(
 def list_of_kind(
     conn: sa.Connection, kind: ScheduleKind, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[StoredSchedule]:
-    """List the schedules of one kind, of which there are few."""
+    """List the schedules of one kind. Use this for kinds with few schedules."""
     values = {"kind": kind.value, "limit": limit, **principal_parameters(seen_by)}
     return [_schedule_from_row(row) for row in conn.execute(_list_of_kind[visibility_scope(seen_by)], values)]
 
@@ -285,7 +287,8 @@ def list_of_kind(
 def list_upcoming(
     conn: sa.Connection, *, until_ms: int, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[tuple[StoredSchedule, datetime]]:
-    """List schedules whose occurrence waits for a time before `until_ms`, with that time, soonest first."""
+    """List schedules with a waiting occurrence before `until_ms`, each with the time of that
+    occurrence, soonest first."""
     values = {"until": until_ms, "limit": limit, **principal_parameters(seen_by)}
     return [
         (_schedule_from_row(row), from_ms(row.occurs_ms))
@@ -299,7 +302,7 @@ def list_all(conn: sa.Connection, *, after: str = "", limit: int) -> list[Stored
 
 
 def list_of_agent(conn: sa.Connection, agent: str, *, limit: int) -> list[StoredSchedule]:
-    """List the schedules that an agent owns, or that write to it."""
+    """List the schedules that an agent owns, or that send to it."""
     who = f"agent:{agent}"
     values = {"who": who, "who_from": f"{who}/", "who_to": f"{who}0", "limit": limit}
     return [_schedule_from_row(row) for row in conn.execute(_to_agent, values)]
@@ -319,19 +322,19 @@ def count_of_owner(conn: sa.Connection, owner: Address, kind: ScheduleKind) -> i
 
 
 def get_open_occurrence(conn: sa.Connection, id_: str) -> Occurrence | None:
-    """Return the open occurrence that the scheduler created."""
+    """Return the open occurrence of a schedule that the scheduler created."""
     row = conn.execute(_open_occurrence, {"schedule": id_}).one_or_none()
     return _occurrence_from_row(row) if row else None
 
 
 def get_running_occurrence(conn: sa.Connection, id_: str) -> Occurrence | None:
-    """Return an occurrence that is running, whether the scheduler or a person created it."""
+    """Return a running occurrence of a schedule, created by the scheduler or by a person."""
     row = conn.execute(_running_occurrence, {"schedule": id_}).first()
     return _occurrence_from_row(row) if row else None
 
 
 def get_occurrence_of_envelope(conn: sa.Connection, envelope: str) -> Occurrence | None:
-    """Return the open occurrence of an envelope."""
+    """Return the open occurrence to which an envelope belongs."""
     row = conn.execute(_occurrence_by_envelope, {"envelope": envelope}).one_or_none()
     return _occurrence_from_row(row) if row else None
 
@@ -342,14 +345,15 @@ def list_due_occurrences(conn: sa.Connection, now_ms: int, *, limit: int) -> lis
 
 
 def next_clock_ms(conn: sa.Connection) -> int | None:
-    """Return when the scheduler must act next."""
+    """Return when the scheduler must act on an occurrence next."""
     return conn.execute(_next_clock_ms).scalar()
 
 
 def list_history(
     conn: sa.Connection, id_: str, *, limit: int, until_ms: int = 2**62, before: int = 2**62
 ) -> list[Occurrence]:
-    """List the occurrences, latest first. To continue, pass the time and number of the last one."""
+    """List the occurrences of a schedule, latest first. To continue a list, pass the time and
+    number of its last occurrence."""
     values = {"schedule": id_, "until": until_ms, "before": before, "limit": limit}
     return [_occurrence_from_row(row) for row in conn.execute(_history, values)]
 
@@ -403,7 +407,8 @@ def add(
 def change(
     tx: Transaction, stored: StoredSchedule, schedule: Schedule, *, zone: ZoneInfo, because: str
 ) -> StoredSchedule:
-    """Change the definition. The waiting occurrence is withdrawn, and one by the new rule is created."""
+    """Change the definition of a schedule. The waiting occurrence is withdrawn, and one by the new
+    definition is created."""
     withdraw_occurrence(tx, stored, because=because)
     tx.conn.execute(
         _update,
@@ -423,7 +428,8 @@ def change(
 
 
 def enable(tx: Transaction, stored: StoredSchedule) -> StoredSchedule:
-    """Enable a schedule and create its next occurrence again, even if it was enabled."""
+    """Enable a schedule and create its next occurrence. If it was already enabled, the waiting
+    occurrence is withdrawn first."""
     withdraw_occurrence(tx, stored, because="its schedule was enabled again")
     tx.conn.execute(_set_enabled, {"the_id": stored.id, "on": True, "why": "", "now": tx.at_ms})
     emit_change(tx, stored, change="enabled")
@@ -437,7 +443,8 @@ def disable(tx: Transaction, stored: StoredSchedule, *, because: str) -> StoredS
 
 
 def mark_disabled(tx: Transaction, id_: str, *, because: str) -> StoredSchedule:
-    """Create no further occurrences. The caller handles a waiting one."""
+    """Mark a schedule as disabled, so that no further occurrences are created. The caller handles
+    the waiting occurrence."""
     tx.conn.execute(_set_enabled, {"the_id": id_, "on": False, "why": because, "now": tx.at_ms})
     kept = _reload(tx, id_)
     emit_change(tx, kept, change="disabled", because=because)
@@ -445,7 +452,8 @@ def mark_disabled(tx: Transaction, id_: str, *, because: str) -> StoredSchedule:
 
 
 def give_up(tx: Transaction, occurrence: Occurrence, *, because: str) -> None:
-    """Skip this occurrence and all missed after it, and disable the schedule: its recipient is gone for good."""
+    """Record the occurrences missed after this one as skipped, and disable the schedule, because
+    its recipient no longer exists. The caller ends this occurrence."""
     kept = _reload(tx, occurrence.schedule)
     _record_skipped(tx, kept, _recorded_until(kept, occurrence), from_ms(tx.at_ms), because=because)
     mark_disabled(tx, kept.id, because=because)
@@ -454,12 +462,12 @@ def give_up(tx: Transaction, occurrence: Occurrence, *, because: str) -> None:
 def delete(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
     """Delete a schedule with its history. A running occurrence continues.
 
-    If it has a file, its row stays until the file is deleted too: otherwise the file would restore
-    it.
+    If the schedule has a file, its row stays until the file is deleted too. Otherwise the file
+    would restore the schedule.
     """
     withdraw_occurrence(tx, stored, because=because)
     for (envelope,) in tx.conn.execute(_waiting_envelopes, {"schedule": stored.id}).all():
-        _cancel_envelope(tx, envelope, because)  # created by a person, and before its gate
+        _cancel_envelope(tx, envelope, because)  # of an occurrence that a person requested and whose gate has not run
     tx.conn.execute(_remove_occurrences, {"the_id": stored.id})
     tx.conn.execute(_mark_deleted if stored.filed else _remove, {"the_id": stored.id})
     emit_change(tx, stored, change="deleted", because=because)
@@ -471,7 +479,7 @@ def list_deleted(conn: sa.Connection, *, limit: int) -> list[StoredSchedule]:
 
 
 def get_heartbeat_text(conn: sa.Connection, id_: str) -> tuple[str, int] | None:
-    """Return the hash of what a heartbeat last reported, and when that was delivered."""
+    """Return the hash of the text that a heartbeat last reported, and when that text was reported."""
     row = conn.execute(_heartbeat_text, {"id": id_}).one_or_none()
     return (row.heartbeat_hash, row.heartbeat_ms) if row is not None and row.heartbeat_hash is not None else None
 
@@ -481,12 +489,12 @@ def set_heartbeat_text(tx: Transaction, id_: str, text_hash: str) -> None:
 
 
 def remove_row(tx: Transaction, id_: str) -> None:
-    """Delete the row of a schedule whose file is gone."""
+    """Delete the row of a deleted schedule whose file was deleted too."""
     tx.conn.execute(_remove, {"the_id": id_})
 
 
 def remove_agent(tx: Transaction, agent: str) -> None:
-    """Delete the schedules that a removed agent owns, and disable those that write to it."""
+    """Delete the schedules that a removed agent owns, and disable those that send to it."""
     for kept in list_of_agent(tx.conn, agent, limit=SCHEDULES_MAX):
         if kept.schedule.owner == Address(AddressKind.AGENT, agent):
             delete(tx, kept, because=f"{agent} was deleted")
@@ -495,14 +503,15 @@ def remove_agent(tx: Transaction, agent: str) -> None:
 
 
 def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
-    """Apply the owner's time zone to schedules without their own. Returns the last id read if there may be more."""
+    """Apply the owner's time zone to schedules without a time zone. Returns the last id that was
+    read, or None if there are no more."""
     rows = list(tx.conn.execute(_with_other_zone, {"new_zone": zone.key, "after": after, "limit": limit}))
     for kept in map(_schedule_from_row, rows):
         if kept.schedule.zone is not None:
             continue
         waiting = get_open_occurrence(tx.conn, kept.id)
         if waiting is not None and waiting.state is OccurrenceState.WAITING and to_ms(waiting.at) <= tx.at_ms:
-            # Leave it to the scheduler, which knows whether to run it late. The ones missed after it follow the old
+            # The scheduler decides whether a due occurrence runs late. Those missed after it are recorded in the old
             # zone.
             _record_skipped(tx, kept, _recorded_until(kept, waiting), from_ms(tx.at_ms), because=TOO_LATE)
         else:
@@ -516,6 +525,11 @@ def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit:
 def mark_filed(tx: Transaction, id_: str) -> StoredSchedule:
     tx.conn.execute(_mark_filed, {"the_id": id_})
     return _reload(tx, id_)
+
+
+def forget_files(tx: Transaction) -> None:
+    """Mark all schedules as not yet written to a file."""
+    tx.conn.execute(_forget_files)
 
 
 def emit_change(tx: Transaction, stored: StoredSchedule, *, change: str, **body: Any) -> None:
@@ -540,10 +554,10 @@ def _reload(tx: Transaction, id_: str) -> StoredSchedule:
 
 
 def create_next_occurrence(tx: Transaction, stored: StoredSchedule, *, after: datetime | None = None) -> StoredSchedule:
-    """Create the next occurrence, strictly in the future and after the last one.
+    """Create the next occurrence: strictly in the future, and after `after`.
 
-    A schedule without further occurrences is disabled, with the reason. If one is open, its end
-    creates the next.
+    If the schedule has no further occurrence, it is disabled, with the reason. If an occurrence is
+    open, nothing is created, because its end creates the next one.
     """
     if get_open_occurrence(tx.conn, stored.id) is not None:
         return stored
@@ -560,9 +574,9 @@ def create_next_occurrence(tx: Transaction, stored: StoredSchedule, *, after: da
 def create_manual_occurrence(
     tx: Transaction, stored: StoredSchedule, *, is_forced: bool, text: str | None = None
 ) -> Occurrence:
-    """Create an occurrence for now, besides those of the scheduler. `text` replaces the schedule's own text.
+    """Create an occurrence for now, in addition to that of the scheduler. `text` replaces the schedule's text.
 
-    For a heartbeat, `text` is the ids of the requested tasks, or empty for all.
+    For a heartbeat, `text` contains the ids of the requested tasks, or is empty for all tasks.
     """
     by = OccurrenceCause.FORCE if is_forced else OccurrenceCause.MANUAL
     if stored.schedule.heartbeat is not None:
@@ -573,7 +587,8 @@ def create_manual_occurrence(
 
 
 def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[str, ...]:
-    """Return the heartbeat tasks that a person requested: the text of the envelope until it is released."""
+    """Return the heartbeat tasks that a person requested. Their ids are the text of the envelope
+    until it is released."""
     if occurrence.cause is OccurrenceCause.CLOCK or occurrence.envelope is None:
         return ()
     held = envelopes.get(conn, occurrence.envelope)
@@ -581,7 +596,7 @@ def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[st
 
 
 def record_manual_skip(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
-    """Record that a person requested an occurrence for now and none ran."""
+    """Record that a person requested an occurrence for now, and that it did not run."""
     at = from_ms(tx.at_ms)
     _insert_next(
         tx,
@@ -656,7 +671,8 @@ def _get_newest(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
 def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | None = None) -> Occurrence:
     """Insert an occurrence with the next number.
 
-    The schedule's own row is not changed, to avoid needless change events.
+    The row of the schedule is not changed, so that commit listeners of the table `schedules` are
+    not called.
     """
     newest, last_run_ms = _get_newest(tx.conn, occurrence.schedule)
     occurrence = msgspec.structs.replace(occurrence, seq=newest + 1)
@@ -686,26 +702,27 @@ def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | Non
 
 
 def mark_gate_running(tx: Transaction, occurrence: Occurrence) -> None:
-    """Record that its gate is running: until then the scheduler has nothing to do."""
+    """Record that the gate of an occurrence is running. Until the gate ends, the scheduler does not
+    act on the occurrence."""
     tx.conn.execute(_mark_gate_running, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq})
 
 
 def reset_gates(conn: sa.Connection) -> None:
-    """After a start, make the scheduler run interrupted gates again."""
+    """Make the scheduler run interrupted gates again. Called when the server starts."""
     conn.execute(_reset_gates)
 
 
 def mark_started(tx: Transaction, occurrence: Occurrence) -> None:
-    """Record that its envelope is sent."""
+    """Record that the occurrence runs: its envelope is sent."""
     tx.conn.execute(_mark_started, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq, "now": tx.at_ms})
 
 
 def withdraw_occurrence(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
     """Withdraw the waiting occurrence, before a schedule is changed.
 
-    A future occurrence is deleted; only its cancelled envelope remains. A due one is skipped, as
-    are those missed after it. If one is running, the ones missed in between are recorded by the old
-    rule.
+    An occurrence in the future is deleted; only its cancelled envelope remains. A due occurrence is
+    skipped, and so are those missed after it. If the occurrence is running, it continues, and those
+    missed since then are recorded according to the old definition.
     """
     slot = get_open_occurrence(tx.conn, stored.id)
     if slot is None:
@@ -729,7 +746,7 @@ def _cancel_envelope(tx: Transaction, envelope: str, because: str) -> None:
 
 
 def record_outcomes(tx: Transaction, ids: Iterable[str], outcome: Outcome, *, because: str) -> None:
-    """Record the result of envelopes that were occurrences, and create the next ones."""
+    """Record the results of occurrences whose envelopes have ended, and create the next occurrences."""
     for id_ in ids:
         slot = get_occurrence_of_envelope(tx.conn, id_)
         if slot is not None:
@@ -776,7 +793,7 @@ def _continue_schedule(
 
 
 def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> None:
-    """Record the occurrences missed while one waited for the server, and while it ran."""
+    """Record the occurrences missed while this one waited for the server, and while it ran."""
     known, begun, now = _recorded_until(stored, occurrence), occurrence.started_at or occurrence.at, from_ms(tx.at_ms)
     if known < begun:
         _record_skipped(tx, stored, known, begun, because=TOO_LATE)
@@ -784,12 +801,13 @@ def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: O
 
 
 def _recorded_until(stored: StoredSchedule, occurrence: Occurrence) -> datetime:
-    """Return the time up to which everything is recorded: a change of the schedule records what was missed before."""
+    """Return the time up to which missed occurrences are recorded: this occurrence, or a later
+    change of the schedule."""
     return max(occurrence.at, from_ms(stored.updated_ms))
 
 
 def _record_skipped(tx: Transaction, stored: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
-    """Record the occurrences in (since, until] as skipped, in one row for all of them."""
+    """Record the occurrences after `since`, up to and including `until`, as skipped. They share one row."""
     when, zone = stored.schedule.when, stored.zone_info
     first = next_occurrence(when, since, zone)
     if first is None or first > until:
