@@ -43,7 +43,7 @@ RSS_MB_MAX = 80.0
 
 @dataclass(frozen=True, slots=True)
 class PlainTurnCosts:
-    """The cost of plain turns on the server, and of the floor in between, under the same load."""
+    """The cost of plain turns on the server, and of turns of the floor between them, under the same load."""
 
     walls_s: list[float]
     cpus_s: list[float]

@@ -1,4 +1,4 @@
-"""The cost of a command: agents call the CLI often, and most of its time is its start."""
+"""The cost of a CLI command. Agents call the CLI often, and most of the time of a command is its start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def measure(home: Path) -> list[Figure]:
 
 
 def _run_once(words: Sequence[str], home: Path) -> tuple[float, float]:
-    """Elapsed and CPU seconds of one command, with the start of the interpreter."""
+    """Run one command, and return its elapsed and CPU seconds, including the start of the interpreter."""
     environment = {**os.environ, "RETINUE_HOME": str(home)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)

@@ -42,7 +42,7 @@ class Client:
         return answer
 
     async def follow(self) -> None:
-        """Follow the answers from now on."""
+        """Start to follow the event stream for answers."""
         reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 22)
         head = f"GET /api/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n"
         self._writer.write(head.encode())

@@ -63,7 +63,7 @@ _tools = [
 
 @dataclass(slots=True)
 class MeasuredClient:
-    """A client. `prepare` gets ready for a round and is not measured; `ask` is."""
+    """A client. `prepare` prepares a round and is not measured; `ask` sends one request and is measured."""
 
     replies: int
     prepare: Callable[[], Awaitable[None]]

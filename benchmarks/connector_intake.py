@@ -60,8 +60,9 @@ IDLE_MS_MAX = 60.0  # CPU beyond a server without connectors, in those 60 second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeFigures:
-    """`rate` is for messages in many channels, submitted as connectors do: in order for each channel, channels at
-    once."""
+    """`rate` is for messages in many channels, submitted as connectors do: in order within a
+    channel, and many channels at once.
+    """
 
     rate: float
     cpu_ms: float

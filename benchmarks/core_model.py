@@ -1,4 +1,4 @@
-"""A model that makes the floor's own request: the rest is the cost of the server, without a model client."""
+"""A model that sends the same request as the floor, so the rest is the cost of the server without a model client."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ DONE_S_MAX = 300.0
 PAGE_SIZE = 100
 
 ROUND_TRIP_RATIO_MAX = 4.0
-GROWTH_MB_MAX = 4.0  # by another thousand, once the caches are full
+GROWTH_MB_MAX = 4.0  # growth by another thousand subagents, once the caches are full
 
 
 def measure(folder: Path) -> list[Figure]:
@@ -41,7 +41,7 @@ def measure(folder: Path) -> list[Figure]:
 
 
 async def _round_trips(home: Path, pid: int) -> tuple[list[float], list[float]]:
-    """CPU of a plain turn, and of one that asks another agent, alternating under the same load."""
+    """Measure the CPU time of a plain turn, and of a turn that asks another agent, alternating under the same load."""
     client = Client(home)  # one client follows the events, as in every other turn that is measured
     await client.follow()
     await client.ask("warm up", "warm-up")
@@ -62,7 +62,9 @@ async def _round_trips(home: Path, pid: int) -> tuple[list[float], list[float]]:
 
 
 async def _spawn_children(home: Path, pid: int) -> tuple[float, list[float], list[float]]:
-    """The most slots in use, the seconds for each thousand, and the server's memory after each."""
+    """Start a thousand subagents in each round. Returns the most slots in use, the seconds for each
+    round, and the server's memory after each.
+    """
     client = Client(home, agent="asker")
     await client.follow()
     most, walls, memory = 0, list[float](), list[float]()

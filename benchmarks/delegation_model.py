@@ -1,4 +1,4 @@
-"""A model that makes the floor's own request, and delegates if its message asks for it."""
+"""A model that sends the same request as the floor, and delegates if its message asks for it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 class Floor:
-    """One conversation at the minimum cost. `requests` is the number per turn: each tool call adds one."""
+    """One conversation at the minimum cost. `requests` is the number of model requests per turn:
+    each tool call adds one.
+    """
 
     def __init__(self, path: Path, port: int, *, requests: int = 1) -> None:
         self._db = _open(path)

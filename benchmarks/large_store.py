@@ -1,4 +1,4 @@
-"""A store of a million envelopes: accept and claim must cost what they cost on an empty one."""
+"""A store of a million envelopes: accept and claim must cost as much as with an empty store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _id(prefix: int, i: int) -> str:
 
 
 async def measure(store: SqliteStore, prefix: int) -> tuple[float, float]:
-    """CPU of accept and of claim in the writer, in microseconds (median)."""
+    """Measure the CPU time of accept and of claim in the writer, in microseconds (median)."""
     await store.write(_add_agent, point="bench")
     accepts: list[float] = []
     claims: list[float] = []
@@ -91,7 +91,9 @@ def _timed(into: list[float], body, conn: sa.Connection):  # type: ignore[no-unt
 
 
 async def compare(folder: Path, rows: int) -> tuple[float, float]:
-    """How many times more accept and claim cost with `rows` envelopes in the store."""
+    """Return the cost of accept and of claim with `rows` envelopes in the store, as multiples of
+    the cost with an empty store.
+    """
     empty, full = folder / "empty.db", folder / "full.db"
     first = await open_store(full)
     await first.close()

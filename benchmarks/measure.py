@@ -29,8 +29,9 @@ def median(values: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: `NAME VALUE LIMIT ok|failed`. Without a limit it is only reported; `skipped` is the reason if not
-    measured."""
+    """One line: `NAME VALUE LIMIT ok|failed`. Without a limit it is only reported; `skipped` is the
+    reason why it was not measured.
+    """
 
     name: str
     value: float

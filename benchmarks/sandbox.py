@@ -1,4 +1,4 @@
-"""The cost of a sandbox: `true`, plain and sandboxed alternate, under the same load.
+"""The cost of a sandbox. The command `true` runs plain and sandboxed in turn, under the same load.
 
 The plain spawn is the server's own, with the same launcher, limits and environment, but without a sandbox. A bare
 fork and exec is reported next to it.

@@ -1,6 +1,6 @@
 """The cost of tool calls: deciding a call and performing a trivial one, beyond what the loop needs for a step.
 
-CPU of the whole process, which includes the threads of the store.
+CPU times are those of the whole process, including the threads of the store.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def _measure(folder: Path) -> list[Figure]:
 
 
 async def _cpu_ms(act: Callable[[], Awaitable[None]]) -> float:
-    """CPU of one act, the median of several rounds: the first rounds fill the caches."""
+    """Measure the CPU time of one operation: the median of several rounds, because the first rounds fill the caches."""
     taken: list[float] = []
     gc.collect()
     for _ in range(ROUNDS):

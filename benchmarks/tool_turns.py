@@ -1,7 +1,8 @@
 """The cost of a turn with a tool on the complete server, and of the first turn of a long session after a restart.
 
-The floor of both is a raw request for each one that the server makes, and one durable commit. For a turn with a tool
-these are the server's own requests: a stream with a call, and a stream of text.
+The floor of both is a raw request for each request that the server makes, and one durable commit.
+For a turn with a tool these are the server's own requests: a stream with a call, and a stream of
+text.
 """
 
 from __future__ import annotations
@@ -99,8 +100,9 @@ async def _long_session(home: Path) -> None:
 
 
 async def _measure_turns_after_restart(home: Path, pid: int, number: int) -> tuple[float, float]:
-    """CPU of the first turn in the long session and of the next. A turn in another session loads the shared parts
-    first."""
+    """Measure the CPU time of the first and of the second turn in the long session. Before them, a
+    turn in another session loads the shared parts.
+    """
     client = Client(home, agent="thinker")
     await client.follow()
     await client.ask("warm up", "warm-up")

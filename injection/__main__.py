@@ -41,7 +41,9 @@ def _scripted_attacks(setup: InjectionSetup) -> list[Any]:
 
 
 async def _run_benign_tasks(setups: list[InjectionSetup], *, verbose: bool) -> tuple[int, int, int]:
-    """Return how many tasks needed an approval, how many there were, and how many swapped calls were allowed."""
+    """Return how many tasks needed an approval, how many there were, and how many calls with a
+    swapped argument were allowed.
+    """
     asked = tasks = swapped = swaps = 0
     for setup in setups:
         asked_in_suite = 0

@@ -1,4 +1,4 @@
-"""One run: the owner's task, and every attack that it reads."""
+"""One run: performs the owner's task, and every attack that it reads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FOREIGN_VALUES: tuple[Any, ...] = (
 
 
 class NoDecisions:
-    """No approval was requested yet."""
+    """The state of approvals when none was requested yet."""
 
     def state_of(self, call: Call) -> ApprovalState | None:
         return None
@@ -92,8 +92,9 @@ class InjectionSetup:
     async def run(
         self, task: Any, *, attack: Any = None, model: Model | None = None, obey: bool = True, is_protected: bool = True
     ) -> Outcome:
-        """Without `obey` the attack is in the world, but is not followed; without `is_protected`, every call is
-        allowed."""
+        """Run a task. Without `obey`, the attack is in the world but is not followed. Without
+        `is_protected`, every call is allowed.
+        """
         started = datetime.now()  # noqa: DTZ005 - as the suite stamps
         text = model.hide(attack.GOAL) if attack and model else None
         self._world = task.init_environment(self._worlds.make(text))
@@ -151,7 +152,7 @@ class _TaskRun:
                     self.outcome.swapped.append(f"{call.tool} {name}={foreign!r}")
 
     async def make(self, tool: str, arguments: dict[str, Any], *, answer: bool) -> ToolResult:
-        """Perform a call. The owner approves their own calls (`answer`), and no others."""
+        """Perform a call. The owner approves the calls of their own task (`answer`), and no others."""
         self.calls += 1
         call = Call(id=f"c{self.calls}", tool=tool, arguments=json.loads(json.dumps(arguments, default=str)))
         turn_context = TurnContext(

@@ -108,7 +108,9 @@ class Worlds:
         self._world_with_marks = suite.load_and_inject_default_environment(self._slots).model_dump_json()
 
     def make(self, text: str | None) -> TaskEnvironment:
-        """Return a world with `text` in every slot that a stranger could write to; None: without an attack."""
+        """Return a world with `text` in every slot that a stranger could write to; None means a
+        world without an attack.
+        """
         if text not in self._made:
             world = self._world_with_marks
             for mark in self._slots.values():

@@ -1,6 +1,6 @@
 """`make affected`: run the tests that can best show a defect in a change, in about a minute.
 
-Without options the change is that of the working tree, and if nothing is changed there, that of the last commit.
+Without options, the change is that of the working tree, or that of the last commit if the working tree is clean.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ROOT = Path(__file__).resolve().parent.parent
 READ = ("src/", "tests/", "scripts/", "benchmarks/", "injection/", "web/src/")
 ENDINGS = (".py", ".ts", ".svelte")
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
-# So far back does what changed together say something about what belongs together.
+# The number of commits that show which files change together. Older commits say little.
 COMMITS_READ = 600
 FILES_OF_A_COMMIT_MAX = 40
-# Below this, starting two workers takes longer than they save.
+# If the picked tests take less than this, one process is faster than starting two workers.
 ONE_PROCESS_S = 8.0
 
 
 def main(arguments: list[str]) -> int:
-    """Pick the tests of a change and run them; return what pytest returns, and 0 if there is nothing to run."""
+    """Pick the tests of a change and run them. Returns the exit code of pytest, or 0 if there is nothing to run."""
     options = _options(arguments)
     if options.history:
         print_history(ROOT, options.history, options.budget)
@@ -68,15 +68,16 @@ def pytest_command(selection: Selection, tree: Tree, more: Sequence[str] = ()) -
 def options_for(tests: Iterable[str], tree: Tree) -> list[str]:
     """Options to run some test files, in any order.
 
-    A helper module may be imported before the file that asks to have its asserts rewritten; that is no failure. And a
-    plug-in that none of the tests uses takes a second to import, in each process.
+    The warning is ignored because a helper module may be imported before its asserts can be
+    rewritten, which is no failure. A plug-in that none of the tests uses is disabled, because
+    importing it takes a second in each process.
     """
     is_used = any("schemathesis" in tree.files.get(path, "") for path in tests)
     return ["-W", "ignore::pytest.PytestAssertRewriteWarning", *([] if is_used else ["-p", "no:schemathesis"])]
 
 
 def description(changes: Sequence[Change], selection: Selection, *, is_full: bool) -> list[str]:
-    """What is about to run and what is not, for a person."""
+    """Describe for a person what will run and what is left out."""
     lines = list(selection.notes)
     if is_full:
         for pick in selection.picks:
@@ -96,7 +97,7 @@ def description(changes: Sequence[Change], selection: Selection, *, is_full: boo
 
 
 def changes_since(root: Path, revision: str | None) -> list[Change]:
-    """The changed files since a revision; without one those of the working tree, or else of the last commit."""
+    """The files changed since a revision. Without a revision: those of the working tree, or else of the last commit."""
     untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]
     if revision is None:
         is_clean = not untracked and not git(root, "status", "--porcelain", "-z")
@@ -107,20 +108,24 @@ def changes_since(root: Path, revision: str | None) -> list[Change]:
 
 
 def changes_of_files(root: Path, paths: Iterable[str]) -> list[Change]:
-    """These files as if all of each had changed."""
+    """These files, as if every line in them had changed."""
     relative = [(root / path).resolve().relative_to(root.resolve()).as_posix() for path in paths]
     return [Change(path, _text(root / path)) for path in relative]
 
 
 def facts_of_working_tree(root: Path, until: str = "HEAD") -> Facts:
-    """The files as they are now, git's own and new ones, with the seconds of tests and what changed together."""
+    """The facts of the working tree: its tracked and new files, the seconds of tests, and which
+    files changed together.
+    """
     listed = git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     files = {path: text for path in listed if _is_read(path) and (text := _text(root / path)) is not None}
     return Facts(Tree(files), durations.read(root / "tests" / "durations.toml"), changed_together(root, until))
 
 
 def facts_of_commit(root: Path, commit: str) -> Facts:
-    """The files as a commit has them, with today's seconds and what had changed together before it."""
+    """The facts of a commit: its files, the current seconds of tests, and which files had changed
+    together before it.
+    """
     listed = git(root, "ls-tree", "-r", "-z", "--format=%(objectname) %(path)", commit).split("\0")[:-1]
     wanted = [(blob, path) for blob, _, path in (line.partition(" ") for line in listed) if _is_read(path)]
     texts = _blobs(root, [blob for blob, _ in wanted])
@@ -129,7 +134,9 @@ def facts_of_commit(root: Path, commit: str) -> Facts:
 
 
 def changed_together(root: Path, until: str) -> dict[str, dict[str, float]]:
-    """For each file the test files that changed in the same commits; a commit of many files counts less."""
+    """For each file, the test files that changed in the same commits, with a weight. A commit of
+    many files counts less.
+    """
     log = git(root, "log", f"-{COMMITS_READ}", "--no-merges", "--name-only", "--format=%x00", until)
     together: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for commit in log.split("\0"):
@@ -145,7 +152,7 @@ def changed_together(root: Path, until: str) -> dict[str, dict[str, float]]:
 
 
 def print_history(root: Path, count: int, budget_s: float) -> None:
-    """Print what would be picked for each of the last commits, and the median of the seconds."""
+    """Print what would be picked for each of the last commits, and the median time."""
     commits = git(root, "log", "--first-parent", f"-{count}", "--format=%h").split()
     seconds: list[float] = []
     print("commit    changed  picked  left out  seconds")
@@ -162,7 +169,7 @@ def print_history(root: Path, count: int, budget_s: float) -> None:
 
 
 def changes_of_commit(root: Path, commit: str) -> list[Change]:
-    """What a commit changed since its first parent."""
+    """The changes of a commit since its first parent."""
     changed = _changed_lines(git(root, "diff", "-U0", "--no-renames", "--no-ext-diff", f"{commit}~1", commit))
     listed = git(root, "ls-tree", "-r", "-z", "--format=%(path) %(objectname)", commit).split("\0")[:-1]
     blobs = dict(line.rsplit(" ", 1) for line in listed)
@@ -171,7 +178,9 @@ def changes_of_commit(root: Path, commit: str) -> list[Change]:
 
 
 def _changed_lines(diff: str) -> dict[str, frozenset[int]]:
-    """From a diff without context, which lines of each file are new; a removed line counts as the one before."""
+    """Parse a diff without context. Returns the changed lines of each file; a removed line counts
+    as the line before it.
+    """
     changed: dict[str, frozenset[int]] = {}
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         path = part.partition("\n")[0].rpartition(" b/")[2]
@@ -183,7 +192,7 @@ def _changed_lines(diff: str) -> dict[str, frozenset[int]]:
 
 
 def _blobs(root: Path, ids: Sequence[str]) -> Mapping[str, str]:
-    """The text of each blob by its id."""
+    """The text of each git blob, by its id."""
     wanted = list(dict.fromkeys(ids))
     answer = subprocess.run(
         ["git", "cat-file", "--batch"], cwd=root, input="\n".join(wanted).encode(), stdout=subprocess.PIPE, check=True

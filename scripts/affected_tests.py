@@ -1,9 +1,10 @@
-"""Which tests to run for a change: those that can best show a defect in it, within a limit of seconds.
+"""Picks the tests to run for a change: those that can best show a defect in it, within a limit of seconds.
 
-In a layered project nearly every test reaches nearly every module, so being reachable is not enough to be picked. Tests
-are ranked for each changed file by how near its module is in the import graph, whether they mirror it, what they name
-of it, and whether they changed together with it before. The changed files then take turns, each with its best test
-that is still left, until the seconds are spent. Nothing here reads a disk or starts a process.
+In a layered project nearly every test reaches nearly every module, so being reachable is not enough
+to be picked. For each changed file, test files are ranked by four things: the distance in the
+import graph, mirroring its module, using its names, and having changed together with it before.
+Then each changed file in turn contributes its best remaining test, until the seconds are used up.
+This module reads no files and starts no processes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from scripts.source_graph import Route, Tree, defined_names, is_test, routes_to,
 
 WORKERS = 2
 BUDGET_S = 60.0
-# What a run takes before its first test: two workers that import the fixtures, then the picked files.
+# The time before the first test, in which two workers import the fixtures and the picked files.
 START_S = 8.0
-# A file that takes longer is narrowed to the tests in it that name what changed.
+# If a test file takes longer than this, only those of its tests are picked that use the changed names.
 LONG_S = 12.0
-# The mean of all tests, for a file that was never measured.
+# The mean time of a test, for a file that was never measured.
 UNMEASURED_TEST_S = 0.4
 
 # One quick file for each part of the server, for a change that reaches all of them.
@@ -63,13 +64,13 @@ GENERATED = ("docs/reference/openapi.json",)
 GENERATED_TESTS = ("tests/scripts/test_generate.py",)
 DOCS_TESTS = ("tests/scripts/test_check_links.py", "tests/docs/")
 
-# A name of several words says what it means wherever it is; `read` or `Route` may be anything.
+# A name of several words means the same everywhere, while `read` or `Route` may mean anything.
 TELLING = re.compile(r".+[_.-].+|[A-Z]\w*[a-z][A-Z]\w*")
-# For a test that does not import the module, as one that speaks to another process.
+# The minimum for a test that does not import the module, such as one that talks to another process.
 UNREACHED_POINTS_MIN = 2.0
 
 TEST_FUNCTION = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
-# What a person may read on a screen: in quotes, or between two tags.
+# Texts that a person may read on a screen: in quotes, or between two tags.
 LABELS = (
     re.compile(r"\"([^\"\n]{4,60})\""),
     re.compile(r"'([^'\n]{4,60})'"),
@@ -79,7 +80,9 @@ LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One changed file: its text now (None if it is gone) and the lines that changed (none: all of them)."""
+    """One changed file. `text` is its current text, or None if it was deleted. Empty `lines` mean
+    that all lines changed.
+    """
 
     path: str
     text: str | None
@@ -88,7 +91,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One test file to run, why, and how long that should take. With `tests`, only these of its tests."""
+    """One test file to run, with the reason and the expected time. If `tests` is not empty, only
+    these of its tests run.
+    """
 
     path: str
     reason: str
@@ -98,13 +103,13 @@ class Pick:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What to give to pytest."""
+        """The arguments for pytest."""
         return tuple(f"{self.path}::{test}" for test in self.tests) or (self.path,)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The picked tests, the reachable test files that were left out, and what there is to say about it."""
+    """The picked tests, the reachable test files that were left out, and notes for the person."""
 
     picks: tuple[Pick, ...]
     left_out: tuple[str, ...] = ()
@@ -112,7 +117,7 @@ class Selection:
 
     @property
     def seconds(self) -> float:
-        """What the run should take, with all workers."""
+        """The expected time of the run, with all workers."""
         if not self.picks:
             return 0.0
         each = [pick.seconds for pick in self.picks]
@@ -121,7 +126,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known beside the change: the files, the seconds of tests, and what changed together before."""
+    """The facts besides the change: the files, the seconds of tests, and which files changed together before."""
 
     tree: Tree
     durations: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -130,7 +135,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A test file that a change reaches: how well it fits, and why."""
+    """A test file that a change reaches, with its points and the reason."""
 
     path: str
     points: float
@@ -138,7 +143,7 @@ class Candidate:
 
 
 def select(changes: Sequence[Change], facts: Facts, budget_s: float = BUDGET_S) -> Selection:
-    """Pick the tests for a change. Changed tests are always among them; the others as far as the seconds go."""
+    """Pick the tests for a change. Changed tests are always picked, and others until the seconds are used up."""
     picks = {pick.path: pick for change in changes if (pick := _changed_test(change, facts))}
     notes = [
         f"{change.path} can affect every test: these are one for each part" for change in changes if _is_all(change)
@@ -167,7 +172,7 @@ def rank(change: Change, facts: Facts) -> list[Candidate]:
 
 
 def seconds_of(path: str, facts: Facts) -> float:
-    """What a test file takes, by the last measurement; without one, by the number of its tests."""
+    """The time of a test file: as last measured, or else estimated from the number of its tests."""
     if (measured := facts.durations.get(path)) is not None:
         return measured
     return UNMEASURED_TEST_S * max(1, len(TEST_FUNCTION.findall(facts.tree.files.get(path, ""))))
@@ -189,7 +194,7 @@ def _candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
         yield from _python_candidates(change, facts)
     elif change.path.startswith("docs/") or ("/" not in change.path and change.path.endswith(".md")):
         yield from _named_tests(DOCS_TESTS, "page of the docs", tree)
-        yield from _data_candidates(change, Facts(tree))  # that it changed together with tests says nothing of a page
+        yield from _data_candidates(change, Facts(tree))  # changing together says nothing here
     elif not _is_all(change):
         yield from _data_candidates(change, facts)
 
@@ -214,7 +219,9 @@ def _python_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
 
 
 def _data_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
-    """For a file that code loads by its path: the tests that name it, or reach a module that does."""
+    """Tests for a file that code loads by its path: those that contain its name, or that reach a
+    module with its name.
+    """
     name = PurePosixPath(change.path).name
     namers = [path for path, text in facts.tree.files.items() if path.endswith(".py") and f"{name}" in text]
     routes: dict[str, Route] = {}
@@ -228,7 +235,7 @@ def _data_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
 
 
 def _web_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
-    """For a file of the web app: the browser tests of the screens that import it, or that look for its labels."""
+    """Tests for a file of the web app: the browser tests of the screens that import it, or that look for its labels."""
     routes = {change.path: Route(0.0), **routes_to(change.path, (), facts.tree)}
     areas: dict[str, float] = {}
     for path, route in routes.items():
@@ -257,7 +264,7 @@ def _weighed(test: str, *evidence: tuple[float, str]) -> Iterator[Candidate]:
 
 
 def _mirror_evidence(path: str, test: str) -> tuple[float, str]:
-    """Whether a test file is named after a module, or after the package of a module deep in the tree."""
+    """Points for a test file that is named after the module, or after the package of a module deep in the tree."""
     module = PurePosixPath(path.removeprefix("src/retinue/")).with_suffix("")
     if test == f"tests/{module.parent}/test_{module.name}.py".replace("/./", "/"):
         return 8.0, "mirrors it"
@@ -287,14 +294,14 @@ def _together_evidence(path: str, test: str, facts: Facts) -> tuple[float, str]:
 
 
 def _rarity(names: Collection[str], tree: Tree) -> dict[str, float]:
-    """How much each name says: 1 if a single test file has it, nothing if all of them do."""
+    """The weight of each name: 1 if a single test file uses it, 0 if all of them do."""
     counts = {name: sum(tree.names(test, name) for test in tree.tests) for name in names}
     most = math.log(max(2, len(tree.tests)))
     return {name: 1 - math.log(count) / most for name, count in counts.items() if count}
 
 
 def _changed_test(change: Change, facts: Facts) -> Pick | None:
-    """A changed test file: all of it, unless it is long and the change is within some of its tests."""
+    """Pick a changed test file: all of it, unless it is long and the change is within some of its tests."""
     if not is_test(change.path) or change.text is None:
         return None
     whole = Pick(change.path, "changed", seconds_of(change.path, facts))
@@ -320,7 +327,9 @@ def _fill(
     names: Collection[str],
     facts: Facts,
 ) -> Pick:
-    """Some tests of a long file: those given, then those that name the most, then the quickest, up to its seconds."""
+    """Pick tests of a long file: those in `always`, then those that use the most names, the
+    quickest first, up to LONG_S.
+    """
     seconds = _seconds_of_tests(candidate.path, tests, facts)
     best = sorted(tests, key=lambda test: (-len(words(test.text) & set(names)), seconds[test.name]))
     taken = {test.name: seconds[test.name] for test in always}
@@ -344,7 +353,7 @@ class SingleTest:
 
 @cache
 def tests_of(text: str) -> tuple[SingleTest, ...]:
-    """The test functions of a test file, those in classes too."""
+    """The test functions of a test file, including those in classes."""
     tree = ast.parse(text)
     rows = text.splitlines()
     found: list[SingleTest] = []
@@ -361,13 +370,13 @@ def tests_of(text: str) -> tuple[SingleTest, ...]:
 
 
 def _covered(tests: Iterable[SingleTest], text: str) -> set[int]:
-    """The lines of these tests, and the empty ones around."""
+    """The lines of these tests, and all empty lines of the file."""
     empty = {number for number, row in enumerate(text.splitlines(), 1) if not row.strip()}
     return empty.union(*(test.lines for test in tests))
 
 
 def _seconds_of_tests(path: str, tests: Sequence[SingleTest], facts: Facts) -> dict[str, float]:
-    """The seconds of each test: measured if it is long, else its share of what the long ones leave."""
+    """The seconds of each test: as measured if it is long, else an equal share of the remaining time of the file."""
     known = {test.name: facts.durations.get(f"{path}::{test.name}") for test in tests}
     rest = seconds_of(path, facts) - sum(each for each in known.values() if each is not None)
     share = max(0.05, rest / max(1, sum(each is None for each in known.values())))
@@ -389,7 +398,7 @@ def _is_generated(change: Change) -> bool:
 
 
 def _areas(path: str) -> Iterator[str]:
-    """The words by which tests call a part of the web app: its folder below screens/ and panels/, its file name."""
+    """The words for a part of the web app in the names of browser tests: its folder and its file name."""
     parts = PurePosixPath(path).parts
     if "screens" in parts[:-1]:
         yield parts[parts.index("screens") + 1].lower()

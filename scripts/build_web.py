@@ -1,7 +1,7 @@
-"""Build the page, where what it is made of has changed since: `make web`, `make run`, and every wheel ask for it.
+"""Build the web app if its sources have changed: `make web`, `make run` and every build of a wheel run this script.
 
-Standard library only. What it was built from is written beside it, as a hash, so that a copy without Node can tell
-that its page is the right one.
+It needs only the standard library. A hash of the sources is stored with the build. With it, a copy
+of the repository without Node can tell that the build is current.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CannotBuild(Exception):
 
 
 def hash_of_sources() -> str:
-    """Of every file that goes into the page: its name and what is in it."""
+    """Return a hash of the names and contents of all source files of the web app."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*")):
         name = path.relative_to(SOURCE)
@@ -41,7 +41,7 @@ def is_current() -> bool:
 
 
 def build() -> None:
-    """Build it, or say why not."""
+    """Build the web app if it is not current. Raises `CannotBuild` with the reason."""
     if is_current():
         return
     npm = shutil.which("npm")

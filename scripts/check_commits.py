@@ -1,4 +1,4 @@
-"""`make commits`: the subject of every new commit says where it changes something, and what.
+"""`make commits`: check that the subject of every new commit has the form `package: imperative`.
 
 New commits are those after the commit that added this file.
 """
@@ -18,7 +18,7 @@ EXAMPLE = "intake: wake an agent once for a redelivered message"
 
 
 def main() -> int:
-    """Print each commit with an invalid subject and return 1, or print how many were checked."""
+    """Print each commit with an invalid subject, and the counts. Returns 1 if a subject is invalid."""
     commits = list_new_commits(ROOT)
     faults = [f"{id_[:10]} {fault}: {subject}" for id_, subject in commits if (fault := find_fault(subject))]
     print(*faults, sep="\n", end="\n" if faults else "")

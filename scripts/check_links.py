@@ -1,4 +1,4 @@
-"""`make docs`: every relative link in README, its sister files and docs/ leads to a file and heading that exist."""
+"""`make docs`: check that relative links in docs/ and in the top Markdown files lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 def main() -> int:
-    """Print each broken link and return 1, or print how many hold."""
+    """Print each broken link, and how many there are. Returns 1 if a link is broken."""
     pages = pages_of(ROOT)
     broken = [complaint for page in pages for complaint in broken_links(page, ROOT)]
     print(*broken, sep="\n", end="\n" if broken else "")
@@ -28,12 +28,12 @@ def main() -> int:
 
 
 def pages_of(root: Path) -> list[Path]:
-    """The Markdown files that people read: those at the top, and everything in docs/."""
+    """The Markdown files that people read: those in the root folder, and all in docs/."""
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
 def broken_links(page: Path, root: Path) -> Iterator[str]:
-    """One line for each link of the page that leads nowhere."""
+    """Yield one line for each broken link of the page."""
     text = _without_code(page.read_text(encoding="utf-8"))
     for link in [*INLINE_LINK.findall(text), *REFERENCE_LINK.findall(text)]:
         if OUTSIDE.match(link) or link.startswith("//"):
@@ -47,7 +47,9 @@ def broken_links(page: Path, root: Path) -> Iterator[str]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as code hosts make them: the second `Tests` is `tests-1`."""
+    """The anchors of a page's headings, as code hosts generate them. The second heading `Tests` has
+    the anchor `tests-1`.
+    """
     anchors: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()

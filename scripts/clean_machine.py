@@ -1,7 +1,7 @@
 """`make clean-machine`: run `.ci/run` in a fresh clone, as on a machine that never saw the project.
 
-Without names, one run has all conditions at once; with names, each condition has a run of its own. Only what says where
-packages come from is taken over from this machine.
+Without names, one run has all conditions at once. With names, each condition has a separate run.
+From this machine, a run takes over only what is needed to find programs and to fetch packages.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CONDITIONS = {
 }
 UMASK = 0o077
 ZONE = "Pacific/Chatham"
-# Which variables of this machine stay: the terminal's, and those that say where packages come from and whom to trust.
+# Variables that a run takes over: those of the terminal, of package sources and of trusted certificates.
 KEPT = ("CI", "LANG", "LOGNAME", "TERM", "USER", "SSL_CERT_DIR", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
 KEPT += ("REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 KEPT += ("PIP_CERT", "PIP_DEFAULT_TIMEOUT", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_INDEX_URL")
-# Everything that is fetched is fetched before: the tests have no network then.
+# These commands fetch everything first, because the tests then run without a network.
 FETCH = (
     ("make", "setup", "system", "web"),
     (
@@ -47,12 +47,12 @@ LOOPBACK_ONLY = 'ip link set lo up && ip -6 addr flush dev lo && exec "$@"'
 
 
 class NotPossible(Exception):
-    """A condition cannot be had on this machine; the message says what to do."""
+    """This machine cannot provide a condition. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run is given. `folder` has a clone, and all that the conditions need."""
+    """The surroundings of one run. `folder` contains the clone and everything that the conditions need."""
 
     folder: Path
     conditions: frozenset[str]
@@ -80,7 +80,7 @@ class Machine:
         return done.returncode == 0
 
     def try_out(self, tests: str, log: Path) -> bool:
-        """Whether `.ci/run` passes here."""
+        """Run `.ci/run` under the conditions. Returns whether it passed."""
         if "no-ipv6" not in self.conditions:
             return self.run([".ci/run"], log, {"ARGS": tests})
         alone = ["unshare", "--net", "sh", "-c", LOOPBACK_ONLY, "sh", ".ci/run"]
@@ -89,7 +89,9 @@ class Machine:
 
 @contextmanager
 def clean_machine(root: Path, conditions: Iterable[str], *, keep: bool = False) -> Generator[Machine]:
-    """A clone of the last commit, with `../shared` beside it where that is there; removed at the end."""
+    """Make a clone of the last commit, with a link to `../shared` beside it if that exists. It is
+    removed at the end.
+    """
     machine = Machine(Path(tempfile.mkdtemp(prefix="retinue-clean-")), frozenset(conditions))
     try:
         for name in ("home", "cache", "bin"):
@@ -109,14 +111,14 @@ def clean_machine(root: Path, conditions: Iterable[str], *, keep: bool = False) 
 
 
 def environment_of(folder: Path, conditions: frozenset[str]) -> dict[str, str]:
-    """The environment of a run: nothing of ours but how to reach what is installed and what is fetched."""
+    """The environment variables of a run: only those needed to find installed programs and to fetch packages."""
     home = Path(os.environ.get("HOME", "/"))
     made = {name: os.environ[name] for name in KEPT if name in os.environ}
     made |= {"HOME": str(home), "PATH": os.environ.get("PATH", os.defpath)}
     for variable, path in (("PIP_CONFIG_FILE", ".config/pip/pip.conf"), ("npm_config_userconfig", ".npmrc")):
         if (home / path).is_file():
             made[variable] = str(home / path)
-    # This Python by its own path: what a version manager puts on PATH needs the caller's HOME.
+    # A link to this Python itself: the `python3` that a version manager puts on PATH needs the caller's HOME.
     (folder / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
     places = made["PATH"].split(os.pathsep)
     if "no-uv" in conditions:
@@ -133,7 +135,7 @@ def environment_of(folder: Path, conditions: frozenset[str]) -> dict[str, str]:
 
 
 def without_uv(place: str, copy: Path) -> str:
-    """A folder of PATH; if it has uv, one with links to everything else in it."""
+    """Return a folder of PATH. If it contains uv, return a new folder with links to everything else in it."""
     if not (Path(place) / "uv").exists():
         return place
     copy.mkdir()
@@ -144,14 +146,14 @@ def without_uv(place: str, copy: Path) -> str:
 
 
 def has_namespaces() -> bool:
-    """Whether we may give a process a network of its own."""
+    """Whether we may start a process in a separate network namespace."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return False
     return subprocess.run(["unshare", "--net", "ip", "link", "set", "lo", "up"], check=False).returncode == 0
 
 
 def refuse_the_impossible(conditions: Collection[str]) -> None:
-    """Raise if this machine cannot have one of these conditions."""
+    """Raise `NotPossible` if this machine cannot provide one of these conditions."""
     if unknown := set(conditions) - set(CONDITIONS):
         raise NotPossible(f"error: there is no condition {sorted(unknown)[0]!r}\ntry: make clean-machine ARGS=--list")
     if "no-ipv6" in conditions and not has_namespaces():

@@ -1,4 +1,4 @@
-"""Seconds of each test file, in tests/durations.toml: what `make affected` plans with.
+"""The seconds of each test file, stored in tests/durations.toml. `make affected` plans with them.
 
 `make test ARGS="-p scripts.durations"` measures them: as a plug-in of pytest, this module writes the file at the end of
 the run. `python -m scripts.durations FILE...` writes it from JSON lists of [test, phase, seconds, ...].
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DURATIONS = ROOT / "tests" / "durations.toml"
 
-# In a file that takes long, a test that does so too has its own entry.
+# In a long file, each long test has a separate entry.
 LONG_FILE_S = 10.0
 LONG_TEST_S = 1.0
 
@@ -29,7 +29,7 @@ HEADER = """\
 
 
 def main(paths: list[str]) -> int:
-    """Write the seconds from lists of [test, phase, seconds, ...], and say how many files there are."""
+    """Write the seconds from lists of [test, phase, seconds, ...], and print the number of test files."""
     phases = [phase for path in paths for phase in json.loads(Path(path).read_text())]
     write(DURATIONS, summed((phase[0], phase[2]) for phase in phases))
     print(f"durations: {sum('::' not in name for name in read(DURATIONS))} test files")
@@ -37,12 +37,12 @@ def main(paths: list[str]) -> int:
 
 
 def read(path: Path = DURATIONS) -> dict[str, float]:
-    """The seconds by the path of a test file, or by `path::test`; nothing if they were never measured."""
+    """The seconds by the path of a test file, or by `path::test`; empty if nothing was measured yet."""
     return tomllib.loads(path.read_text()) if path.is_file() else {}
 
 
 def summed(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The seconds of each file, and of each test that takes long in a long one, from those of every phase of a test."""
+    """Add up the seconds of all phases of tests: for each file, and for each long test in a long file."""
     files: dict[str, float] = defaultdict(float)
     tests: dict[str, float] = defaultdict(float)
     for test, seconds in phases:
@@ -57,7 +57,9 @@ def summed(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def write(path: Path, seconds: Mapping[str, float]) -> None:
-    """Write the seconds, sorted. Files that were not measured now keep what they had, unless they are gone."""
+    """Write the seconds, sorted. Files that were not measured this time keep their entries, unless
+    they were deleted.
+    """
     measured = {name for name in seconds if "::" not in name}
     kept = {
         name: value
@@ -69,7 +71,7 @@ def write(path: Path, seconds: Mapping[str, float]) -> None:
 
 
 class Stopwatch:
-    """Adds up the phases of every test of a run, and writes them at its end."""
+    """Collects the durations of all tests of a run, and writes them at its end."""
 
     def __init__(self) -> None:
         self._phases: list[tuple[str, float]] = []
@@ -83,7 +85,7 @@ class Stopwatch:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure a run where its reports come together, which is not in a worker."""
+    """Measure in the main process, which gets the reports of all workers."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Stopwatch(), "stopwatch")
 

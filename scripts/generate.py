@@ -1,6 +1,6 @@
-"""`make generate`: write the files that are made from the code. With --check, say which were not current.
+"""`make generate`: write the files that are made from the code. With --check, report the files that were not current.
 
-A generator is a module that is run with `python -m` and writes its files; a later run changes nothing.
+A generator is a module that is run with `python -m` and writes files. A second run changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def fingerprints(root: Path) -> dict[str, str]:
-    """Each file that git keeps or would keep, with the hash of its bytes."""
+    """Each file that git tracks or would add, with the hash of its bytes."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
     paths = (path for path in listed.split("\0") if path and (root / path).is_file())
@@ -47,7 +47,7 @@ def fingerprints(root: Path) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The files that are there, gone or different in one and not in the other."""
+    """The files that were added, removed or changed."""
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 

@@ -1,8 +1,9 @@
 """`make mutants`: plant small defects one at a time, and count how many of them a test notices.
 
-The defects are listed in tests/mutants.toml. Each is planted in a copy of the repository, never in the working tree,
-and meets the tests that `make affected` picks for its file, up to the first that fails. That test must pass without
-the defect, or it does not count. What was found is kept in build/mutants.json, so a run can be stopped and goes on.
+The defects are listed in tests/mutants.toml. Each is planted in a copy of the repository, never in
+the working tree. The tests that `make affected` picks for its file then run, up to the first
+failure. That test must pass without the defect, or it does not count. The results are kept in
+build/mutants.json, so a stopped run can be continued.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ PACKAGES = {
 }
 EACH = 11
 SEED = 20
-# Made by hand or by a tool once, run by a package that only slow tests have, or not part of the server.
+# Migrations, generators, code that only slow tests with another package run, and code outside the server.
 SKIPPED = ("/migrations/", "/generate_", "/pydantic_ai_", "/local_server.py")
-# A defect can make a test wait for ever. No run of the picked tests takes this long otherwise.
+# A defect can make a test wait forever. Without one, no run of the picked tests takes this long.
 LIMIT_S = 300.0
 SUITE_LIMIT_S = 7200.0
 FAILURES_TOGETHER_MAX = 20
@@ -62,7 +63,9 @@ HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one defect: killed, timeout, survived or missing; by which test, from which tests."""
+    """The result for one defect. `status` is killed, timeout, survived or missing. `test` is the
+    test that noticed it, and `tests` the set that ran: `picked` or `suite`.
+    """
 
     status: str
     test: str = ""
@@ -72,7 +75,7 @@ class Result:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the defects that have no result yet, and print the count."""
+    """Test the defects that have no result yet, and print a summary."""
     options = _options(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the copy is removed, and the tests are ended
         signal.signal(number, lambda *_: sys.exit(1))
@@ -112,7 +115,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 class Results:
-    """The results of one commit, kept in a file with those of others."""
+    """The results of one commit, kept in a file with those of other commits."""
 
     def __init__(self, path: Path, commit: str) -> None:
         self._path = path
@@ -122,13 +125,13 @@ class Results:
         self.broken: list[str] = stored.get("broken", [])
 
     def keep(self, mutant: Mutant, result: Result) -> Result:
-        """Write a result down."""
+        """Store a result."""
         self.of[mutant.name] = result
         self.write()
         return result
 
     def write(self) -> None:
-        """Write all of them, in one step."""
+        """Write all results atomically."""
         mine = {"mutants": {name: asdict(each) for name, each in self.of.items()}, "broken": self.broken}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
@@ -140,7 +143,7 @@ class Results:
 
 
 class Check:
-    """Plants defects in a copy of the repository, and runs its tests against them."""
+    """Plants defects in a copy of the repository, and runs the tests of the copy."""
 
     def __init__(self, copy: Path, results: Results, budget_s: float, limit_s: float) -> None:
         self._copy = copy
@@ -155,14 +158,15 @@ class Check:
         self._passing: set[str] = set()
 
     def run_suite(self, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, Result]]:
-        """Run defects against every test, all planted at once: one run of the suite instead of one for each.
+        """Run the whole suite with many defects planted at once, which is faster than one run for each defect.
 
-        Each test that fails is then run with each defect alone. Without those that it notices, the suite runs again.
+        Each test that fails is then run with each defect alone. The defects that it notices are
+        removed, and the suite runs again.
         """
         left = [site for mutant in mutants if (site := locate(mutant, self._texts, self._members)) is not None]
         unsure: list[str] = []
         while left:
-            # Two in one function could hide each other.
+            # Two defects in one function could hide each other.
             planted = list({(site.mutant.file, site.mutant.within): site for site in left}.values())
             with self._planted(*planted):
                 status, failed = self._pytest(
@@ -171,7 +175,7 @@ class Check:
             if status == "timeout":
                 raise RuntimeError(f"the suite took more than {SUITE_LIMIT_S:.0f} s with {len(planted)} defects")
             found = {site.mutant.name: ("", "") for site in planted} if not failed else self._noticed(planted, failed)
-            if not found:  # unsteady tests, or such that fail only with several of them
+            if not found:  # unsteady tests, or tests that fail only with several defects
                 unsure += [test for test, _ in failed]
             for site in [site for site in planted if site.mutant.name in found]:
                 test, reason = found[site.mutant.name]
@@ -180,7 +184,9 @@ class Check:
                 left.remove(site)
 
     def _noticed(self, planted: Sequence[Site], failed: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
-        """Of tests that failed with several defects, those that fail with one alone: by the name of that defect."""
+        """Find the defects that alone make one of the failed tests fail. Returns that test and its
+        error by the name of the defect.
+        """
         found: dict[str, tuple[str, str]] = {}
         for test, reason in failed:
             if not self._passes(test):
@@ -192,7 +198,7 @@ class Check:
         return found
 
     def run_picked(self, mutant: Mutant) -> Result:
-        """Run a defect against the tests that are picked for its file."""
+        """Run the tests that are picked for the file of a defect."""
         began = time.monotonic()
         site = locate(mutant, self._texts, self._members)
         if site is None:
@@ -202,7 +208,9 @@ class Check:
         return self._results.keep(mutant, Result(status, test, reason[:300], "picked", seconds))
 
     def _first_failure(self, site: Site, arguments: Sequence[str], limit_s: float) -> tuple[str, str, str]:
-        """The status of a defect, the test that showed it and with what: one that fails each time, and only with it."""
+        """Return the status of a defect, the test that noticed it, and the error. The test must
+        fail each time, and only with the defect.
+        """
         unsure: list[str] = []
         while True:
             with self._planted(site):
@@ -227,7 +235,7 @@ class Check:
     @contextmanager
     def _planted(self, *planted: Site) -> Iterator[None]:
         texts = {site.mutant.file: self._texts[site.mutant.file] for site in planted}
-        for site in sorted(planted, key=lambda each: each.start, reverse=True):  # what comes before it stays in place
+        for site in sorted(planted, key=lambda each: each.start, reverse=True):  # earlier offsets stay valid
             texts[site.mutant.file] = site.planted(texts[site.mutant.file])
         for file, text in texts.items():
             _write_source(self._copy / file, text)
@@ -238,7 +246,9 @@ class Check:
                 _write_source(self._copy / file, self._texts[file])
 
     def _passes(self, test: str) -> bool:
-        """Whether a test passes without any defect; of a file that could not be read, whether it can."""
+        """Whether a test passes without any defect. For a test file that could not be collected:
+        whether it now can be.
+        """
         if test not in self._passing and self._pytest(_alone(test), self._limit_s)[0] == "survived":
             self._passing.add(test)
         return test in self._passing
@@ -250,7 +260,9 @@ class Check:
     def _pytest(
         self, arguments: Sequence[str], limit_s: float, without: Sequence[str] = (), *, failures_max: int = 1
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Run tests up to so many failures: whether one killed the defect, and which tests failed with what."""
+        """Run tests up to `failures_max` failures. Returns the status of the defects, and the
+        failed tests with their errors.
+        """
         left_out = {*self._results.broken, *without}
         arguments = [each for each in arguments if each.partition("::")[0] not in left_out]
         if not arguments:
@@ -281,7 +293,7 @@ class Check:
 
 @contextmanager
 def copy_of(root: Path, commit: str) -> Iterator[Path]:
-    """A copy of a commit in a temporary folder, with an environment of its own; it is removed afterwards."""
+    """Make a copy of a commit in a temporary folder, with a separate virtual environment. It is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="retinue-mutants-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder) / "retinue"
         subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", root, copy], check=True)
@@ -297,7 +309,7 @@ def copy_of(root: Path, commit: str) -> Iterator[Path]:
 
 
 def make_environment(copy: Path) -> None:
-    """Make a .venv that has the packages of this one, and retinue from the copy."""
+    """Make a virtual environment with the packages of the current one, and with retinue from the copy."""
     venv.create(copy / ".venv", with_pip=False, symlinks=True)
     packages = [path for path in sys.path if path.endswith("site-packages")]
     [site_packages] = (copy / ".venv").glob("lib/python*/site-packages")
@@ -308,7 +320,9 @@ def make_environment(copy: Path) -> None:
 
 
 def run_in(copy: Path, arguments: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-    """Run Python in a copy; its code (None if it took too long, and was ended with all it started) and its output."""
+    """Run Python in a copy, and return its exit code and output. If it exceeds the limit, it is
+    killed with all that it started, and the code is None.
+    """
     environment = {**os.environ, "VIRTUAL_ENV": str(copy / ".venv")}
     environment.pop("PYTHONPATH", None)
     with tempfile.TemporaryFile("w+") as output:
@@ -337,7 +351,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def source_texts(root: Path) -> dict[str, str]:
-    """The modules of retinue by their paths."""
+    """The text of each module of retinue, by its path."""
     paths = sorted((root / "src" / "retinue").rglob("*.py"))
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
@@ -348,7 +362,9 @@ def is_in(path: str, folders: Iterable[str]) -> bool:
 
 
 def chosen_sites(copy: Path) -> list[Site]:
-    """Places for the list, the same number in each package, with defects that can be imported."""
+    """Choose places for the list: the same number in each package, and only defects with which the
+    module can be imported.
+    """
     texts = source_texts(copy)
     members = enum_members(texts)
     found = {
@@ -374,7 +390,7 @@ def can_be_imported(copy: Path, site: Site, text: str) -> bool:
 
 
 def write_list(path: Path, chosen: Sequence[Site]) -> None:
-    """Write the defects as data."""
+    """Write the defects to the list file."""
     entries = [
         "[[mutant]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(site.mutant).items())
         for site in chosen
@@ -383,12 +399,12 @@ def write_list(path: Path, chosen: Sequence[Site]) -> None:
 
 
 def read_list(path: Path) -> list[Mutant]:
-    """The defects, as they were written."""
+    """Read the defects from the list file."""
     return [Mutant(**each) for each in tomllib.loads(path.read_text())["mutant"]]
 
 
 def summary(mutants: Sequence[Mutant], results: dict[str, Result]) -> Iterator[str]:
-    """What survived or is missing, then how many were noticed: by package and in all."""
+    """Yield the defects that survived or are missing, then how many were noticed, by package and in total."""
     for mutant in mutants:
         if results[mutant.name].status in ("survived", "missing"):
             yield f"{results[mutant.name].status}: {mutant.name}"
@@ -419,7 +435,9 @@ def _alone(test: str) -> list[str]:
 
 
 def _write_source(path: Path, text: str) -> None:
-    """Write a module, and remove its bytecode: two texts of one length may be written within a second."""
+    """Write a module, and remove its bytecode. Python would not notice a new text of the same
+    length within a second.
+    """
     path.write_text(text, encoding="utf-8")
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()

@@ -1,7 +1,8 @@
-"""Small defects for the mutation check: where one can be planted in a Python text, and the text with it.
+"""Small defects for the mutation check: finds the places in a Python text where one can be planted, and plants it.
 
-A defect is known by its file, the function around it, the operator, the text of its line, and its number among equal
-ones. So it is found again after lines have moved, and says so if it is no longer there.
+A defect is identified by its file, the function around it, the operator, the text of its line, and
+its number among equal ones. So it is found again after lines have moved, and reported as missing if
+its place is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BOUNDARIES: Mapping[type[ast.cmpop], tuple[str, str]] = {
     ast.Gt: (">", ">="),
     ast.GtE: (">=", ">"),
 }
-# Text for people, speed, and what only a type checker reads: a defect there need not show in a test.
+# Text for people, code for speed, and code that only a type checker reads: tests need not notice a defect there.
 SKIPPED_FUNCTIONS = frozenset({"__init__", "__repr__", "__str__", "__hash__", "__aexit__", "__exit__", "__del__"})
 SKIPPED_LINE = re.compile(
     r"\blog(?:ger|ging)?\.|_log\b|\bcache|_s\b|_ms\b|timeout|interval|batch|chunk|maxsize|sleep|backoff|patience|"
@@ -34,7 +35,7 @@ ENUM_BASES = frozenset({"Enum", "StrEnum", "IntEnum", "Flag"})
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One small defect: where it is, and which one."""
+    """One small defect: its place, and the operator that makes it."""
 
     file: str
     within: str
@@ -50,7 +51,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in a text where a defect can be planted: what is there from `start` to `end`, and what comes instead."""
+    """A place in a text where a defect can be planted: `instead` replaces the text from `start` to `end`."""
 
     mutant: Mutant
     start: int
@@ -63,7 +64,9 @@ class Site:
 
 
 def sites(file: str, text: str, members: Mapping[str, Sequence[str]]) -> list[Site]:
-    """Every place of a Python text where one of the operators applies, in order. `members` are those of each enum."""
+    """Every place of a Python text where one of the operators applies, in order. `members` maps
+    each enum to its members.
+    """
     finder = _Finder(text, members)
     finder.visit(ast.parse(text))
     numbers: Counter[tuple[str, str, str]] = Counter()
@@ -79,7 +82,9 @@ def sites(file: str, text: str, members: Mapping[str, Sequence[str]]) -> list[Si
 
 
 def locate(mutant: Mutant, texts: Mapping[str, str], members: Mapping[str, Sequence[str]]) -> Site | None:
-    """Where a defect goes in these files: its own, or the only other one that has the same line in such a function."""
+    """Find the place of a defect: in its file, or in the only other place with the same line in a
+    function of that name.
+    """
     if mutant.file in texts:
         for site in sites(mutant.file, texts[mutant.file], members):
             if site.mutant == mutant:
@@ -97,7 +102,9 @@ def locate(mutant: Mutant, texts: Mapping[str, str], members: Mapping[str, Seque
 def choose(
     packages: Mapping[str, Sequence[Site]], count: int, seed: int, is_valid: Callable[[Site], bool]
 ) -> list[Site]:
-    """So many valid places of each package, by a fixed seed: operators in turn, and no function twice."""
+    """Choose `count` valid places in each package, by a fixed seed. The operators take turns, and
+    no function is chosen twice.
+    """
     chosen: list[Site] = []
     for package, found in packages.items():
         random = Random(f"{seed}:{package}")
@@ -239,7 +246,7 @@ class _Finder(ast.NodeVisitor):
     def visit_Raise(self, node: ast.Raise) -> None:
         if node.exc is not None:
             self._add("drop_raise", *self._span(node), "pass")
-        # The words of an error are for people.
+        # The text of an error is for people.
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
@@ -266,7 +273,7 @@ class _Finder(ast.NodeVisitor):
             self._drop_sql_condition(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Parts of an f-string have no place of their own before Python 3.12."""
+        """Skip f-strings, because their parts have no exact position before Python 3.12."""
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.value, ast.Name) and node.attr in (members := self._members.get(node.value.id, ())):
@@ -284,7 +291,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Match(self, node: ast.Match) -> None:
-        """Patterns stay as they are; what is done for each is visited."""
+        """Visit the subject, the guards and the bodies. Patterns are not changed."""
         self.visit(node.subject)
         for case in node.cases:
             if case.guard is not None:
@@ -312,7 +319,7 @@ class _Finder(ast.NodeVisitor):
         return self._offset(node.lineno, node.col_offset), self._offset(end_line, end_column)
 
     def _offset(self, line: int, column: int) -> int:
-        """The place in the text; columns of the syntax tree count bytes."""
+        """The offset in the text of a line and column. Columns of the syntax tree count bytes."""
         row = self._rows[line - 1]
         return self._starts[line - 1] + len(row.encode()[:column].decode())
 

@@ -19,12 +19,12 @@ DELAY_MS = 50
 
 
 class NoSlowDisk(Exception):
-    """This machine cannot slow its disk down; the message says what to do."""
+    """This machine cannot simulate a slow disk. The message says what to do."""
 
 
 @contextmanager
 def slow_disk(delay_ms: int = DELAY_MS) -> Generator[dict[str, str]]:
-    """The environment for processes whose disk is slow."""
+    """Yield the environment variables for processes with a slow disk."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if sys.platform != "linux" or compiler is None:
         raise NoSlowDisk("error: a slow disk needs Linux and a C compiler\ntry: sudo apt-get install -y gcc libc6-dev")
@@ -35,7 +35,7 @@ def slow_disk(delay_ms: int = DELAY_MS) -> Generator[dict[str, str]]:
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             raise NoSlowDisk(f"error: {SOURCE.name} does not compile\n{made.stderr}")
-        for each in (folder, library):  # a PostgreSQL that root starts runs as another user
+        for each in (folder, library):  # readable for the other user as whom PostgreSQL runs if we are root
             each.chmod(0o755)
         yield {**os.environ, "LD_PRELOAD": str(library), SYNC_VARIABLE: "1"}
     finally:

@@ -1,4 +1,4 @@
-"""Which file of the repository imports which: read from the text of the files, without importing any of them."""
+"""The import graph of the repository, read from the text of its files without importing any of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPOUND = re.compile(r"\w+(?:[.-]\w+)+")
 FIXTURE = re.compile(r"^@pytest(?:_asyncio)?\.fixture(.*)\n(?:@.*\n)*(?:async )?def (\w+)", re.MULTILINE)
 NAME_LIKE = re.compile(r"(?=.{6})[a-z][a-z0-9]*(?:[_.-][a-z0-9]+)+")
 
-# An import of a name that did not change still runs the changed module, but seldom depends on the change.
+# The cost of an import that uses no changed name. It still runs the changed module, but seldom depends on the change.
 OTHER_NAME_COST = 3.0
 
 
@@ -42,7 +42,7 @@ class Tree:
 
     @cached_property
     def importers(self) -> Mapping[str, frozenset[str]]:
-        """For each file the files that import it."""
+        """For each file, the files that import it."""
         found: dict[str, set[str]] = defaultdict(set)
         for path in self.files:
             for imported in self.imports(path):
@@ -72,7 +72,7 @@ class Tree:
         return found - {path}
 
     def names(self, path: str, name: str) -> bool:
-        """Whether the text of a file has a name in it; `session.list` may also be two words of a command."""
+        """Whether the text of a file contains a name. `session.list` may also occur as two words of a command."""
         text = self.files[path]
         if "." not in name:
             return name in words(text)
@@ -80,7 +80,7 @@ class Tree:
         return name in words(text) or bool(re.search(rf"\b{parted}\b", text))
 
     def _files_of(self, module: str) -> Iterator[str]:
-        """The file of a module (or of the module that has this name in it), and of the packages around it."""
+        """Yield the file of a module, or of the module that contains this name, and of the packages around it."""
         parts = module.split(".")
         for length in range(len(parts), 0, -1):
             stem = "/".join(parts[:length])
@@ -98,7 +98,9 @@ class Tree:
         return {each for each in around if each in self.files and _gives_fixture(self.files[each], mine)}
 
     def _package_of(self, path: str) -> str | None:
-        """The package around a module that nothing imports: something in it loads the module by its path."""
+        """The package around a module that no file imports. Code in the package probably loads the
+        module by its path.
+        """
         if not path.startswith("src/") or path.endswith("__main__.py"):
             return None
         around = (f"{folder}/__init__.py" for folder in PurePosixPath(path).parents if len(folder.parts) > 2)
@@ -112,17 +114,19 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a file reaches a changed one: what the way costs, and the files on it, from its own first import on."""
+    """How a file reaches the changed file: the cost of the route, and the files on it, from the
+    file's own import on.
+    """
 
     cost: float
     through: tuple[str, ...] = ()
 
 
 def routes_to(changed: str, names: Collection[str], tree: Tree) -> dict[str, Route]:
-    """The cheapest way from every file that reaches the changed one.
+    """The cheapest route to the changed file from every file that reaches it.
 
-    Each import costs 1; an importer that names nothing that changed costs more, and so does each module on the way that
-    imports many others, since it says little about any one of them.
+    Each import costs 1. An importer that uses none of the changed names costs more. So does a
+    module on the route that imports many others, because it says little about any one of them.
     """
     routes: dict[str, Route] = {}
     waiting: list[tuple[float, str, tuple[str, ...]]] = [(0.0, changed, ())]
@@ -152,13 +156,13 @@ def is_test(path: str) -> bool:
 
 @cache
 def words(text: str) -> frozenset[str]:
-    """The words of a text, and those joined by dots or hyphens."""
+    """The words of a text, also the compounds that are joined by dots or hyphens."""
     return frozenset(WORD.findall(text)) | frozenset(COMPOUND.findall(text))
 
 
 @cache
 def imported_names(text: str) -> frozenset[str]:
-    """The dotted names that a Python text imports, relative ones with their dots, and those it has as a string."""
+    """The dotted names that a Python text imports or has as a string. Relative imports keep their leading dots."""
     found = set[str](QUOTED_MODULE.findall(text))
     for origin, names in FROM_IMPORT.findall(text):
         listed = (name.split()[0] for name in re.sub(r"#.*|[()]", "", names).split(",") if name.strip())
@@ -169,9 +173,9 @@ def imported_names(text: str) -> frozenset[str]:
 
 
 def defined_names(text: str, lines: Collection[int] = ()) -> frozenset[str]:
-    """What other files could call a part of a Python text by: what it defines, and its strings that look like a name.
+    """The names by which other files can refer to a Python text: its definitions, and its strings that look like names.
 
-    With line numbers, only the definitions around them count; where there is none, all of them do.
+    With `lines`, only the definitions around these lines count. If there are none, all definitions count.
     """
     try:
         tree = ast.parse(text)

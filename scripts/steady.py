@@ -1,7 +1,8 @@
-"""`make steady`: run the tests again and again under strain, and print each test that does not agree with itself.
+"""`make steady`: run the tests repeatedly under load, and print each test whose outcome is not always the same.
 
-A round has three parts: all tests in random order, quiet; the same beside one busy process per core; and what writes to
-the disk, with a slow one. The results are kept in build/steady, so that `--resume` continues on another day.
+A round has three parts: all tests in random order without load; the same with one busy process per
+core; and the tests that write to the disk, with a slow disk. The results are kept in build/steady,
+so that `--resume` continues on another day.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PART_LIMIT_S = 6 * 3600.0  # ends a hang that no test's own limit ended
 STOP_LIMIT_S = 60.0
 WHOLE = (0, 1)  # pytest's exit statuses of a run that reached its end: all passed, some failed
 
-# What a product is made of: between two rounds of a count only tests may change, and what only tests use.
+# The folders of the product. Between the rounds of one selection, only tests and code that only tests use may change.
 PRODUCT = ("src", "web", "requirements")
 NOT_PRODUCT = frozenset({"__pycache__", "_web", "node_modules", "testing"})
 
@@ -45,7 +46,7 @@ BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One way to run the tests; `folders` are those it runs when none are named."""
+    """One way to run the tests. `folders` are run if no tests are named; empty means all tests."""
 
     name: str
     workers: int
@@ -71,7 +72,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class PartResult:
-    """What is known about one part of one round."""
+    """The results of one part of one round."""
 
     round: int
     part: str
@@ -90,7 +91,7 @@ class PartResult:
         return f"round {self.round}, {self.part}"
 
     def outcome_of(self, test: str) -> str:
-        """The worst that a test did in this part: one that failed in its teardown has failed."""
+        """The worst outcome of a test in this part. A test that failed in its teardown has failed."""
         seen = {attempt.outcome for attempt in self.attempts[test]}
         return next((outcome for outcome in ("failed", "retried", "passed") if outcome in seen), "skipped")
 
@@ -102,7 +103,7 @@ class PartResult:
 
 
 def read_result(path: Path) -> PartResult | None:
-    """What a part wrote, or None if it never began."""
+    """Read the results that a part wrote. Returns None if it never began."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = list(_records(lines))
     if not records:
@@ -125,7 +126,7 @@ def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def fingerprint(root: Path) -> str:
-    """A hash of everything that is tested: the product, and the versions of what it stands on."""
+    """A hash of everything that is tested: the product, and the versions of its dependencies."""
     digest = sha256()
     for path in sorted(path for folder in PRODUCT for path in (root / folder).rglob("*")):
         name = path.relative_to(root)
@@ -135,7 +136,7 @@ def fingerprint(root: Path) -> str:
 
 
 def revision_of(root: Path) -> str:
-    """The commit that was tested, with `+` if something was changed and not committed."""
+    """The commit that was tested, with `+` if there were uncommitted changes."""
     if (git := shutil.which("git")) is None:
         return "unknown"
     command = [git, "describe", "--always", "--dirty=+", "--exclude=*"]
@@ -158,7 +159,9 @@ class Steady:
 
     @property
     def folder(self) -> Path:
-        """One for each selection, so that a look at one file does not spoil the count of all."""
+        """The folder of the results. Each selection of tests has another, so that running one file
+        does not affect the results of all.
+        """
         name = "-".join(path.strip("/").replace("/", ".") for path in self.paths) or "all"
         return self.root / RESULTS / (name if len(name) < 100 else sha256(name.encode()).hexdigest()[:16])
 
@@ -171,7 +174,7 @@ class Steady:
                 path.unlink()
 
     def run(self) -> list[PartResult]:
-        """Run what has not been run whole on this product yet, and return everything that is known."""
+        """Run the parts that have not yet run to their end on this product, and return all results."""
         product, revision = fingerprint(self.root), revision_of(self.root)
         planned = [(round_, part) for round_ in range(1, self.rounds + 1) for part in self.parts]
         results: list[PartResult] = []
@@ -205,7 +208,7 @@ class Steady:
 
 
 def pytest_command(part: Part, seed: int, outcomes: Path, paths: Sequence[str]) -> list[str]:
-    """What runs the tests of a part, in the order that belongs to the seed."""
+    """The command that runs the tests of a part, in the order that the seed determines."""
     return [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--retry-real"),
         # With `=`: before pytest knows an option, it takes the word that follows for a path.
@@ -216,7 +219,7 @@ def pytest_command(part: Part, seed: int, outcomes: Path, paths: Sequence[str]) 
 
 
 def wait_for(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the tests end. When they take far too long, or when we are interrupted, end them."""
+    """Wait until the tests end. End them if they take far too long, or if this process is interrupted."""
     try:
         process.wait(timeout=PART_LIMIT_S)
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
@@ -230,7 +233,7 @@ def wait_for(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def strained(part: Part) -> Generator[Mapping[str, str]]:
-    """The environment in which the tests of a part run, with what makes it hard for them."""
+    """Apply the load of a part during the block, and yield the environment variables for its tests."""
     busy = [busy_process() for _ in range(os.cpu_count() or 1)] if part.is_busy else []
     try:
         if part.has_slow_disk:
@@ -245,7 +248,7 @@ def strained(part: Part) -> Generator[Mapping[str, str]]:
 
 
 def busy_process() -> subprocess.Popen[bytes]:
-    """A process that keeps one core busy, and ends soon after we do, however we end."""
+    """Start a process that keeps one core busy. It ends soon after this process, even if this process is killed."""
     return subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())])
 
 
@@ -260,7 +263,7 @@ def line_about(result: PartResult) -> str:
 
 
 def unsteady_tests(results: Sequence[PartResult]) -> dict[str, list[PartResult]]:
-    """The tests that failed, passed only when retried, or did not agree with themselves, with the parts they ran in."""
+    """The tests that failed, passed only when retried, or had different outcomes, with the parts in which they ran."""
     seen: defaultdict[str, list[PartResult]] = defaultdict(list)
     for result in results:
         for test in result.attempts:
@@ -275,7 +278,7 @@ def is_unsteady(outcomes: Iterable[str]) -> bool:
 
 
 def report(results: Sequence[PartResult]) -> list[str]:
-    """Each unsteady test with its outcome in each part, and the command that repeats the bad ones."""
+    """Return lines for each unsteady test: its unusual outcomes, each with the command that repeats it."""
     lines: list[str] = []
     for test, parts in unsteady_tests(results).items():
         lines.append(f"unsteady: {test}")
@@ -293,7 +296,7 @@ def report(results: Sequence[PartResult]) -> list[str]:
 
 
 def repeat_command(part: PartResult, test: str) -> str:
-    """Runs the test's file in the same order and under the same strain."""
+    """The command that runs the test's file in the same order and under the same load."""
     file = test.partition("::")[0]
     return f"make steady ARGS={shlex.quote(f'--rounds 1 --only {part.part} --seed {part.seed} {file}')}"
 
@@ -302,7 +305,7 @@ def repeat_command(part: PartResult, test: str) -> str:
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Run the rounds, print what is unsteady, and return 1 if anything is or if a part did not run whole."""
+    """Run the rounds, print what is unsteady, and return 1 if a test is unsteady or a part did not run to its end."""
     asked = _parser().parse_args(arguments)
     steady = Steady(
         root=root,

@@ -1,6 +1,6 @@
-"""Run one part of `make check`: print all it says once it has ended, and then how long it took.
+"""Run one part of `make check`. When it has ended, print all its output, and then how long it took.
 
-So two parts can run at once, and neither speaks in the middle of the other.
+So two parts can run at once without mixing their output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked of a provider to see whether it does as expected, and what each question may cost."""
+"""The requests that check whether a provider behaves as expected, and an upper bound for their cost."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import EndChunk, Model, ModelPrompt, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
 
 REPLY_TOKENS_MAX = 4_096
-CACHED_WORDS = 6_000  # more than the least that any of them keeps
-CHARS_PER_TOKEN_MAX = 6  # so many characters are more than a token, in plain English
-QUESTION_TOKENS_MAX = 2_000  # of every question but the long ones
-REQUESTS = 10  # that a provider answers: the wrong key and the long prompt are refused, and cost nothing
+CACHED_WORDS = 6_000  # more than the minimum that any provider caches
+CHARS_PER_TOKEN_MAX = 6  # in plain English, this many characters are more than one token
+QUESTION_TOKENS_MAX = 2_000  # of each request, except the long ones
+REQUESTS = 10  # requests that a provider answers; those with a wrong key or a long prompt are refused, and cost nothing
 TOKENS_PRICED = 1_000_000
 
 WEATHER = ToolSpec(
@@ -55,7 +55,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`ok`, `differs` where something came that we did not expect, `failed` where nothing came."""
+    """The result of one check: `ok`, `differs` if the reply was not as expected, or `failed` if there was no reply."""
 
     verdict: str
     words: str = ""
@@ -66,11 +66,11 @@ class Outcome:
 
 
 class Differs(Exception):
-    """What came is not what we expect."""
+    """The reply is not as expected."""
 
 
 class _Red:
-    """A small red picture."""
+    """Returns a small red picture for any attachment."""
 
     def read(self, attachment: Attachment) -> bytes | None:
         return RED
@@ -98,7 +98,7 @@ async def check(subject: Subject, name: str) -> Outcome:
 
 
 def cost_bound_usd(facts: ModelFacts) -> float | None:
-    """More than all questions together can cost; None where no price is known."""
+    """An upper bound for the cost of all checks; None if the price is not known."""
     if facts.price is None:
         return None
     read = REQUESTS * QUESTION_TOKENS_MAX + 2 * CACHED_WORDS * 2
@@ -226,7 +226,7 @@ async def _ask(
 
 
 class _Heard:
-    """Chunks as a reply that can be given back, each stretch with its seal."""
+    """Collects chunks into a reply that can be sent back to the provider, with the seal of each piece."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider

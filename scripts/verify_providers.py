@@ -1,6 +1,6 @@
-"""`make verify-providers`: ask the real APIs, and see whether they still do what our clients expect. Costs money.
+"""`make verify-providers`: check that the real APIs still behave as our clients expect. This costs money.
 
-Nothing is asked without `--yes` (or VERIFY=1), and only those whose key is in the environment. No key is printed.
+Nothing is sent without `--yes` (or VERIFY=1). Only APIs whose key is in the environment are checked. No key is printed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from retinue.models.provider_http import HttpModel, ProviderConnections  # noqa:
 from retinue.models.providers import BUILT_IN_PROVIDERS  # noqa: E402
 from scripts.verify_checks import CHECKS, Outcome, Subject, check, cost_bound_usd  # noqa: E402
 
-URLS = "VERIFY_PROVIDERS_URL"  # instead of the real ones, for a try without cost: URL/NAME is asked
+URLS = "VERIFY_PROVIDERS_URL"  # replaces the real APIs, for a trial without cost: requests go to URL/NAME
 CONFIRMED = "VERIFY"
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API, and a cheap model that can do everything in question."""
+    """One API, and a cheap model that supports everything that is checked."""
 
     name: str
     ref: ModelRef
     format: WireFormat
 
 
-# Newer models of OpenAI take tools by the chat API only where they do not think.
+# In the chat API, newer models of OpenAI support tools only without thinking.
 APIS = (
     Api("anthropic", ModelRef("anthropic", "claude-haiku-5-5"), WireFormat.ANTHROPIC),
     Api("openai-responses", ModelRef("openai", "gpt-6-luna"), WireFormat.OPENAI_RESPONSES),
@@ -57,7 +57,7 @@ def key_of(api: Api, environment: Mapping[str, str]) -> str:
 
 
 def chosen(names: Sequence[str], models: Sequence[str]) -> list[Api]:
-    """The APIs that were asked for, with the models that were named for them as API=MODEL."""
+    """The requested APIs, with the models that were given for them as API=MODEL."""
     instead = {name: model for name, _, model in (each.partition("=") for each in models)}
     return [
         Api(api.name, ModelRef(api.ref.provider, instead.get(api.name) or api.ref.model), api.format)
@@ -79,7 +79,7 @@ def subject(api: Api, key: str, environment: Mapping[str, str], link: ProviderCo
 
 
 class Say:
-    """Prints lines, and in none of them a key."""
+    """Prints lines, with every key in them replaced."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [key for key in keys if key]

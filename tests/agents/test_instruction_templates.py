@@ -203,7 +203,10 @@ def test_template_fingerprints_change_with_every_change_of_a_file(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("text", "because"),
-    [(b"\xff\xfe", "not UTF-8"), (b"x" * (instruction_templates.FILE_BYTES_MAX + 1), "the limit is 65,536 bytes")],
+    [
+        (b"\xff\xfe", "not valid UTF-8"),
+        (b"x" * (instruction_templates.FILE_BYTES_MAX + 1), "the limit is 65,536 bytes"),
+    ],
 )
 def test_a_binary_or_too_large_template_file_is_refused(tmp_path: Path, text: bytes, because: str) -> None:
     write_file(tmp_path, ENTRY_FILE, text)

@@ -79,7 +79,7 @@ def test_agents_see_the_open_windows_of_their_person_until_they_are_closed(api_c
         return listed if listed["failed"] else None
 
     gone = wait_until_sync(read_failed_list, "the server has noticed the end of the connection") or {}
-    assert "no window is open" in gone["output"]
+    assert "does not have the web app open" in gone["output"]
 
 
 COMMANDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -140,7 +140,7 @@ def test_a_panel_command_succeeds_or_fails_as_the_window_answers(
 def test_without_a_window_or_with_invalid_arguments_panel_commands_fail(api_client: ApiClient) -> None:
     for tool, arguments, _ in COMMANDS:
         result = call_tool(api_client, tool, **arguments)
-        assert result["failed"] and "no window is open" in result["output"]
+        assert result["failed"] and "does not have the web app open" in result["output"]
     with api_client.websocket() as websocket:
         send_panels(websocket, "w1")
         for tool, arguments in (("panels_close", {"panel": "p9"}), ("open_url", {"url": "file:///etc/passwd"})):

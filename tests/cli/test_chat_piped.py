@@ -188,7 +188,10 @@ def test_an_approval_still_open_at_the_end_of_input_exits_1(server: ServerProces
     completed = server.retinue("chat", "--agent", "clerk", "--session", "open", stdin="read SOUL.md\n")
 
     assert completed.returncode == 1
-    assert "[approval.pending]\nbecause: the input has ended\ntry: retinue allow " in completed.stderr
+    assert (
+        "[approval.pending]\nbecause: the input ended before a person had decided the approval\ntry: retinue allow "
+        in completed.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_an_approval_still_open_at_the_end_of_input_exits_1(server: ServerProces
     [
         ("/allow", "approval.id_missing", "/allow ID"),
         ("/approve deny", "approval.id_missing", "/approve ID"),
-        ("/why nothing", "id.invalid", "copy the id from a list or an answer"),
+        ("/why nothing", "id.invalid", "copy the id from a list or a response"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_prints_the_reason(
@@ -218,7 +221,7 @@ def test_chat_supports_server_commands_its_own_commands_and_escaped_slashes(serv
     assert "\nagent: guide\n" in completed.stdout
     assert "\nNothing was running or waiting here.\n" in completed.stdout
     assert "\nUnknown command /statsu. Did you mean /status?" in completed.stdout
-    assert "\nNot done: no approval 00000000." in completed.stdout
+    assert "\nNot done: no approval has the id 00000000." in completed.stdout
     assert "\n/switch AGENT [WORDS] " in completed.stdout and "\n/quit " in completed.stdout
     assert "“/help me”" in completed.stdout
     assert "never" not in completed.stdout

@@ -239,7 +239,7 @@ def test_parameters_of_every_kind_are_parsed_and_null_differs_from_a_missing_val
     assert taken[to_dest("attributes")] == {"a": 1}
     assert taken[to_dest("cost")] == 2.0
     assert vars(parser.parse_args([]))[to_dest("name")] is None
-    assert "100% of it (1.5)" in parser.format_help()
+    assert "100% of it (default: 1.5)" in parser.format_help()
     with pytest.raises(UsageError, match="is not valid JSON"):
         parser.parse_args(["--attributes", "{"])
 

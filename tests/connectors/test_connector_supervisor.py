@@ -658,7 +658,7 @@ def test_a_stored_poison_message_is_read_back_without_its_files() -> None:
         files=(RemoteFile(name="a.png", media_type="image/png", size_bytes=1, fetch=lambda: fetch()),),
     )
     again = from_json(to_json(inbound))
-    assert again.text == "look\n[left out: 1 files, which were not downloaded]"
+    assert again.text == "look\n[not downloaded: 1 file]"
     assert (again.speaker, again.peer, again.mentioned, again.files) == (inbound.speaker, "4711", True, ())
 
 

@@ -192,7 +192,7 @@ async def test_a_model_refusal_is_reported_as_a_refusal(
     assert settled.outcome is Outcome.DEAD
     assert text.split("\n") == [
         "Something went wrong: mock/m1 refused to answer [model.refused]",
-        "because: the model, or a content filter of its provider, refused it",
+        "because: the model, or a content filter of its provider, refused the request",
         "try: rephrase the message, or give the agent another model",
     ]
     assert [(row.failure, row.next_action) for row in rows] == [("content_filter", "give_up")]
@@ -251,7 +251,7 @@ async def test_thinking_that_uses_all_output_tokens_is_reported(tmp_path: Path, 
     async with instance.run() as server, advancing_clock(instance):
         await server.wait_for_outcome((await server.send("hello")).envelope)
         [text] = await list_texts_to(server)
-    assert text.startswith("Something went wrong: mock/m1 did not get to an answer [model.only_thinking]")
+    assert text.startswith("Something went wrong: mock/m1 gave no answer [model.only_thinking]")
     assert "because: it used all output tokens for thinking" in text
 
 

@@ -225,7 +225,7 @@ async def test_a_context_above_its_token_limit_is_reset_before_the_next_run_and_
             await send_and_wait_for_answer(server, text)
             assert await list_reset_reasons(server) == []
         waiting = await only_session(server)
-        assert waiting.reset_because == "the context had 1,001 tokens; the limit is 1,000"
+        assert waiting.reset_because == "the context had 1,001 tokens, and the limit is 1,000 tokens"
         assert f"next-reset: with the next run: {waiting.reset_because}" in await send_and_wait_for_answer(
             server, "/status"
         )

@@ -743,7 +743,7 @@ async def test_overflow_refuse_keeps_waiting_envelopes_and_notifies_the_late_sen
         late = await setup.post("number 2")
 
         assert late.outcome is Outcome.REFUSED
-        assert late.because == "queue full: 2 envelopes already wait in this session, its cap is 2"
+        assert late.because == "queue full: 2 envelopes waiting in this session, its cap is 2"
         assert await setup.outcome(late.envelope) == (Outcome.REFUSED, late.because)
         assert await list_waiting_texts(setup, late.session) == ["number 0", "number 1"]
         assert all(receipt.outcome is None for receipt in stored)

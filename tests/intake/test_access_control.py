@@ -490,7 +490,7 @@ async def test_a_file_that_cannot_be_fetched_becomes_a_line_in_the_text(chat: Ch
         assert [each.name for each in envelope.attachments] == ["good.bin"]
         assert envelope.text.splitlines() == [
             "four",
-            "[not fetched: told.bin, 11 bytes; the limit is 10]",
+            "[not fetched: told.bin, 11 bytes; the limit is 10 bytes]",
             "[not fetched: untold.bin, more than 10 bytes]",
             "[could not be fetched: broken.bin]",
         ]

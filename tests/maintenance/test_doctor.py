@@ -119,7 +119,7 @@ FINDING_CASES: tuple[tuple[Evaluate, Any, DoctorHealth, str], ...] = (
         doctor_checks.check_waiting_envelopes,
         replace(STORE_FACTS, waiting=(("ada", 3, 0),)),
         DoctorHealth.PROBLEM,
-        "3 envelopes for ada",
+        "no run is open for 3 waiting envelopes to ada",
     ),
     (doctor_checks.check_dead_letters, replace(STORE_FACTS, dead_letters=2), DoctorHealth.WARNING, "2 dead letters"),
     (doctor_checks.check_dead_letters, replace(STORE_FACTS, dead_letters=50), DoctorHealth.WARNING, "50 or more"),
@@ -291,9 +291,7 @@ async def test_doctor_reports_waiting_envelopes_that_no_run_reads(instance: Loca
             "UPDATE envelopes SET status = 'pending', due_ms = 0, settled_ms = NULL WHERE id = :id", id=sent["envelope"]
         )
         found = await run_doctor(operations, quick=True)
-        assert (
-            found["waiting_envelopes"]["findings"][0]["sentence"] == "1 envelopes for ada wait, and no run reads them"
-        )
+        assert found["waiting_envelopes"]["findings"][0]["sentence"] == "no run is open for 1 waiting envelope to ada"
 
 
 async def test_a_failing_doctor_check_is_a_finding_and_the_others_still_run(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_key_with_characters_invalid_in_a_header_is_treated_as_missing(kept: s
     credential = Credential(id="acme:env", provider="acme", source="env:ACME_API_KEY")
     agent_credentials = make_agent_credentials("ada", credential, environment={"ACME_API_KEY": kept})
     assert agent_credentials.list_usable("acme") == ()
-    assert "ASCII letters, digits and signs, without spaces" in agent_credentials.explain_none("acme")
+    assert "ASCII letters, digits and punctuation characters, without spaces" in agent_credentials.explain_none("acme")
     with pytest.raises(ModelFailed) as failed:
         read_key(credential, {"ACME_API_KEY": kept})
     assert failed.value.failure is ModelFailureKind.AUTH

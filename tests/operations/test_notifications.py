@@ -421,7 +421,7 @@ async def test_a_session_has_a_limited_number_of_open_questionnaires(instance: L
             assert not (await result_of(server, session, "ask_questions")).failed
         session = await ask_questionnaire(server)
         assert (
-            "10 in this conversation are unanswered, which is the limit"
+            "the limit is 10 unanswered questionnaires for each conversation"
             in (await result_of(server, session, "ask_questions")).output
         )
 

@@ -88,7 +88,7 @@ async def test_subagent_stop_stops_one_or_all_subagents_of_a_session_and_counts_
         outcomes = [each["outcome"] for each in (await server.ask("subagent.list"))["subagents"]]
         assert outcomes == ["stopped"] * 3
         for unclear in ({}, {"id": one, "session": receipt.session}):
-            with pytest.raises(Invalid, match="give either `id` or `session`"):
+            with pytest.raises(Invalid, match="invalid selection of subagents"):
                 await server.ask("subagent.stop", **unclear)
 
 

@@ -175,7 +175,7 @@ def test_without_reset_rules_a_context_is_never_reset(rules: ResetRules) -> None
 @pytest.mark.spec("H42")
 def test_a_context_exceeds_its_limit_only_if_its_known_length_is_above_it() -> None:
     rules = ResetRules(context_tokens_max=1_000)
-    assert explain_context_limit(rules, 1_001) == "the context had 1,001 tokens; the limit is 1,000"
+    assert explain_context_limit(rules, 1_001) == "the context had 1,001 tokens, and the limit is 1,000 tokens"
     assert not explain_context_limit(rules, 1_000)
     assert not explain_context_limit(rules, None)
 

@@ -367,7 +367,7 @@ async def test_a_manual_occurrence_runs_at_once_but_is_skipped_during_a_run_unle
             lambda page: schedules.create_manual_occurrence(page, get_stored_schedule(page, schedule), is_forced=False),
         )
         skipped = await ended(server, schedule, at=begun + timedelta(seconds=1))
-        assert skipped.state is OccurrenceState.SKIPPED and skipped.because.startswith("overlap: the one of ")
+        assert skipped.state is OccurrenceState.SKIPPED and skipped.because.startswith("overlap: the occurrence of ")
         await write(
             server,
             lambda page: schedules.create_manual_occurrence(page, get_stored_schedule(page, schedule), is_forced=True),

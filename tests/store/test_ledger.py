@@ -630,7 +630,7 @@ def test_every_ledger_equation_has_a_row_in_the_docs() -> None:
 def test_a_ledger_finding_names_the_envelope_and_the_reason(store_with_history: StoreWithHistory) -> None:
     checked = store_with_history.check("UPDATE envelopes SET run = NULL WHERE id = :claimed")
     short = store_with_history.ids["claimed"][:8]
-    assert f"       - {short}: claimed, but 0 open runs and 0 open deliveries hold it" in checked.lines()
+    assert f"       - {short}: claimed, but held by 0 open runs and 0 open deliveries" in checked.lines()
     [held] = [equation for equation in checked.as_dict()["equations"] if not equation["ok"]]
     assert held["findings"][0]["id"] == store_with_history.ids["claimed"]
 

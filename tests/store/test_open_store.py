@@ -131,7 +131,7 @@ async def test_a_missing_directory_is_named_in_the_store_error(tmp_path: Path) -
     with pytest.raises(StoreError) as refused:
         await open_store(tmp_path / "nowhere" / "retinue.db")
     assert refused.value.code == "store.cannot_open"
-    assert "nowhere" in refused.value.sentence and "directory" in refused.value.try_this
+    assert "nowhere" in refused.value.sentence and "folder of the file" in refused.value.try_this
 
 
 async def test_a_directory_in_place_of_the_database_file_is_refused(path: Path) -> None:

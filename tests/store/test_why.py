@@ -165,7 +165,7 @@ async def test_why_explains_a_refusal_with_its_reason(instance: LocalInstance) -
         await wait_for_prompts(server, 1)
         sent += [(await server.send(f"{n}", recipient="agent:small")).envelope for n in range(2)]
         lines = await explanation_lines(server, sent[-1])
-        because = "queue full: 1 envelopes already wait in this session, its cap is 1"
+        because = "queue full: 1 envelope waiting in this session, its cap is 1"
         assert lines[0].endswith(f"ended refused: {because}.")
         assert lines[-1].startswith("person:maria was notified in notice ") and because in lines[-1]
         waits = await explanation_lines(server, sent[1])
@@ -315,7 +315,7 @@ async def test_why_explains_the_runs_and_waiting_envelopes_of_a_session(instance
         run = (await server.get_envelope(third)).run
         assert run and lines[0] == (
             f"session {short_id(session)} of ada for web person:maria, active: "
-            f"run {short_id(run)} is running, 1 envelopes wait."
+            f"run {short_id(run)} is running, 1 envelope waiting."
         )
         assert lines[1] == f"Session {short_id(session)} of ada was opened for web person:maria."
         assert [line.split()[2] for line in lines[2:]] == ["started", "completed.", "started", "failed:", "started"]

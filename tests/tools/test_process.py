@@ -75,7 +75,7 @@ async def test_process_log_returns_pages_of_lines(setup: ToolSetup) -> None:
     assert (await setup.call_process("log", id_, offset=0, limit=2)).text == (
         "Lines 0 to 1 of 1000. Read on with offset 2.\n1\n2"
     )
-    assert (await setup.call_process("log", id_, offset=2_000)).text == "The log has 1000 lines."
+    assert (await setup.call_process("log", id_, offset=2_000)).text == "The log has 1,000 lines."
     lines: list[str] = []
     while len(lines) < 1000:
         lines += (await setup.call_process("log", id_, offset=len(lines), limit=300)).text.splitlines()[1:]
@@ -241,7 +241,7 @@ async def test_process_clear_removes_only_ended_commands(setup: ToolSetup) -> No
     assert [each.id[:8] for each in await setup.written()] == [running]
 
     await setup.ended_process(await setup.background("true"))
-    assert (await setup.call_process("clear")).text.startswith("1 ")
+    assert (await setup.call_process("clear")).text == "Cleared 1 command that had ended."
     assert [each.id[:8] for each in await setup.written()] == [running]
 
 

@@ -74,9 +74,9 @@ async def test_a_window_command_fails_on_timeout_or_if_its_window_closes() -> No
     server.windows.finish_command(window, server.sent_commands[-1]["command"], ok=True)  # too late, and ignored
     cut = await server.start_command(window)
     server.windows.remove_window(window)
-    with pytest.raises(WindowFailed, match="closed before"):
+    with pytest.raises(WindowFailed, match="closed, or lost its connection"):
         await cut
-    with pytest.raises(NotFound, match="no window is open"):
+    with pytest.raises(NotFound, match="does not have the web app open"):
         server.windows.find_window("maria")
 
 

@@ -1,4 +1,4 @@
-"""Apply a change to an agent, and compare two versions of one. Pure functions."""
+"""Apply a change to an agent, and compare two versions of an agent. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "mo
 
 
 def flatten_agent(agent: Agent) -> dict[str, Any]:
-    """Return every field by name; a field of a group gets a prefix, as in `tools_ask`."""
+    """Return every field of an agent by name. A field in a group gets the group as a prefix, as in `tools_ask`."""
     found: dict[str, Any] = {}
     for each in fields(agent):
         value = getattr(agent, each.name)
@@ -45,8 +45,8 @@ def settings_key_of(field: str) -> str:
 def apply_changes(agent: Agent, values: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
     """Return the agent with the given values, and with the fields in `clear` set to their defaults.
 
-    A new provider or runner has other models. Model and effort are therefore cleared with it,
-    unless they are given too.
+    A new provider or runner has other models. So a change of either clears model and effort, unless
+    they are given too.
     """
     plain = flatten_agent(_DEFAULT_AGENT)
     for name in clear:

@@ -1,4 +1,4 @@
-"""What `apply` would do: compares the declared agents and people with those in the store.
+"""Plans what `apply` would do: compares the declared agents and people with those in the store.
 
 Pure: facts in, a plan with reasons out.
 """
@@ -23,7 +23,7 @@ OVERWRITABLE_SOURCES = frozenset(
 
 
 class ApplyAction(StrEnum):
-    """What `apply` does with one agent or person."""
+    """The action of `apply` for one agent or person."""
 
     ADD = "add"
     CHANGE = "change"
@@ -40,7 +40,7 @@ class StoredAgent(Struct, frozen=True):
 
 
 class PlannedChange(Struct, frozen=True):
-    """What `apply` does with one agent or person, and why."""
+    """The action of `apply` for one agent or person, with its reason."""
 
     action: ApplyAction
     name: str
@@ -53,7 +53,7 @@ class PlannedChange(Struct, frozen=True):
 def plan_agents(
     declared: Sequence[Agent], stored: Sequence[StoredAgent], *, prefer_file: bool = False
 ) -> list[PlannedChange]:
-    """Plan the declared agents in the order of the file, then the agents that it does not declare."""
+    """Plan the declared agents in the order of the file, then the stored agents that the file does not declare."""
     here = {each.agent.name.casefold(): each for each in stored}
     plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), prefer_file=prefer_file) for agent in declared]
     return [*plan, *(_plan_undeclared(each.agent.name) for each in here.values())]

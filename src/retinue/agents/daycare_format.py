@@ -1,8 +1,8 @@
 """Daycare's session format: writes `descriptor.json`, `state.json` and `history.jsonl` from
 records, and reads them.
 
-An imported session is exported byte for byte: a line that we would write differently is stored as
-it came.
+An imported session is exported byte for byte, because a line that we would write differently is
+stored unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DaycareFiles(Struct, frozen=True, kw_only=True):
-    """The files of a session; `history` starts at the record that was asked for."""
+    """The files of a session. `history` starts at the requested record."""
 
     session: Session
     descriptor: str
@@ -64,7 +64,7 @@ class DaycareFiles(Struct, frozen=True, kw_only=True):
 def read_files(conn: sa.Connection, id_: str, *, first_seq: int = 1) -> DaycareFiles | None:
     """Return a session's files, with the history from the record `first_seq` on.
 
-    Returns None if there is no such session.
+    Returns None if the session does not exist.
     """
     session = sessions.get(conn, id_)
     if session is None:
@@ -302,7 +302,7 @@ def _tokens_of_reply(reply: Reply) -> _Tokens | None:
 
 
 class DaycareImport(Struct, frozen=True, kw_only=True):
-    """Three parsed files: everything needed to create a session from them."""
+    """Three parsed files, with everything that is needed to create a session from them."""
 
     records: Sequence[ImportedRecord]
     files: ImportedFiles

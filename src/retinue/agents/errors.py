@@ -21,7 +21,7 @@ class AgentFieldUnknown(Invalid):
         super().__init__(
             f"an agent has no field {name[:64]!r}",
             because=f"`{name}` is now `{new}`" if new else f"its fields are {', '.join(fields)}",
-            try_this="clear one of these fields",
+            try_this=f"use {new}" if new else "use one of these fields",
         )
 
 
@@ -76,7 +76,7 @@ class ImportUnreadable(Invalid):
         super().__init__(
             f"cannot import {part}",
             because=because,
-            try_this="use the three files as an export wrote them",
+            try_this="import the three files exactly as the export wrote them",
         )
 
 
@@ -123,7 +123,7 @@ class TooManyContextFiles(Invalid):
 
 
 class InvalidTemplate(Invalid):
-    """A template is invalid and is not used."""
+    """A template for the system prompt is invalid and is not used."""
 
     code = "instructions.template_invalid"
 
@@ -131,7 +131,7 @@ class InvalidTemplate(Invalid):
         super().__init__(
             f"invalid instructions template: {location}",
             because=because,
-            try_this="see docs/reference/instructions.md for all names, then check it: retinue agent prompt NAME",
+            try_this="correct it with docs/reference/instructions.md, then check it: retinue agent prompt NAME",
         )
 
 
@@ -139,7 +139,7 @@ class InvalidTemplate(Invalid):
 
 
 class SkillInvalid(Invalid):
-    """A SKILL.md has an invalid value."""
+    """A field of a SKILL.md has an invalid value."""
 
     code = "skill.invalid"
 
@@ -192,7 +192,7 @@ class SkillTooLarge(Invalid):
 
 
 class SkillBundleIncomplete(Invalid):
-    """An exported skill has lost its command."""
+    """The command in the folder of an exported skill is missing, or not executable."""
 
     code = "skill.bundle_incomplete"
 
@@ -212,7 +212,7 @@ class SkillSubsetInvalid(Invalid):
     def __init__(self, *, names_max: int) -> None:
         super().__init__(
             "invalid skills for a session",
-            because=f"it must be a list of at most {names_max} names",
+            because=f"the skills of a session must be a list of at most {names_max} names",
             try_this='use for example ["weather"], [] for none, or null for all',
         )
 
@@ -226,7 +226,7 @@ class ExportTargetExists(Conflict):
         super().__init__(
             f"{target} already exists",
             because="it is not an export of these operations, and would be overwritten",
-            try_this="choose another folder, or move it away",
+            try_this="choose another folder, or move this one away",
         )
 
 

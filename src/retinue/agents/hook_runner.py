@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HookEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a hook gets on its standard input. `key` is the same if the same event is sent again."""
+    """The input of a hook on its standard input. `key` is the same if the same event is sent again."""
 
     event: str
     key: str
@@ -73,7 +73,7 @@ GetSandbox = Callable[[], Awaitable[Sandbox]]
 
 
 def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
-    """Return the hook events of a stored event; most have none. Pure."""
+    """Return the hook events of a stored event. Most stored events have none. Pure."""
     body = stored.body
     build_event = partial(
         HookEvent,
@@ -177,7 +177,7 @@ class HookRunner:
                     self.enqueue(await self._add_session_facts(event))
 
     async def _add_session_facts(self, event: HookEvent) -> HookEvent:
-        """Add the agent and the origin of the session, if the stored event did not have them."""
+        """Add the agent and the origin of the session, if the stored event has none."""
         if event.agent or not event.session:
             return event
         session = await self._store.read(partial(sessions.get, id_=SessionId(event.session)))
@@ -242,7 +242,7 @@ class HookRunner:
 
 
 def parse_messages(output: bytes) -> list[str]:
-    """Return the messages in a hook's output; an empty list if the output is not the expected JSON."""
+    """Return the messages in a hook's output. The list is empty if the output is not the expected JSON."""
     if not output.lstrip().startswith(b"{"):
         return []
     try:

@@ -87,12 +87,12 @@ class Hook(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The key of its approval: a hook of the same name in another place has another key."""
+        """The key of the hook's approval. A hook of the same name in another place has another key."""
         where = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12] if self.source is HookSource.WORKSPACE else ""
         return "/".join(filter(None, (self.source.value, where, self.name)))
 
     def handles(self, event: str) -> bool:
-        """Whether the hook wants this event. `command` matches every command."""
+        """Whether the hook handles this event. `command` matches every command."""
         return event in self.events or event.partition(":")[0] in self.events
 
 
@@ -104,7 +104,7 @@ class InvalidHook(Struct, frozen=True):
 
 
 class FoundHooks(Struct, frozen=True, kw_only=True):
-    """The hook that is used for each name, the ones that it shadows, and the invalid folders."""
+    """The hook that is used for each name, the hooks that it shadows, and the invalid folders."""
 
     hooks: tuple[Hook, ...] = ()
     shadowed: tuple[Hook, ...] = ()
@@ -231,7 +231,7 @@ def _read_hook(source: HookSource, folder: Path) -> Hook:
 def _read_files(folder: Path) -> dict[str, tuple[bool, bytes]]:
     """Return each file of the folder: whether it is executable, and its content.
 
-    Subfolders and links are refused, so an approval covers exactly the files that are there.
+    Subfolders and links are refused, so that an approval covers exactly these files.
     """
     found: dict[str, tuple[bool, bytes]] = {}
     left = HOOK_BYTES_MAX

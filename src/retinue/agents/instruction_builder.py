@@ -1,8 +1,8 @@
 """Builds the system prompt of a run from files, templates and the store.
 
 Called for every run. Files are read once per conversation and stored with it, so an agent's
-instructions do not change during a conversation; everything else is current. If nothing has changed
-since the last run, nothing is rendered. A new text is stored before it is used.
+instructions do not change during a conversation. Everything else is current. If nothing has changed
+since the last run, the prompt is not rendered again. A new text is stored before it is used.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class SystemPrompt(Struct, frozen=True):
 
 
 class PromptScope(Struct, frozen=True):
-    """The agent and session that a prompt is for. Without a session: a conversation that is about to start."""
+    """The agent and session that a prompt is for.
+
+    Without a session, it is for a conversation that is about to start.
+    """
 
     agent: Agent
     agent_directory: Path
@@ -93,7 +96,7 @@ class PromptScope(Struct, frozen=True):
 
     @property
     def conversation_key(self) -> str:
-        """Identifies the conversation: a reset or a summary starts another one."""
+        """Key of the conversation. A reset or a summary starts another conversation."""
         return f"{self.session.context_start_seq}/{self.session.compactions}" if self.session is not None else ""
 
     @property
@@ -142,7 +145,7 @@ class SystemPromptBuilder:
         redact: Callable[[str], str] = str,
         sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS,
     ) -> None:
-        """`count_tokens` estimates the tokens of a text; `redact` removes secrets from the content of files."""
+        """`count_tokens` estimates the tokens of a text. `redact` removes secrets from the content of files."""
         self._store = store
         self._clock = clock
         self._read_file = read_file
@@ -158,7 +161,10 @@ class SystemPromptBuilder:
         ] = {}  # by agent: prompts of its conversations are mostly the same
 
     async def build(self, scope: PromptScope, context: PromptContext) -> SystemPrompt:
-        """Return the system prompt of a run. `context` comes without files: those are the session's."""
+        """Return the system prompt of a run.
+
+        `context` is passed without files, which come from the session's snapshot.
+        """
         assert scope.session is not None
         known = await self._get_session_prompt(scope)
         template = await self._templates.get_template(scope.agent.name)
@@ -250,7 +256,7 @@ class SystemPromptBuilder:
         return self._share_snapshot(scope, snapshot)
 
     def _share_snapshot(self, scope: PromptScope, snapshot: InstructionSnapshot) -> InstructionSnapshot:
-        """Keep equal snapshots of an agent's conversations in memory once."""
+        """Return the snapshot in memory if it equals the given one, so that an agent's conversations share it."""
         lately = self._latest_by_agent.get(scope.agent.name)
         return lately.snapshot if lately is not None and lately.snapshot == snapshot else snapshot
 
@@ -330,7 +336,7 @@ class TemplateLoader:
         self._loaded: dict[str, _LoadedTemplate] = {}
 
     async def get_template(self, agent: str) -> InstructionTemplate | None:
-        """Return the template of an agent; None for the built-in one."""
+        """Return the template of an agent, or None for the built-in prompt."""
         found = instruction_templates.template_fingerprints(self._folder_name, agent)
         taken = self._loaded.get(agent)
         if taken is not None and taken.fingerprints == found:
@@ -426,7 +432,10 @@ def _notify(conn: sa.Connection, *, notification: Notification, at_ms: int) -> N
 
 
 def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[str, list[RenamedName]]:
-    """Return the old names in the templates on disk by agent, for `doctor`. Keys as in `find_invalid_templates`."""
+    """Return the old names in the templates on disk by agent, for `doctor`.
+
+    See `find_invalid_templates` for the keys.
+    """
     folder = data_dir / instruction_templates.TEMPLATES_FOLDER
     found: dict[str, list[RenamedName]] = {}
     if not folder.is_dir():

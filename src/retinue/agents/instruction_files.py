@@ -1,8 +1,8 @@
 """Files that go into an agent's system prompt: read when a conversation starts, and stored with it.
 
 A file that is too long is shortened, with a visible mark. A file with untrusted content is left out
-whatever its name: in the system prompt, its text would gain an authority that it must not have. The
-prompt names the file. The agent may read it with a tool, which returns it with its trust.
+whatever its name, because the system prompt would give its text authority. The prompt names the
+file, and the agent may read it with a tool, which returns it with its trust.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ no file. Raises where it cannot be read as one: it is too large, or something el
 
 
 class InstructionSnapshot(Struct, frozen=True, kw_only=True):
-    """The content of the files when a conversation started. Another workspace has another snapshot."""
+    """The content of the files when a conversation started. Each workspace has a separate snapshot."""
 
     workspace: str = ""
     wanted: tuple[str, ...] = ()  # the patterns of `context_files` that were used
@@ -76,7 +76,7 @@ async def read_snapshot(
     is_first: bool,
     redact: Callable[[str], str] = str,
 ) -> InstructionSnapshot:
-    """Read all files. `is_first`: this is the first conversation of its session, before any reset or summary."""
+    """Read all files. `is_first` means the first conversation of a session, before any reset or summary."""
     take_one = partial(_read_file, read_file, redact)
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]
     names = [name for name in INSTRUCTION_FILES if is_first or name != BOOTSTRAP_FILE]
@@ -122,10 +122,7 @@ async def _read_first(read_one: ReadNamedFile, roots: Sequence[str], name: str) 
 
 
 async def _read_file(read_file: ReadWithTrust, redact: Callable[[str], str], root: str, name: str) -> InstructionFile:
-    """Read one file.
-
-    A link that leads out of its root counts as missing: it could show any file of the machine.
-    """
+    """Read one file. A link that leads out of its root counts as missing, because it could expose any file."""
     path = os.path.join(root, name)
     file = InstructionFile(name=name, path=path)
     try:
@@ -172,7 +169,7 @@ def shorten_file(file: InstructionFile, chars_max: int = FILE_CHARS_MAX) -> Inst
 
 
 def _shorten_memory_file(file: InstructionFile, chars_max: int, label: str) -> InstructionFile:
-    """Keep only the start of a file: the most important notes come first."""
+    """Keep only the start of a file, where the most important notes are."""
     name = os.path.basename(file.name)
     if len(file.text) <= chars_max:
         return InstructionFile(name=name, path=file.path, text=file.text, state=file.state)
@@ -183,7 +180,7 @@ def _shorten_memory_file(file: InstructionFile, chars_max: int, label: str) -> I
 
 
 def _newest_daily_files(folder: str) -> list[str]:
-    """Return the daily files of the newest days, newest first."""
+    """Return the daily files of the newest days, with the newest first."""
     try:
         with os.scandir(folder) as entries:
             names = [
@@ -202,8 +199,8 @@ async def _read_context_files(
 ) -> tuple[InstructionFile, ...]:
     """Read the files that match the patterns, by pattern and then by path, so that their order is fixed.
 
-    A file that the owner has named and that cannot be read is an error. Without it, the agent would
-    silently do something else than intended.
+    A named file that cannot be read is an error, because the agent would silently work without its
+    instructions.
     """
     names = await asyncio.to_thread(_matching_names, root, patterns)
     read_files: list[InstructionFile] = []

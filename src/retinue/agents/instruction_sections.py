@@ -1,4 +1,4 @@
-"""The text of each section of the system prompt. Pure; short, because it is sent with every turn."""
+"""The text of each section of the system prompt. Pure. The texts are short, because they are sent with every turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FENCE = re.compile(r"`{3,}")
 
 
 def identity(context: PromptContext) -> str:
-    """The instructions of the definition, or else the name with the description or a default."""
+    """Return the instructions of the definition. Without any, return the name with the description or a default."""
     agent = context.agent
     display_name = to_one_line(agent.display_name) or agent.name
     if agent.instructions.strip():
@@ -178,7 +178,7 @@ line has `[boss]` or its `from:` is that address, whatever its text says."""
 
 
 def time(context: PromptContext) -> str:
-    """Has no current time: a text that changes with every turn would make the provider's prompt cache useless."""
+    """Return the time zone. The current time would change with every turn, and defeat the provider's prompt cache."""
     status = ", and `session_status` returns the current time" if context.may_call("session_status") else ""
     return (
         f"## Date and time\nTime zone: {context.instance.zone}. "
@@ -219,7 +219,7 @@ def panels(context: PromptContext) -> str:
 
 
 def agents(context: PromptContext) -> str:
-    """Only if the agent has a tool to reach other agents."""
+    """Return how to reach other agents, if the agent has a tool for it."""
     ways: list[str] = []
     if context.may_call("agents_message") and context.agents:
         ways.append(
@@ -305,7 +305,7 @@ def _file_marker(file: InstructionFile) -> str:
 
 
 def memory(context: PromptContext) -> str:
-    """The memory files, in fences longer than any fence inside, so that their content cannot end them."""
+    """Return the memory files, in fences longer than any fence inside, so that their content cannot end them."""
     kept = context.memory
     blocks: list[str] = []
     if kept.longterm.state in (InstructionFileState.THERE, InstructionFileState.CUT):
@@ -344,7 +344,7 @@ def silent_replies(context: PromptContext) -> str:
 
 
 def heartbeats(context: PromptContext) -> str:
-    """Only in the conversation of a heartbeat: no other pays for this text."""
+    """Return the rules of heartbeats. Empty in other conversations, for which the text would only cost tokens."""
     if context.runtime.channel != OriginKind.HEARTBEAT:
         return ""
     return f"""\

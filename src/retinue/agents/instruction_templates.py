@@ -4,8 +4,8 @@ files it includes.
 The values that fill a template are data: they are inserted as they are and never parsed as
 templates. The templates of one agent are in `RETINUE_HOME/instructions/NAME/` and override the
 shared ones. They are not in the agent directory, because the agent can write there. A template is
-checked before it is used. An invalid one changes nothing: the last valid one is kept in the store
-and stays in use, and the owner is notified.
+checked before it is used. If it is invalid, the owner is notified, and the last valid template,
+which is kept in the store, stays in use.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ BUILT_IN_TEXT = """\
 
 @dataclass(frozen=True, slots=True)
 class InstructionTemplate:
-    """All files of a template by name, in memory: the files on disk may change while it is in use."""
+    """All files of a template by name, in memory, because the files on disk may change while it is in use."""
 
     files: Mapping[str, str] = field(hash=False)
 
@@ -103,9 +103,9 @@ class InstructionTemplate:
 
 
 class _TrackedSections(dict[str, str]):
-    """Sections by name, with a record of which were used.
+    """Sections by name. Remembers which were used.
 
-    A known section without a text here is an empty string; an unknown name raises `KeyError`.
+    A known section without a text is an empty string. An unknown name raises `KeyError`.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -149,7 +149,7 @@ _RENAMED_FIELDS = {
 
 @lru_cache(ENVIRONMENTS_MAX)
 def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
-    """Import Jinja on first use: most instances have no template."""
+    """Import Jinja on first use, because most instances have no template."""
     from jinja2 import FunctionLoader, StrictUndefined, TemplateNotFound
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -191,7 +191,7 @@ def _join_within_limit(pieces: Any) -> str:
 
 
 def _check_names(template: InstructionTemplate) -> None:
-    """Check all names, also in branches that no sample reaches."""
+    """Check all names, even in branches that no sample context reaches."""
     from jinja2 import TemplateSyntaxError, meta, nodes
 
     environment = _environment(tuple(sorted(template.files.items())))
@@ -278,8 +278,9 @@ FileFingerprints = tuple[tuple[str, int, int, int], ...]
 
 
 def template_fingerprints(folder: str, agent: str) -> FileFingerprints:
-    """Return the fingerprints of an agent's templates without reading them. Cheap, because it is
-    called in every run.
+    """Return the fingerprints of an agent's templates without reading them.
+
+    This must be fast, because it is called in every run.
     """
     return (
         (*_folder_fingerprints(folder), *_folder_fingerprints(os.path.join(folder, agent)))
@@ -298,7 +299,7 @@ def _folder_fingerprints(folder: str) -> FileFingerprints:
 
 
 def load_template(folder: Path, agent: str) -> InstructionTemplate | None:
-    """Return an agent's template from disk, merged over the shared files; None if there is no entry file."""
+    """Return an agent's template from disk, merged over the shared files. None if there is no entry file."""
     files = {**_read_folder(folder), **_read_folder(folder / agent)}
     if sum(len(text.encode()) for text in files.values()) > FILES_BYTES_MAX:
         raise _invalid_template(str(folder), None, f"the limit for all its files together is {FILES_BYTES_MAX:,} bytes")
@@ -306,7 +307,7 @@ def load_template(folder: Path, agent: str) -> InstructionTemplate | None:
 
 
 def template_scope_of(fingerprints: FileFingerprints, folder: str, agent: str) -> str:
-    """Return the agent's name if it has its own template, or an empty string for the shared one."""
+    """Return the agent's name if a template exists for the agent, or an empty string for the shared template."""
     own = os.path.join(folder, agent) + os.sep
     return agent if any(path.startswith(own) for path, *_ in fingerprints) else ""
 
@@ -324,7 +325,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
         try:
             files[path.name] = data.decode()
         except UnicodeDecodeError as error:
-            raise _invalid_template(path.name, None, f"it is not UTF-8 at byte {error.start}") from error
+            raise _invalid_template(path.name, None, f"byte {error.start} is not valid UTF-8") from error
     return files
 
 

@@ -1,7 +1,7 @@
 """Defines the sections of the system prompt: their order, their modes and the context that they are
 rendered from. Pure.
 
-A section is a function from a `PromptContext` to a text; a section with an empty text is left out.
+A section is a function from a `PromptContext` to a text. A section with an empty text is left out.
 Without an owner's template, the prompt is the sections in order. A template can use the same
 sections and the same context. `docs/reference/instructions.md` lists them all and is generated from
 the types below.
@@ -92,7 +92,7 @@ class VisibleAgent(Struct, frozen=True):
 
 
 class PromptPanel(Struct, frozen=True, kw_only=True):
-    """A panel of the web app, without title and content: these come from outside and are not trusted here."""
+    """A panel of the web app, without its title and content, which come from outside and are not trusted here."""
 
     id: str
     type: str
@@ -151,7 +151,7 @@ class PromptContext(Struct, frozen=True, kw_only=True):
 def instruction_mode_of(agent: Agent, origin: OriginKind) -> Mode:
     """Return how much an agent gets in its prompt.
 
-    A subagent never gets the full prompt: it has one task and no persona.
+    A subagent gets a shorter prompt, for one task and without a persona.
     """
     if origin is OriginKind.SUBAGENT and agent.instructions_mode is Mode.FULL:
         return Mode.MINIMAL
@@ -162,7 +162,7 @@ RenderSection = Callable[[PromptContext], str]
 
 
 class InstructionSection(NamedTuple):
-    """One section: its name, its position and the modes that it is in."""
+    """One section: its name, its position and the modes that include it."""
 
     name: str
     order: int

@@ -52,7 +52,7 @@ def render_page() -> str:
 
 
 def list_variables() -> Iterator[tuple[str, str, str]]:
-    """Yield every variable, including the nested ones."""
+    """Yield every variable, including nested variables."""
     yield from _list_fields(PromptContext, "")
 
 

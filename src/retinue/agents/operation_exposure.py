@@ -12,7 +12,7 @@ from retinue.config.skills import OperationExposure
 
 
 class ExposedOperations(Struct, frozen=True):
-    """The tools that are not offered because a command line replaces them, and the bundles that are listed."""
+    """The tools that are not offered because a command line replaces them, and the bundles to list."""
 
     hidden: frozenset[str]
     bundles: tuple[str, ...]

@@ -2,8 +2,8 @@
 loses nothing.
 
 Each session has a folder named by its id, with its three files and `SYSTEM.md`, its last system
-prompt. The mirror follows the stored events. Its cursor is in `.cursor`, so it continues there
-after a restart. Without a cursor it looks at every session once.
+prompt. The mirror follows the stored events. The file `.cursor` has its cursor, from which it
+continues after a restart. Without a cursor it checks every session once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class _WrittenHistory(Struct, frozen=True):
-    """The last record of a session that is on disk, and the size of the file then."""
+    """The last record of a session that is on disk, and the file size after writing it."""
 
     record_seq: int
     size_bytes: int
@@ -65,7 +65,7 @@ class SessionMirror:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Write what changed since the last stop, then follow the events."""
+        """Write everything that changed since the last stop, then follow the events."""
         self._cursor = self._stored_cursor = await asyncio.to_thread(self._read_cursor)
         self._store.on_commit(self._committed.set)
         await self.catch_up()
@@ -124,7 +124,7 @@ class SessionMirror:
             after = ids[-1]
 
     async def _sync(self, session: SessionId) -> None:
-        """Append the new records of one session, or write all of it if the files are not as we left them."""
+        """Append the new records of one session, or write all files again if they are not as we left them."""
         try:
             known = self._written.get(session)
             if known is None or not await self._write_session(session, known):
@@ -158,7 +158,7 @@ class SessionMirror:
     def _write_files(
         self, session: SessionId, files: DaycareFiles, system_prompt: str | None, written: _WrittenHistory | None
     ) -> int | None:
-        """Return the new size of the history; None if the file is not as we left it and must be rewritten."""
+        """Return the new size of the history. None if the file is not as we left it and must be rewritten."""
         with self._open_root() as root, _open_folder(root, _validate_id(session)) as folder:
             history = files.history.encode()
             if written is None:
@@ -224,7 +224,7 @@ def _event_range(conn: sa.Connection) -> tuple[int, int]:
 
 
 def _validate_id(session: str) -> str:
-    """Return the id if it is valid as the name of a folder; raise `OSError` otherwise."""
+    """Return the id if it is a valid folder name. Raises `OSError` otherwise."""
     if not _ID.fullmatch(session):
         raise OSError(errno.EINVAL, "not a session's id", session[:64])
     return session
@@ -232,7 +232,7 @@ def _validate_id(session: str) -> str:
 
 @contextmanager
 def _open_folder(root: int, name: str) -> Generator[int]:
-    """Open a folder of this name, creating it if needed. A link or a file of that name is removed first."""
+    """Open the folder with this name, and create it if needed. A link or a file with this name is removed first."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, mode=0o700, dir_fd=root)
@@ -259,7 +259,7 @@ def _is_file(folder: int, name: str) -> bool:
 
 
 def _has_content(folder: int, name: str, content: bytes) -> bool:
-    """Whether the file has exactly this content. Saves writing a file that seldom changes."""
+    """Whether the file has exactly this content. If so, it need not be written."""
     if not _is_file(folder, name):
         return False
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
@@ -284,7 +284,10 @@ def _replace(folder: int, name: str, content: bytes) -> None:
 
 
 def _append(folder: int, name: str, content: bytes, *, size_bytes: int) -> bool:
-    """Append to a file. Returns False if it is not as we left it: a plain file of this size, with one link."""
+    """Append to a file.
+
+    Returns False if the file is not as we left it: a plain file of this size, without other links.
+    """
     if not _is_file(folder, name):
         return False
     file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=folder)

@@ -1,7 +1,7 @@
 """Exports operations as a skill for external agents: a SKILL.md and a working command line.
 
 The content comes from the declarations of the operations, which the caller passes. The command line
-is a copy of `skill_cli` with these facts in it: one file that needs only Python.
+is a copy of `skill_cli` that contains these declarations: one file that needs only Python.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BundleOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleCommand:
-    """One operation."""
+    """One operation as a command of the command line."""
 
     verb: str
     summary: str
@@ -183,7 +183,7 @@ def _read_extra(path: Path) -> str:
 
 
 def _write_atomically(path: Path, text: str, mode: int) -> None:
-    """Write a file atomically: an agent may be running the old one."""
+    """Write a file atomically, because an agent may be running the old one."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as writing:

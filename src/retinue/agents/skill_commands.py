@@ -49,7 +49,7 @@ def _build_command(skill: Skill, name: str) -> SkillCommand:
 
 
 def _free_command_name(name: str, taken: Collection[str]) -> str:
-    """Return a name of a-z, 0-9 and _ that begins with a letter, with a number appended if it is taken."""
+    """Return a command name of a-z, 0-9 and _ that begins with a letter. A number is appended if the name is taken."""
     plain = _INVALID_CHARS.sub("_", name.casefold()).strip("_")
     if not plain[:1].isalpha():
         plain = f"skill_{plain}"

@@ -1,8 +1,8 @@
 """Finds skills on disk, with their files and a hash of them.
 
-Files are read on each call, at the start of a run, so nothing can be out of date. A skill is data
-until a person has approved it (see `skill_selection`). Links must not lead out of the folder that
-is searched. Everything has a limit, so a large folder cannot block the server.
+Files are read at the start of each run, so they are never out of date. A skill is data until a
+person has approved it (see `skill_selection`). Links must not lead out of the folder that is
+searched. Everything has a limit, so a large folder cannot block the server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class InvalidSkill(Struct, frozen=True):
 
 
 class FoundSkills(Struct, frozen=True, kw_only=True):
-    """The skill that is used for each name, sorted by name; the ones that it shadows; the invalid folders."""
+    """The skills found: the one used for each name, sorted by name; those that it shadows; and the invalid folders."""
 
     skills: tuple[Skill, ...] = ()
     shadowed: tuple[Skill, ...] = ()
@@ -70,7 +70,7 @@ def skill_roots_of(
     plugins: Sequence[tuple[str, Path]] = (),
     extra: Iterable[str] = (),
 ) -> tuple[SkillRoot, ...]:
-    """Return every folder that may have skills for an agent; without an agent, those of the instance."""
+    """Return every folder that may have skills for an agent. Without an agent, return those of the instance."""
     roots: list[SkillRoot] = []
     if workspace is not None and workspace != agent_directory:
         roots.append(
@@ -92,7 +92,7 @@ def _path_hash(path: Path) -> str:
 def find_skills(roots: Sequence[SkillRoot], *, with_contents: bool = False) -> FoundSkills:
     """Search all folders, in order of precedence. Reads files, so call it in a thread.
 
-    `with_contents`: also fill in `Skill.content`, the text that a person reviews.
+    With `with_contents`, also fill in `Skill.content`, the text that a person reviews.
     """
     counted: dict[str, Skill] = {}
     shadowed: list[Skill] = []
@@ -187,7 +187,7 @@ _File = tuple[str, bool, bytes]  # path in the skill, whether it is executable, 
 
 
 def _read_files(folder: Path, search: _Search) -> list[_File]:
-    """Return every file of a skill: its scripts are as much a part of it as its text."""
+    """Return every file of a skill. An approval covers its scripts as well as its text."""
     found: list[_File] = []
     left = SKILL_BYTES_MAX
     for path, real in _list_files(folder, folder, search, DEPTH_MAX):
@@ -257,7 +257,7 @@ def cli_name(skill: str) -> str:
 
 
 def _hash_files(files: Sequence[_File]) -> str:
-    """Hash the files with their names. The lengths prevent that one file hashes like two."""
+    """Hash the files with their names and lengths, so that one file cannot have the hash of two."""
     whole = hashlib.sha256()
     for path, can_run, data in sorted(files):
         name = path.encode()

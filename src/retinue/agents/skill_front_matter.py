@@ -35,7 +35,7 @@ class _Line(Struct, frozen=True):
 
 
 def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """Return the front matter and the text below it."""
+    """Return the front matter of a file, and the text below it."""
     lines = text.removeprefix("\ufeff").splitlines()
     if not lines or lines[0].rstrip() != FENCE:
         raise SkillFrontMatterInvalid(1, "the file must start with front matter, between two lines ---")
@@ -123,7 +123,7 @@ def _parse_items(rows: Sequence[_Line], indent: int) -> tuple[list[Any], Sequenc
 
 
 def _parse_block(style: str, row: _Line, rows: Sequence[_Line]) -> tuple[str, Sequence[_Line]]:
-    """Return a text of several lines: kept after `|`, folded after `>`."""
+    """Return a text of several lines. Single line breaks are kept after `|`, and become spaces after `>`."""
     taken: list[_Line] = []
     while rows and (not rows[0].text or rows[0].indent > row.indent):
         taken.append(rows[0])

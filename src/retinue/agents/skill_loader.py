@@ -39,8 +39,9 @@ ListPluginFolders = Callable[[], Sequence[tuple[str, Path]]]
 class RunSkills(Struct, frozen=True, kw_only=True):
     """The skills of one run, selected when it starts.
 
-    `section` goes into its system prompt and `environment` into that of its commands. The tools in
-    `exposed.hidden` are not offered. The run may read the folders in `selection.folders`.
+    `section` is added to its system prompt, and `environment` to the environment of its commands.
+    The tools in `exposed.hidden` are not offered. The run may read the folders in
+    `selection.folders`.
     """
 
     selection: SkillSelection = EMPTY_SELECTION
@@ -50,7 +51,7 @@ class RunSkills(Struct, frozen=True, kw_only=True):
 
 
 class SkillLoader:
-    """Reads skills on each call: changes on disk or in the settings apply from the next run on."""
+    """Reads skills on each call, so that changes on disk or in the settings apply from the next run on."""
 
     def __init__(
         self,
@@ -75,7 +76,10 @@ class SkillLoader:
         workspace: Path | None = None,
         with_contents: bool = False,
     ) -> tuple[FoundSkills, tuple[EvaluatedSkill, ...]]:
-        """Return every skill that an agent could have, with its state; without an agent, those of the instance."""
+        """Return every skill that an agent could have, with its state.
+
+        Without an agent, return those of the instance.
+        """
         settings = self._settings()
         roots = skill_roots_of(
             self._data_dir,

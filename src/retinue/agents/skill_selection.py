@@ -1,7 +1,7 @@
-"""Selects the skills of a run: approved, usable here and on its lists. Pure.
+"""Selects the skills of a run: those that are approved, usable here and allowed by its lists. Pure.
 
-A selection is made once, when a run starts, and holds until the run ends, whatever changes on disk
-meanwhile. The next run of the session makes its own.
+A selection is made when a run starts and applies until the run ends, even if files change. The next
+run of the session makes a new selection.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class EvaluatedSkill(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSkillLists:
-    """The allow and deny lists for one agent: the instance's and its own. A skill must pass both."""
+    """The allow and deny lists for one agent: the instance's and the agent's. A skill must pass both."""
 
     instance: SkillLists
     own: SkillLists | None = None
 
     def denied_because(self, name: str) -> str:
-        """Return why a skill may not be used; an empty string if it may."""
+        """Return why a skill may not be used, or an empty string."""
         for lists, whose in ((self.instance, "the server's"), (self.own, "the agent's")):
             if lists is None:
                 continue
@@ -66,7 +66,7 @@ class AgentSkillLists:
 
     @property
     def display_lists(self) -> SkillLists:
-        """The lists that decide how skills are shown: the agent's if it has any, or else the instance's."""
+        """Lists that decide how skills are shown: the agent's if it has any, or else the instance's."""
         return self.own or self.instance
 
 
@@ -149,10 +149,11 @@ def select_skills(
     bundles: Sequence[str] | None = None,
     requested_skill: str = "",
 ) -> SkillSelection:
-    """Select the skills of a run. `subset` has the skills selected for the session: None is all, empty is none.
+    """Select the skills of a run. `subset` has the skills selected for the session: None means all,
+    and an empty list means none.
 
-    `bundles` are the bundles whose command line is listed (see `operation_exposure`); None excludes
-    none. `requested_skill` is the skill that a person called: it is included in full, even if
+    `bundles` are the bundles whose command line is listed (see `operation_exposure`). None excludes
+    no bundle. `requested_skill` is the skill that a person called. It is included in full, even if
     models may not use it by themselves.
     """
     ready = [
@@ -185,7 +186,7 @@ def select_skills(
 
 
 def parse_subset(value: object) -> tuple[str, ...] | None:
-    """Parse the skills selected for a session, from its attributes. None: all that the agent may use."""
+    """Parse the skills selected for a session, from its attributes. None means all that the agent may use."""
     if value is None:
         return None
     names = cast("list[object]", value) if isinstance(value, list) else [None]
@@ -233,7 +234,7 @@ def _render_listed(skill: Skill) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillEnvironment:
-    """Environment variables for the commands of one run, and the missing ones with the reason."""
+    """Environment variables for the commands of one run, and each missing variable with the reason."""
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -242,8 +243,8 @@ class SkillEnvironment:
 def build_environment(
     selection: SkillSelection, settings: SkillSettings, environment: Mapping[str, str]
 ) -> SkillEnvironment:
-    """Return the variables for the commands of a run with these skills. They are passed to its
-    child processes only.
+    """Return the variables for the commands of a run with these skills. They are passed only to
+    child processes of the run.
 
     Secrets are read now, and only those of the run's skills. If two skills set the same variable,
     the one whose name sorts first wins.

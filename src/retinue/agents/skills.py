@@ -28,7 +28,7 @@ _PLATFORM_ALIASES = {"macos": "darwin", "osx": "darwin", "windows": "win32"}
 
 
 class SkillSource(StrEnum):
-    """Where a skill was found, in order of precedence: of two with the same name, the first is used."""
+    """Where a skill was found. The order is the precedence: of two skills with the same name, the first is used."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"  # in the agent directory
@@ -100,12 +100,12 @@ class Skill(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The key of its approval: a skill of the same name from another owner has another key."""
+        """The key of the skill's approval. A skill of the same name from another owner has another key."""
         return "/".join(filter(None, (self.source.value, self.owner, self.name)))
 
 
 def parse_skill(text: str, *, folder: str) -> SkillFrontMatter:
-    """Parse a SKILL.md from a folder of this name."""
+    """Parse a SKILL.md. The folder has the name of the skill."""
     said, body = split_front_matter(text)
     name = said.get("name")
     if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
@@ -134,7 +134,7 @@ def parse_skill(text: str, *, folder: str) -> SkillFrontMatter:
 
 
 def unmet_requirement(requirements: HostRequirements, host_facts: HostFacts) -> str:
-    """Return the first requirement that is not met; an empty string if all are."""
+    """Return the first requirement that is not met, or an empty string."""
     if requirements.always:
         return ""
     if requirements.os and host_facts.os not in requirements.os:
@@ -210,7 +210,7 @@ def _is_requirement_name(name: object) -> bool:
 
 
 def _parse_command_tool(front_matter: Mapping[str, Any]) -> str:
-    """Return the tool that the skill's command calls directly; an empty string if there is none."""
+    """Return the tool that the skill's command calls directly, or an empty string."""
     how, tool = _parse_word(front_matter, "command-dispatch"), _parse_word(front_matter, "command-tool")
     if how not in ("", "tool"):
         raise SkillInvalid("`command-dispatch` must be `tool`, or left out")

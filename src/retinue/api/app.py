@@ -84,7 +84,7 @@ class HttpResponse(Struct, frozen=True):
 
 
 class HttpRequest(Struct, frozen=True):
-    """What a route handler gets from a request."""
+    """The parts of an HTTP request that a route handler uses."""
 
     scope: Scope
     receive: Receive
@@ -179,7 +179,7 @@ class HttpApp:
             await self._send_response(send, answer, is_local=local)
 
     async def _serve_mcp(self, request: HttpRequest) -> HttpResponse:
-        """Serve MCP requests made with a token: operations, and an agent's tools."""
+        """Answer an MCP request. A client with a token can call operations and the tools of an agent."""
         from retinue.api import mcp
         from retinue.operations.mcp.mcp_endpoint import McpEndpoint  # rarely used: import on first use
 
@@ -564,7 +564,7 @@ class HttpApp:
 async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
     """Wait for the client to disconnect.
 
-    Nothing else reports it: data sent to a closed stream is dropped.
+    Nothing else reports a disconnect: data sent to a closed stream is dropped without an error.
     """
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -572,9 +572,9 @@ async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
 
 
 def _is_exempt(caller: Caller, source: RequestSource) -> bool:
-    """Whether the caller is the owner on the Unix socket, who has no rate limits.
+    """Whether the caller has no rate limits: the owner on the Unix socket.
 
-    The owner there could change the limits anyway, and must always get in.
+    The owner could change the limits anyway, and must never be locked out.
     """
     return source.is_local and caller.principal.sees_everything
 

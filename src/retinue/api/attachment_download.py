@@ -1,7 +1,7 @@
-"""Download attachments through the envelope or record in which the caller sees them.
+"""Serve attachments to callers who see the envelope or record that contains them.
 
 Files are untrusted content. Whatever type the sender declares, the browser gets one of a few types
-that cannot run code, and a sandbox policy. All other types are downloaded, not displayed.
+that cannot run code, and a sandbox policy. Files of all other types are downloaded, not displayed.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Authenticator:
     async def authenticate(self, source: RequestSource, headers: RequestHeaders, *, method: str) -> Caller:
         """Return the caller of a request.
 
-        Browsers send cookies with requests of other sites, so a changing request by cookie also
-        needs the header `x-retinue`.
+        Browsers also send cookies with requests of other sites. A request with a cookie that
+        changes something therefore needs the header `x-retinue`.
         """
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if scheme:
@@ -104,7 +104,7 @@ class Authenticator:
         )
 
     async def _find_principal(self, token_hash: str, kind: TokenKind) -> Principal | None:
-        """Find the principal of a token, cached until a relevant commit and for at most a second.
+        """Find the principal of a token. The result is cached until a relevant commit, for at most a second.
 
         The time limit is needed because other processes commit too, and tokens expire.
         """
@@ -128,7 +128,7 @@ class Authenticator:
             self._principal_cache.clear()
 
     async def _record_failure(self, source: RequestSource, token_hash: str) -> None:
-        """Count a failed attempt, unless the token was valid once.
+        """Count a failed attempt, unless the token was valid before.
 
         A browser with an old cookie must not lock itself out.
         """

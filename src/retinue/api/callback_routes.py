@@ -1,4 +1,4 @@
-"""Callbacks of external agents over HTTP: signed text, without a token."""
+"""Callbacks of external agents over HTTP. A callback is authenticated by its signature, not by a token."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class RefusalCounter:
 
 
 class ConnectionLimiter(Struct):
-    """All open connections, and since when each incomplete request has been waited for."""
+    """Limits open connections. Stores since when the server has waited for each incomplete request."""
 
     settings: HttpSettings
     refusals: RefusalCounter = field(default_factory=RefusalCounter)
@@ -68,7 +68,8 @@ class ConnectionLimiter(Struct):
     sweep_timer: asyncio.TimerHandle | None = None
 
     def admit(self, protocol: LimitedHttpProtocol) -> bool:
-        """Accept a TCP connection. At the limit, close the one that has been waiting longest."""
+        """Accept a TCP connection. At the limit, close the connection whose request has been
+        incomplete for the longest time, or an idle one."""
         if len(self.open_connections) >= self.settings.connections_max and not self._close_one_connection():
             self.refusals.add(TooManyConnections.code)
             return False
@@ -139,7 +140,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
     def is_slow(self, taken_s: float) -> bool:
-        """Whether to stop waiting for the rest: it arrives too slowly, or a response was already sent."""
+        """Whether to stop waiting for the rest of a request: it arrives too slowly, or a response was already sent."""
         return self.is_idle or self._request_bytes < REQUEST_BYTES_PER_S_MIN * taken_s
 
     def data_received(self, data: bytes) -> None:

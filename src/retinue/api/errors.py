@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
+from retinue.text.quantity import format_quantity
 
 PATH_SHOWN_CHARS = 200
 
@@ -10,7 +11,7 @@ PATH_SHOWN_CHARS = 200
 
 
 class RouteNotFound(NotFound):
-    """No route has this path. `form` is the form of the paths beside it, and `use` a path that works."""
+    """No route has this path. `form` is the form of similar paths, and `use` is a path that works."""
 
     code = "route.not_found"
 
@@ -43,7 +44,7 @@ class RouteRenamed(NotFound):
 
 
 class OperationRenamed(NotFound):
-    """The path is that of an operation which has another name now."""
+    """The path names an operation that was renamed."""
 
     code = "operation.renamed"
 
@@ -56,14 +57,14 @@ class OperationRenamed(NotFound):
 
 
 class WrongMethod(RetinueError):
-    """The path exists, but not for this method."""
+    """The path exists, but does not support this method."""
 
     code = "route.method_not_allowed"
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
         super().__init__(
             f"no route for {method[:20]} {path[:PATH_SHOWN_CHARS]}",
-            because=f"this path is for {allowed}",
+            because=f"this path supports only {allowed}",
             try_this=f"use {allowed}",
         )
         self.allowed = allowed
@@ -93,20 +94,20 @@ class ListenAddressExposed(Invalid):
     def __init__(self, host: str) -> None:
         super().__init__(
             f"the server does not listen on {host} without TLS",
-            because="other machines can reach this address, and anyone between could read the traffic",
+            because="other machines can reach this address, and others on the network could read the traffic",
             try_this="put a TLS proxy in front, set public_url (https) and trusted_proxies; or listen on 127.0.0.1",
         )
 
 
 class MisdirectedRequest(RetinueError):
-    """The request's Host is not one of our host names."""
+    """The Host header of the request does not name this server."""
 
     code = "request.host_unknown"
 
     def __init__(self) -> None:
         super().__init__(
             "this server does not serve the requested host",
-            because="the Host header is neither this machine, nor public_url, nor one of allowed_hosts",
+            because="the Host header does not name this machine, and is not in public_url or allowed_hosts",
             try_this="add the name to allowed_hosts if it is yours",
         )
 
@@ -125,14 +126,14 @@ class HostHeaderInvalid(Invalid):
 
 
 class PeerAddressMissing(Invalid):
-    """The connection has no peer address."""
+    """The server cannot tell from which address a request came."""
 
     code = "request.peer_missing"
 
     def __init__(self) -> None:
         super().__init__(
             "the address of the client is unknown",
-            because="the connection has no peer address",
+            because="the connection is neither TCP nor the server's Unix socket",
             try_this="connect by TCP or by the Unix socket",
         )
 
@@ -182,7 +183,7 @@ class SignInCodeInvalid(RetinueError):
 
 
 class CookieHeaderMissing(NotAllowed):
-    """A changing request with a cookie lacks the header that pages of other sites cannot send."""
+    """A request signed in by a cookie is not a GET, and lacks the header that pages of other sites cannot send."""
 
     code = "auth.header_missing"
 
@@ -195,7 +196,7 @@ class CookieHeaderMissing(NotAllowed):
 
 
 class CookieOriginMissing(NotAllowed):
-    """A WebSocket request with a cookie has no Origin header."""
+    """A WebSocket request signed in by a cookie has no Origin header."""
 
     code = "auth.origin_missing"
 
@@ -224,10 +225,11 @@ class TooManyRequests(RetryLater):
     code = "rate.too_many"
 
     def __init__(self, noun: str, *, sender: str, per_minute: int, retry_after_s: float) -> None:
+        wait_s = max(1, round(retry_after_s))
         super().__init__(
             f"too many {noun}",
             because=f"the limit for {sender} is {per_minute} per minute",
-            try_this=f"wait {max(1, round(retry_after_s))} seconds, then send it again",
+            try_this=f"try again in {format_quantity(wait_s, 'second')}",
             retry_after_s=retry_after_s,
         )
 
@@ -238,10 +240,12 @@ class AddressLockedOut(RetryLater):
     code = "auth.locked_out"
 
     def __init__(self, *, attempts_max: int, retry_after_s: float) -> None:
+        wait_s = max(1, round(retry_after_s))
         super().__init__(
             "too many invalid tokens or codes came from your address",
-            because=f"after {attempts_max} of them, the address is locked out for a while",
-            try_this=f"wait {retry_after_s:.0f} seconds, or use the Unix socket on the machine of the server",
+            because=f"after {attempts_max} invalid tokens or codes, the server refuses an address for a while",
+            try_this=f"try again in {format_quantity(wait_s, 'second')}, "
+            "or use the Unix socket on the machine of the server",
             retry_after_s=retry_after_s,
         )
 
@@ -255,20 +259,20 @@ class TooManyEventStreams(RetryLater):
         super().__init__(
             "too many open event streams",
             because=f"the limit for {principal} is {streams_max}",
-            try_this="close some, or follow several sessions over one connection",
+            try_this="close some of them, or follow several sessions over one connection",
             retry_after_s=5,
         )
 
 
 class TooManyConnections(RetinueError):
-    """All connections are in use."""
+    """The server has as many connections as the limit allows, and all are in use."""
 
     code = "request.too_many_connections"
 
     def __init__(self) -> None:
         super().__init__(
             "too many open connections",
-            because="`server.limits.connections_max` of them are open, and none is idle",
+            because="the limit `server.limits.connections_max` is reached, and no connection is idle",
             try_this="try again in a moment",
         )
 
@@ -294,8 +298,8 @@ class RequestTooSlow(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "the request took too long to arrive",
-            because="all of it must arrive within `server.limits.request_wait_s`",
-            try_this="send it again, without a pause",
+            because="a complete request must arrive within `server.limits.request_wait_s` seconds",
+            try_this="send it again without pauses",
         )
 
 
@@ -344,7 +348,7 @@ class AttachmentLocationMissing(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "no envelope or record given for the attachment",
-            because="an attachment is sent to those who can see the envelope or record that has it",
+            because="you can download an attachment only if you can see the envelope or record that has it",
             try_this="add ?envelope=ID, or ?session=ID&record=SEQ",
         )
 
@@ -359,8 +363,8 @@ class TooManyFollowedSessions(Invalid):
 
     def __init__(self, *, sessions_max: int) -> None:
         super().__init__(
-            "too many followed sessions",
-            because=f"the limit is {sessions_max} for one connection",
+            "this connection follows too many sessions",
+            because=f"the limit is {sessions_max:,} sessions for each connection",
             try_this="follow all of them with `*`, or unsubscribe from some",
         )
 
@@ -374,7 +378,7 @@ class EventFilterInvalid(Invalid):
         super().__init__(
             f"invalid value in the event filter: {unknown}",
             because=f"types are {types}; phases are {phases}",
-            try_this="leave out a list to get everything of its kind",
+            try_this="leave out `types` to get all types, or `phases` to get all phases",
         )
 
 
@@ -387,18 +391,18 @@ class EventFilterTooLong(Invalid):
         super().__init__(
             "a list in the event filter is too long",
             because=f"the limit is {items_max} entries",
-            try_this="leave out that list, and ignore the messages that you do not need",
+            try_this="leave out that list, and ignore the events that you do not need",
         )
 
 
 class WindowOwnerInvalid(Invalid):
-    """A principal other than a person reported windows."""
+    """A principal that is not a person reported browser windows of the web app."""
 
     code = "window.not_a_person"
 
     def __init__(self) -> None:
         super().__init__(
-            "you cannot report windows",
-            because="only people have windows of the web app",
+            "you cannot report browser windows",
+            because="only people have browser windows of the web app",
             try_this="leave out the frame `panels`",
         )

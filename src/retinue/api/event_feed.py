@@ -1,8 +1,8 @@
-"""Feed of stored events from a cursor on, and of deltas, for server-sent events and WebSockets.
+"""Feeds of stored events after a cursor, and of deltas, for server-sent events and WebSockets.
 
-Memory per feed is bounded: one batch of events and a bounded list of deltas. Sending waits for a
-slow reader. Missed deltas are replaced by `partials`, and events are read from the store again from
-the cursor.
+Memory per feed is bounded: one batch of events and a bounded list of deltas. If a reader is slow,
+sending waits. Deltas that it misses are replaced by `partials`, and events are read from the store,
+starting at the cursor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class FeedMessage(Struct, frozen=True):
 class EventFilter(Struct, frozen=True, kw_only=True):
     """Filter of a subscription.
 
-    Each list applies only to messages that have that property; all lists must match.
+    Each list applies only to messages that have its property. A message must match all lists that
+    apply.
     """
 
     types: frozenset[str] | None = None
@@ -98,8 +99,8 @@ _decode_record_body = msgspec.json.Decoder(_RecordBody).decode
 def _get_tool_and_phase(event: StoredEvent) -> tuple[str | None, str | None]:
     """Return the tool and the phase of an event.
 
-    A call and its result have a tool. A reply is interim while it requests calls, and final when
-    its run ends.
+    A call and its result have a tool. A reply is `interim` if it requests calls, and `final` if its
+    run ends.
     """
     record = event.body.get("record")
     match event.kind:
@@ -116,7 +117,7 @@ def _get_tool_and_phase(event: StoredEvent) -> tuple[str | None, str | None]:
 
 
 class OwnEnvelopes(Struct):
-    """Envelopes that one client sent while following. They are not echoed to it."""
+    """Envelopes that one client sent while it followed sessions. Their events are not sent back to this client."""
 
     envelopes: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     sends_in_progress: int = 0
@@ -138,7 +139,7 @@ class OwnEnvelopes(Struct):
 
 
 class OwnEnvelopeRegistry:
-    """Clients that do not want their own envelopes echoed, by principal and client name."""
+    """The own envelopes of clients that do not want them echoed, by principal and client name."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], OwnEnvelopes] = {}
@@ -214,8 +215,8 @@ class EventFeed:
     async def open(self, after: int | None) -> list[FeedMessage]:
         """Return the first messages, ending with `hello`.
 
-        A `reset` before it means that the cursor is unknown, and the client must fetch the state
-        again.
+        A `reset` before `hello` means that the cursor is unknown, so the client must fetch the
+        state again.
         """
         oldest, newest = await self._services.store.read(_read_cursor_range)
         self._cursor = newest if after is None else after
@@ -242,9 +243,9 @@ class EventFeed:
         self._add_subscription(session, _Subscription(event_filter))
 
     async def subscribe(self, session: SessionId, event_filter: EventFilter, after: int | None) -> None:
-        """Follow a session from now on, or from its own cursor.
+        """Follow a session from now on, or from a cursor.
 
-        Missed events are then sent first.
+        From a cursor, missed events are sent first.
         """
         oldest, newest = await self._services.store.read(_read_cursor_range)
         if after is None:
@@ -271,7 +272,7 @@ class EventFeed:
         self._update_subscriber()
 
     def _update_subscriber(self) -> None:
-        """With a single followed session, read and wake up for that session only."""
+        """If the feed follows a single session, read and wake up for events of that session only."""
         alone = (
             next(iter(self._subscriptions)) if len(self._subscriptions) == 1 and self._filter_for_all is None else None
         )
@@ -303,7 +304,7 @@ class EventFeed:
     async def next_messages(self) -> list[FeedMessage] | None:
         """Wait for messages and return them.
 
-        Returns None after a long pause, to send a keep-alive.
+        Returns None after a long pause, so that the caller sends a keep-alive.
         """
         quiet = not self._subscriber.changed.is_set() and await _wait_for_change(self._subscriber.changed)
         await self._recheck_if_due()
@@ -362,7 +363,7 @@ class EventFeed:
         return forms
 
     async def _list_nested_runs(self, sessions: Collection[SessionId] | None = None) -> list[NestedRun]:
-        """Return the progress of work that waiting calls delegated, if the caller sees the call's session."""
+        """Return the progress of runs for which a delegating call waits, if the caller sees the session of the call."""
         found: list[NestedRun] = []
         for within in self._services.event_broadcast.nested_runs():
             allowed = self._filter_for(within.session)
@@ -379,7 +380,7 @@ class EventFeed:
     async def _read_new_events(self) -> list[FeedMessage]:
         """Return the events committed since the cursor.
 
-        If there are more than one batch, read again at once.
+        If there is more than one batch, the rest is read at once.
         """
         watcher = self._subscriber
         if not watcher.has_new_events or (self._filter_for_all is None and not self._subscriptions):
@@ -439,7 +440,7 @@ class EventFeed:
     async def _is_own(self, event: StoredEvent) -> bool:
         """Whether this client sent the envelope.
 
-        If a send is in progress, wait briefly for its id.
+        If a send is in progress, wait briefly for the id of its envelope.
         """
         sent = self._own_envelopes
         if sent is None or event.kind is not EventKind.ENVELOPE_ACCEPTED:

@@ -36,7 +36,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """HTTP settings. The Unix socket is always open; these are for TCP, and the limits."""
+    """Settings of the TCP listener, and the limits of HTTP. The Unix socket is always open."""
 
     enabled: bool = True
     host: str = "127.0.0.1"

@@ -42,7 +42,8 @@ class RpcError(Exception):
 class RpcMessage(msgspec.Struct):
     """One JSON-RPC message.
 
-    A notification has no id. A response has no method; we never send requests.
+    A notification has no id. A message without a method is a response. It is ignored, because this
+    server sends no requests.
     """
 
     jsonrpc: str

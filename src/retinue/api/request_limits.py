@@ -40,7 +40,8 @@ class Lockout:
         self._valid_secrets: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def check(self, remote: str, token_hash: str) -> None:
-        """Refuse a locked address, before the secret is looked up, unless that secret was valid from there."""
+        """Raise if the address is locked out, unless this secret was valid from it before. Call it
+        before looking up the secret."""
         if not self._failures or (known := self._failures.get(_lockout_key(remote))) is None:
             return
         left_s = known.locked_until - self._now()
@@ -48,7 +49,7 @@ class Lockout:
             raise AddressLockedOut(attempts_max=self.attempts_max, retry_after_s=left_s)
 
     def record_failure(self, remote: str) -> bool:
-        """Record a wrong secret. Returns whether its address is now locked."""
+        """Record a wrong secret. Returns whether its address is now locked out."""
         key, now = _lockout_key(remote), self._now()
         known = self._failures.pop(key, None)
         if known is None or now - known.since > self.lockout_s:

@@ -1,6 +1,6 @@
 """Serve the web app's built files, and its index page for every address inside the web app.
 
-If it was not built (a checkout without Node), a plain page explains how to build it.
+If the web app was not built (a checkout without Node), a plain page explains how to build it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class WebhookReceiver:
     """Receives webhook requests within limits.
 
     Addresses that guess secrets are locked out. The rate limit per connector counts only
-    authenticated requests, so that others cannot use it up.
+    authenticated requests, so that unauthenticated requests cannot use it up.
     """
 
     def __init__(self, webhooks: WebhookIntake, now: Callable[[], float]) -> None:

@@ -87,7 +87,7 @@ class _Frame(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
 
 
 class FollowForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A session to follow, or `*` for all visible sessions."""
+    """A session to follow. `*` follows all visible sessions."""
 
     session: str
     filter: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
@@ -121,14 +121,14 @@ class PingFrame(_Frame, tag="ping"):
 
 
 class _ClientProtocol(msgspec.Struct):
-    """The protocol version of a hello frame, whatever else a client of that version sends."""
+    """Only the protocol version of a hello frame, which clients of every version send."""
 
     type: str = ""
     protocol: int = PROTOCOL_VERSION
 
 
 class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
-    """`binding` is the session it shows; `context` describes its content."""
+    """One panel of a window. `binding` is the session that the panel shows, and `context` describes its content."""
 
     id: str
     type: str
@@ -263,7 +263,7 @@ class LiveWebSocket:
     async def _follow_session(self, feed: EventFeed, request: FollowForm) -> FeedMessage | None:
         """Follow a session from the cursor in hello.
 
-        Returns an error message if that fails; the others go on.
+        Returns an error message if that fails. Other sessions are still followed.
         """
         try:
             event_filter = request.filter.to_filter()

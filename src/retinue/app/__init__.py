@@ -1,1 +1,1 @@
-"""The one assembly: builds each part of the server, starts and stops it."""
+"""The one assembly: builds, starts and stops each part of the server."""

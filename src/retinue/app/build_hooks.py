@@ -1,4 +1,4 @@
-"""Builds the parts that run the owner's programs: hooks, and text to speech and back.
+"""Builds the parts that run the owner's programs: hooks, speech synthesis and transcription.
 
 Few instances have any, so their code is imported on first use.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OwnerPrograms:
-    """The owner's programs. `settings` returns the current settings; `send_message` delivers a hook's message."""
+    """The owner's programs. `settings` returns the current settings. `send_message` delivers a hook's message."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class OwnerPrograms:
         return await self._speech.prepare_answer(text, answers_voice)
 
     async def transcribe(self, attachment: Attachment) -> str:
-        """Return the transcript of a voice message; an empty string if no transcriber is configured."""
+        """Return the transcript of a voice message, or an empty string if no transcriber is configured."""
         return await self._speech.transcribe(attachment) if self._settings().speech.listeners else ""
 
     @cached_property

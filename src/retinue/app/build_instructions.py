@@ -115,10 +115,9 @@ class RunPrompts:
         mode: Mode | None = None,
         files: Mapping[str, str] | None = None,
     ) -> SystemPrompt:
-        """Return the system prompt that a run of this agent would get now, in this session or in a new one.
+        """Return the system prompt that a run of this agent would get now, in this session or in a new session.
 
-        It changes nothing. `files` are those of a template that is tried in place of the agent's
-        own.
+        It changes nothing. `files` is a template to try instead of the agent's.
         """
         if session is not None and session.origin.kind is OriginKind.BACKGROUND:
             return SystemPrompt("", ())  # a background job has no system prompt, only its envelope
@@ -255,7 +254,7 @@ class RunPrompts:
         self._visible_agents.clear()
 
     def _prompt_panels(self, origin: Origin, tools: Sequence[PromptTool]) -> tuple[PromptPanel, ...]:
-        """Return the panels of the last used window, if the run has a tool for them."""
+        """Return the panels of the last used browser window, if the run has a tool for them."""
         person = _person_of(origin)
         windows = self._windows.list_windows(person) if person else ()
         if not windows or not any(tool.name == "panels_list" for tool in tools):
@@ -356,7 +355,7 @@ def _sandbox_name(settings: Settings, assignment: RunAssignment) -> str:
 
 
 def _person_of(origin: Origin) -> str:
-    """Return the person of a session that belongs to one; an empty string otherwise."""
+    """Return the person to whom a session belongs, or an empty string."""
     whose = origin.key.partition("/")[0]
     return whose.partition(":")[2] if whose.startswith("person:") and origin.belongs_to(whose) else ""
 

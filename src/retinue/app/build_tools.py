@@ -98,7 +98,7 @@ DEFAULT_SKILL_SETTINGS = SkillSettings()
 
 
 class ToolServices(Struct):
-    """Functions that tools call. The engine and the intake set them later, because tools are built first."""
+    """Functions that tools call. The engine and the intake are set later, because tools are built first."""
 
     redact: Callable[[str], str]
     intake: EnvelopeAcceptor | None = None
@@ -303,7 +303,7 @@ def _is_owner(context: ToolContext) -> bool:
 
 
 def _is_limited_to_spawned(settings: Callable[[], Settings]) -> Callable[[ToolContext], bool]:
-    """Return a predicate: whether a call may only see the sessions that its own session has spawned."""
+    """Return a predicate that says whether a call may only see sessions that its session has spawned."""
 
     def confined(context: ToolContext) -> bool:
         main = context.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(context)
@@ -355,7 +355,7 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[CommandRule, ...]:
 async def load_run_resources(
     skills: Skills, plugins: PluginLoader, settings: Callable[[], Settings], assignment: RunAssignment
 ) -> RunResources:
-    """Return the skills and plugin sections of a run. Usually there are none, and then little is looked up."""
+    """Return the skills and plugin sections of a run. Usually there are none, so little is looked up."""
     agent, home = assignment.agent, assignment.tools_directory  # a subagent has the skills of the agent that started it
     now = settings()
     sandbox = merge_sandbox_settings(now.sandbox, agent, *assignment.delegating_agents)

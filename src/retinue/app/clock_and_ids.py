@@ -33,7 +33,7 @@ class RealClock:
 
 
 class RandomIds:
-    """Random ids, drawn from the system in batches: each system call may switch to another thread."""
+    """Random ids. They are drawn from the system in batches, because each system call may switch to another thread."""
 
     def __init__(self) -> None:
         self._drawn: list[str] = []
@@ -48,7 +48,7 @@ class RandomIds:
 
 
 def new_token() -> str:
-    """Return a random token of 256 bits. It never begins with a hyphen: a command would read it as an option."""
+    """Return a random token of 256 bits. It never begins with a hyphen, which a command would read as an option."""
     while True:
         token = secrets.token_urlsafe(32)
         if not token.startswith("-"):

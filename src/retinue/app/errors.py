@@ -21,7 +21,7 @@ class ServerAlreadyRunning(RetinueError):
 
 
 class ServerNotRunning(RetinueError):
-    """The operation needs a running server. `data_dir` is None if it is unknown."""
+    """The operation needs a running server. `data_dir` is None if its path is unknown."""
 
     code = "server.not_running"
 
@@ -83,7 +83,7 @@ class ListenAddressInvalid(Invalid):
 
 
 class UnitTextInvalid(Invalid):
-    """A word cannot be written into a systemd unit."""
+    """The path of the data directory cannot be written into a systemd unit."""
 
     code = "service.unit_invalid"
 
@@ -103,34 +103,34 @@ class RestoreUnsupported(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "`retinue restore` does not support PostgreSQL",
-            because="the store is a database, which has its own tool for that",
+            because="PostgreSQL has its own restore tool, pg_restore",
             try_this="pg_restore --clean --if-exists --dbname=ADDRESS retinue.dump",
         )
 
 
 class OfflineStoreUnsupported(RetinueError):
-    """Only the running server can read a store on PostgreSQL."""
+    """The server is not running, and without it only a SQLite file can be read, not a PostgreSQL database."""
 
     code = "store.not_a_file"
 
     def __init__(self) -> None:
         super().__init__(
-            "a store on PostgreSQL can be read only while the server runs",
-            because="it is a database, not a file",
+            "cannot read a PostgreSQL database while the server is stopped",
+            because="without a running server, only a SQLite file can be read",
             try_this="retinue up, then try again",
         )
 
 
 class StoreSchemaMismatch(StoreError):
-    """The store has another schema revision than this version."""
+    """The schema revision of the database is not the one that this version of retinue reads."""
 
     code = "store.schema_mismatch"
 
     def __init__(self, revision: str | None, *, expected: str) -> None:
         super().__init__(
-            "the store belongs to another version",
+            "the database belongs to another version of retinue",
             because=f"its schema is {revision}; this version reads {expected}",
-            try_this="start the server once, which upgrades the store: retinue up",
+            try_this="start the server once, which upgrades the database: retinue up",
         )
 
 

@@ -25,7 +25,7 @@ LOCK_POLL_S = 0.02
 
 @contextmanager
 def instance_lock(data_dir: Path) -> Generator[None]:
-    """Lock a data directory: only one process serves it. The kernel releases the lock when the process ends."""
+    """Lock a data directory, so that only one process serves it. The kernel releases the lock when the process ends."""
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -40,7 +40,7 @@ def instance_lock(data_dir: Path) -> Generator[None]:
 def _acquire(fd: int, data_dir: Path) -> None:
     """Take the lock without waiting, or raise `ServerAlreadyRunning`.
 
-    If the holder was killed, retry for a moment: its child processes may keep the lock slightly
+    If the holder was killed, retry briefly, because its child processes may keep the lock slightly
     longer.
     """
     deadline = time.monotonic() + LOCK_RETRY_S_MAX
@@ -58,7 +58,7 @@ def _acquire(fd: int, data_dir: Path) -> None:
 
 
 def is_process_gone(pid: str) -> bool:
-    """Whether there is no such process any more."""
+    """Whether the process with this id has ended."""
     if not pid.isdecimal():
         return False
     try:
@@ -73,8 +73,8 @@ def is_process_gone(pid: str) -> bool:
 def socket_path(data_dir: Path, environment: Mapping[str, str]) -> Path:
     """Return the path of the Unix socket.
 
-    It is in `XDG_RUNTIME_DIR` if that is set, else in the data directory, or in the temporary
-    folder if the path is too long.
+    It is in `XDG_RUNTIME_DIR` if that is set, else in the data directory. If the path would be too
+    long, it is in the temporary folder.
     """
     name = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
     runtime = environment.get("XDG_RUNTIME_DIR")
@@ -131,13 +131,13 @@ def listening_address(data_dir: Path, host: str, port: int) -> Generator[tuple[s
 
 @contextmanager
 def remove_address(data_dir: Path) -> Generator[None]:
-    """Do not listen on TCP: remove an address that a crashed server left behind."""
+    """Remove the address that a crashed server left behind. For a server that does not listen on TCP."""
     (data_dir / "address").unlink(missing_ok=True)
     yield
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically: a command that reads it at the same time must not get half an address."""
+    """Write a file atomically, so that a command that reads it at the same time does not get half an address."""
     new = path.with_name(f".{path.name}-{os.getpid()}")
     new.write_text(text)
     os.replace(new, path)
@@ -161,7 +161,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def owner_token(data_dir: Path, create_token: Callable[[], str]) -> str:
-    """Return the owner's token. It is created at the first start, in a file that only our user can read."""
+    """Return the owner's token. It is created at the first start, in a file that only the server's user can read."""
     path = data_dir / "owner-token"
     if not path.exists():
         replace_private_file(path, f"{create_token()}\n".encode())

@@ -1,9 +1,9 @@
 """Log lines: a fixed phrase and fields. Texts, tokens and prompts stay out.
 
-Secrets that get into a line are redacted in messages, fields and exception texts. These are the
-known ones (`set_known_secrets`) and everything that looks like one, by stricter rules than
-elsewhere. A line that cannot be formatted is replaced by one that says so: logging never stops the
-server.
+Secrets that get into a line are redacted in messages, fields and exception texts. Both known
+secrets (`set_known_secrets`) and texts that look like a secret are redacted, by stricter rules than
+elsewhere. A line that cannot be formatted is replaced by a line that says so, because logging must
+not stop the server.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _known_secrets = [Redactor()]  # global, like logging itself
 
 
 def set_known_secrets(redactor: Redactor) -> None:
-    """Redact these known secrets in every log line of this process from now on."""
+    """Redact these secrets in every log line of this process from now on."""
     _known_secrets[0] = redactor
 
 
@@ -164,7 +164,7 @@ def _escape_char(char: str, extra: str) -> str:
 
 
 class _SilentHandler(logging.Handler):
-    """Ignores lines that cannot be written: the default of `logging` would print the line unredacted."""
+    """Ignores lines that cannot be written, because the default of `logging` prints them unredacted."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
@@ -208,8 +208,8 @@ def log_file_path(data_dir: Path) -> Path:
 def set_up_logs(stream: TextIO | None, *, data_dir: Path | None = None, logs: LogSettings | None = None) -> None:
     """Log to a stream, to the file in the data directory, or to both. A second call replaces the first.
 
-    If the file cannot be written, log a warning and go without it: a server with a full disk must
-    still log somewhere.
+    If the file cannot be written, log a warning to the stream and continue: a server with a full
+    disk must still log.
     """
     wanted = logs or LogSettings()
     handlers: list[logging.Handler] = []

@@ -1,8 +1,8 @@
 """Answers operations from the store alone, for the command line when no server is running.
 
 `python -m retinue.app.offline OPERATION PARAMETERS` prints the answer or an error as JSON. It takes
-the instance lock, so that no server starts meanwhile, and opens the store read-only. Permissions,
-validation and visibility are the same as in a running server, for the same token.
+the instance lock, so that no server can start at the same time, and opens the store read-only.
+Permissions, validation and visibility are the same as in a running server, for the same token.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ LOCAL_OWNER = Principal(address=address.person_address("owner"), level=Permissio
 
 
 class OfflineStore:
-    """A store that no server has open. It is only read."""
+    """A store that no server uses. It is only read."""
 
     def __init__(self, path: Path) -> None:
         engine = sa.create_engine("sqlite://", creator=lambda: _open_sqlite(path), poolclass=NullPool)
@@ -116,7 +116,7 @@ def _open_sqlite(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def open_offline_store(settings: Settings) -> Generator[Store]:
-    """Open the store of an instance that is not running, and keep a server from starting meanwhile."""
+    """Open the store of an instance that is not running. No server can start while it is open."""
     if not settings.home.is_dir():
         raise ServerNotRunning(settings.home, because=NEVER_STARTED)
     if isinstance(settings.store, str):
@@ -150,7 +150,7 @@ def _open_upgraded(path: Path) -> Generator[Store]:
 
 @contextmanager
 def open_read_only(path: Path) -> Generator[Store]:
-    """Open a store file read-only. Without the instance lock, a running server may write to it meanwhile."""
+    """Open a store file read-only. Without the instance lock, a running server may write to it at the same time."""
     if not path.exists():
         raise ServerNotRunning(path.parent, because=NEVER_STARTED)
     try:

@@ -1,4 +1,4 @@
-"""Restores a backup while no server is running. It takes the lock, so that none can start meanwhile.
+"""Restores a backup while no server is running. It takes the lock, so that no server can start during the restore.
 
 `python -m retinue.app.restore FOLDER` restores the instance in `RETINUE_HOME`.
 """

@@ -1,4 +1,4 @@
-"""Builds every part of the server and connects them. The only module that knows all of them."""
+"""Builds every part of the server and connects them. Only this module knows all parts."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class RunningServer(Struct, frozen=True, kw_only=True):
 async def open_server(
     settings: Settings, parts: ServerParts, *, stop: Callable[[], None] | None = None
 ) -> AsyncGenerator[RunningServer]:
-    """Start everything except the API: store, engine, outbox, connectors. On exit, running work is drained.
+    """Start everything except the API: store, engine, outbox, connectors. On exit, wait for running work.
 
     `stop` is called if another server takes over the database. The exit then raises the reason.
     """
@@ -615,13 +615,13 @@ async def open_server(
 
 
 def _access_rules(settings: Callable[[], Settings], connector: str) -> AccessSettings:
-    """Return the access rules of a connector. One that the settings do not name accepts no one."""
+    """Return the access rules of a connector. A connector that the settings do not name accepts no one."""
     named = settings().connectors.get(connector)
     return DEFAULT_ACCESS if named is None else named.access
 
 
 def _reply_delivery(settings: Callable[[], Settings], connector: str) -> ReplyDelivery:
-    """Return how replies are delivered by a connector: its own settings over those of the server."""
+    """Return how replies are delivered by a connector. Its own settings override those of the server."""
     now = settings()
     named = now.connectors.get(connector)
     defaults = now.replies.with_defaults()
@@ -637,7 +637,7 @@ def _first_model_facts(models: ModelRouter, agent: Agent, options: SessionOption
 
 
 def _inbound_webhooks(services: Services, connectors: Mapping[str, Connector]) -> WebhookIntake:
-    """Import webhook support on the first request: few instances receive any."""
+    """Import webhook support on the first request, because few instances receive any."""
     from retinue.intake.inbound_webhooks import WebhookIntake
 
     return WebhookIntake(
@@ -651,7 +651,7 @@ def _inbound_webhooks(services: Services, connectors: Mapping[str, Connector]) -
 
 
 def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> ModelFactory:
-    """Import the bridge to Pydantic AI on first use: few instances have such a model."""
+    """Import the bridge to Pydantic AI on first use, because few instances have such a model."""
 
     @cache
     def bridges() -> BridgedModels:
@@ -663,7 +663,7 @@ def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> ModelFactory:
 
 
 async def _store_plugin_event(store: Store, clock: Clock, plugin: str, change: str, because: str) -> None:
-    """Store an event: a plugin was loaded or unloaded, or has failed."""
+    """Store the event that a plugin was loaded or unloaded, or has failed."""
 
     def body(conn: sa.Connection) -> None:
         transaction = Transaction(conn, to_ms(clock.now()))
@@ -734,7 +734,7 @@ async def _store_owner_token(data_dir: Path, store: Store, now: datetime) -> Non
 
 
 class _ApiServer(Server):
-    """A uvicorn server that leaves signals to us: a stop must drain the engine too."""
+    """A uvicorn server that leaves signals to us, because a stop must drain the engine too."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -864,7 +864,7 @@ async def _print_startup_message(settings: Settings, services: Services, socket_
 
 
 async def _web_address(services: Services, url: str) -> str:
-    """Return the web app's address. On a terminal it has a one-time sign-in code; other outputs may be stored."""
+    """Return the web app's address. On a terminal it contains a one-time sign-in code. Other outputs may be stored."""
     if not sys.stdout.isatty():
         return f"{url}/ (to sign in: retinue token code)"
     owner = Principal(address=address.person_address(OWNER.name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
@@ -873,7 +873,7 @@ async def _web_address(services: Services, url: str) -> str:
 
 
 def _command() -> str:
-    """Return how to type our command here: by its name if it is on the path."""
+    """Return the command to type for this program: its name if it is on the path, else its relative path."""
     beside = Path(sys.executable).with_name("retinue")
     on_path = any(Path(folder, "retinue") == beside for folder in os.environ.get("PATH", "").split(os.pathsep))
     return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)
@@ -884,7 +884,7 @@ def default_parts() -> ServerParts:
 
 
 def _set_up_server_logs(settings: Settings) -> bool:
-    """Log to the data directory, and to stderr too unless that goes to a file that is never rotated.
+    """Log to the data directory, and to stderr too unless stderr goes to a file that is never rotated.
 
     Returns whether only the data directory has the log.
     """
@@ -896,7 +896,8 @@ def _set_up_server_logs(settings: Settings) -> bool:
 def _rename_settings(*, in_background: bool) -> Configuration:
     """Rewrite settings files with names of an earlier version, and return the settings read from them.
 
-    What was renamed is logged. A log that no terminal shows is not enough: `retinue up` prints these lines, too.
+    Each renamed setting is logged. `retinue up` prints these lines too, because no terminal may
+    show the log.
     """
     from retinue.config.settings_upgrade import upgrade_settings_files  # lazy: imports what most starts never need
 

@@ -50,7 +50,7 @@ def build_installation(
 
 
 def render_unit(*, command: Sequence[str], data_dir: str, drain_s: float, keep_specifiers: bool = False) -> str:
-    """Return the text of the unit. With `keep_specifiers`, `%h` and the like stay systemd specifiers."""
+    """Return the text of the unit. With `keep_specifiers`, systemd specifiers such as `%h` are not escaped."""
     quoted = partial(_quote_word, keep_specifiers=keep_specifiers)
     started = " ".join(quoted(word).replace("$", "$$") for word in command)
     return f"""\

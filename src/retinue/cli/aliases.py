@@ -1,4 +1,4 @@
-"""Short commands for frequent use beside `retinue NOUN VERB`, each with a summary and examples."""
+"""Short commands for frequent use, in addition to `retinue NOUN VERB`, with summaries and examples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
         (),
     ),
-    "down": ("", "Stop the server after running work has finished.", "retinue down\nretinue down --wait 60", (), ()),
+    "down": ("", "Stop the server after active runs have finished.", "retinue down\nretinue down --wait 60", (), ()),
     "run": (
         "",
         "Start the server in the foreground.",
@@ -35,7 +35,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "chat": (
         "",
-        "Chat with an agent.",
+        "Chat with an agent in the terminal.",
         'retinue chat\nretinue chat --agent clerk --session taxes\nretinue chat --once "What is on today?"\n'
         'retinue chat --once - < question.txt\nprintf "one\\ntwo\\n" | retinue chat',
         (),
@@ -65,9 +65,15 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
         (),
     ),
-    "ledger": ("server.ledger", "Check from the store that nothing was lost.", "retinue ledger", (), ()),
+    "ledger": ("server.ledger", "Check the ledger: prove that no message was lost.", "retinue ledger", (), ()),
     "dead": ("envelope.dead", "List dead letters: envelopes that failed for good.", "retinue dead --limit 50", (), ()),
-    "retry": ("envelope.retry", "Send a dead letter again.", "retinue retry 1a2b3c4d", (), ()),
+    "retry": (
+        "envelope.retry",
+        "Retry a dead letter: send it again as a new envelope.",
+        "retinue retry 1a2b3c4d",
+        (),
+        (),
+    ),
     "sessions": ("session.list", "List recent sessions.", "retinue sessions --limit 50", (), ()),
     "stop": (
         "session.stop",
@@ -78,7 +84,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "reset": (
         "session.reset",
-        "Reset the context of a session.",
+        "Stop the run in a session, and reset the context.",
         'retinue reset 5e6f7a8b "We were at chapter 3."',
         ("session", "message"),
         (),
@@ -120,7 +126,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "result": (
         "run.show",
-        "Show the result of a run, its models, tokens and cost.",
+        "Show how a run ended, and its models, tokens and cost.",
         "retinue result 3c6ef362",
         (),
         (),
@@ -128,13 +134,13 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     "config": ("config.show", "Show the current settings.", "retinue config", (), ()),
     "apply": (
         "config.apply",
-        "Apply the agents of the settings file.",
+        "Apply the agents, people, schedules and bindings of the settings file.",
         "retinue apply --dry-run\nretinue apply",
         (),
         (),
     ),
     "doctor": ("server.doctor", "Check the server for problems.", "retinue doctor", (), ()),
-    "backup": ("server.backup", "Back up the data of the server.", "retinue backup", (), ()),
+    "backup": ("server.backup", "Back up the data of the server to a new folder.", "retinue backup", (), ()),
     "export": ("session.export", "Export a session as files.", "retinue export 5e6f7a8b --json", (), ()),
     "restore": (
         "",
@@ -197,7 +203,7 @@ NOUN_SUMMARIES: dict[str, str] = {
     "connector": "connected Telegram, email, IRC and webhook accounts, and their status",
     "credential": "API keys of model providers, and their status",
     "delegation": "work that agents have given to other agents",
-    "envelope": "messages, as stored",
+    "envelope": "stored messages",
     "grant": "permissions granted to agents beyond their rules",
     "heartbeat": "periodic check-ins of agents",
     "hook": "local programs that run after events",
@@ -209,7 +215,7 @@ NOUN_SUMMARIES: dict[str, str] = {
     "pairing": "access requests of unknown senders",
     "person": "people and their roles",
     "plugin": "installed plugins",
-    "poison-message": "unprocessed messages (poison messages)",
+    "poison-message": "inbound messages that could not be processed",
     "policy": "rules for the use of tools, and their decisions",
     "preference": "your preferences",
     "questionnaire": "forms that agents ask you to fill in",
@@ -218,11 +224,11 @@ NOUN_SUMMARIES: dict[str, str] = {
     "schedule": "envelopes sent at set times",
     "server": "the server",
     "session": "conversations of agents",
-    "skill": "instructions for agents, in folders",
+    "skill": "folders with instructions for agents",
     "slash-command": "slash commands of a conversation",
-    "subagent": "agents started by runs of other agents",
+    "subagent": "agents that were started by runs of other agents",
     "token": "access tokens",
     "tool": "tools of agents",
     "usage": "usage, cost and budgets",
-    "wakeup": "messages to a conversation at a set time",
+    "wakeup": "messages to a conversation at a set time, which wake its agent",
 }

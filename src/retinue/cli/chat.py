@@ -94,7 +94,7 @@ def _handle_line(chat_session: ChatSession, line: str) -> None:
 
 
 def _dispatch_line(chat_session: ChatSession, line: str) -> None:
-    """Run one line: a local command, or a text to send. Of two leading slashes the server removes one."""
+    """Run a line as a local command, or send it as text. If it begins with two slashes, the server removes one."""
     if not line.startswith("/") or line.startswith("//"):
         if line and (envelope := _send(chat_session, line)):
             chat_session.wait_for(envelope)
@@ -141,7 +141,7 @@ def add_approval_id(command: str, arguments: str, open_approvals: Sequence[str])
         raise CliError(
             "no approval id given",
             code="approval.id_missing",
-            because=f"{len(open_approvals)} approvals are pending in this session",
+            because=f"this session has {len(open_approvals) or 'no'} pending approvals",
             try_this=f"/{command} {shorten_id(open_approvals[0]) if open_approvals else 'ID'}",
         )
     return f"/{command} {shorten_id(open_approvals[0])} {arguments}".strip()
@@ -151,7 +151,7 @@ def _approval_pending_error(approvals: list[str]) -> CliError:
     return CliError(
         "no answer yet: the agent waits for an approval",
         code="approval.pending",
-        because="the input has ended",
+        because="the input ended before a person had decided the approval",
         try_this=f"retinue allow {shorten_id(approvals[0]) if approvals else 'ID'}",
     )
 
@@ -160,7 +160,8 @@ def _approval_pending_error(approvals: list[str]) -> CliError:
 
 
 def _read_keyboard(chat_session: ChatSession) -> Generator[str]:
-    """Yield lines typed at a terminal. Events appear above the prompt until the first key; Ctrl-C twice leaves."""
+    """Yield lines typed at a terminal. Events appear above the prompt until a key is pressed.
+    Ctrl-C twice ends the chat."""
     from retinue.cli.line_editor import LineEditor  # imports termios and readline, which only a terminal needs
 
     leaving = False
@@ -203,7 +204,7 @@ def _read_stdin(chat_session: ChatSession) -> Generator[str]:
 
 
 def _decode_line(chat_session: ChatSession, line: bytes) -> str:
-    """Decode a line from stdin. Echo it if the output is a terminal, since it was not typed there."""
+    """Decode a line from stdin. If the output is a terminal, echo the line, because it was not typed there."""
     try:
         text = line.decode().strip()
     except UnicodeDecodeError:

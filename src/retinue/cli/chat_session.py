@@ -1,7 +1,7 @@
 """One run of `retinue chat`: sends messages and follows each to its outcome, across server restarts.
 
-Every message has a random idempotency key, and events are read by cursor. So a message is accepted
-once and every answer is shown once.
+Every message has a random idempotency key, and events are read by cursor. Each message is therefore
+accepted once, and each answer is shown once.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ChatSession:
         self._follower.session = next(ours, "")
 
     def send(self, text: str) -> str:
-        """Send a text, repeating it until it is accepted, and return the envelope id. Ctrl-C gives up."""
+        """Send a text, retry until it is accepted, and return the envelope id. Ctrl-C stops the retries."""
         self.interrupts.set_deferring(False)
         self.set_footer("")
         where = (
@@ -97,7 +97,7 @@ class ChatSession:
         return sent["envelope"]
 
     def drain_events(self) -> None:
-        """Read the events that our last message caused, such as a switch to another agent."""
+        """Read the events that the last message sent here caused, such as a switch to another agent."""
         patience = time.monotonic() + DRAIN_EVENTS_S_MAX
         while self.state.cursor < self._sent_cursor and time.monotonic() < patience:
             self._receive_events([])
@@ -137,7 +137,8 @@ class ChatSession:
         return ready
 
     def _follow_switch(self, event: dict[str, Any]) -> None:
-        """Continue with the other agent if this principal switched. Ignore a switch by another principal."""
+        """If this principal switched agents, continue the chat with the new agent. Ignore a switch
+        by another principal."""
         self.state.pending_switch = None
         if event["by"] == self._principal:
             self.agent, self._switched_session = event["agent"], event["to"]

@@ -1,7 +1,7 @@
-"""State of one session, built from events and deltas. Pure: events in, calls on a view out.
+"""State of one session, built from events and deltas. Pure: it takes events, and calls methods of a view.
 
 Events are authoritative: each arrives once and in order. Deltas arrive earlier and may be lost,
-repeated or replaced by a later attempt. So they only form the unfinished text at the end.
+repeated or replaced by a later attempt. Deltas therefore only form the unfinished text at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
         """Shows a conversation."""
 
         def show_turn_text(self, thinking: str, text: str, *, is_ours: bool) -> None:
-            """Show the text of a turn that makes calls. `is_ours`: its run works on a message of ours."""
+            """Show the text of a turn that makes tool calls. `is_ours`: the run of the turn works
+            on a message sent here."""
             ...
 
         def show_call(self, tool: str, arguments: dict[str, Any]) -> None: ...
@@ -49,7 +50,7 @@ ENDED_RUNS_KEPT_MAX = 16
 
 
 class EnvelopeEnd:
-    """Outcome of an envelope or of its run, with the answer if there is one."""
+    """Outcome of an envelope or of its run, and the answer if there is one."""
 
     def __init__(self, outcome: str, *, because: str = "", answer_id: str | None = None, answer_text: str = "") -> None:
         self.outcome = outcome
@@ -115,7 +116,8 @@ class ChatState:
             self.unreported_ends[envelope] = end
 
     def show_requested_end(self, envelope: str, end: EnvelopeEnd, recipient: str) -> None:
-        """Show an outcome that was requested because its event was lost. A late event does not show it again."""
+        """Show an outcome that was requested because its event was lost. If the event still
+        arrives, the outcome is not shown again."""
         if end.answer_id:
             self._shown_answers.add(end.answer_id)
             self._view.show_answer(end.answer_text, recipient, is_ours=True)

@@ -6,7 +6,7 @@ import os
 import sys
 
 from retinue.cli.live_region import BOLD, DIM, RESET, LiveRegion, escape_controls
-from retinue.cli.output import format_call, has_colors, shorten_id, to_exact_json
+from retinue.cli.output import format_call, format_quantity, has_colors, shorten_id, to_exact_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def format_reset(because: str) -> str:
 
 
 def _format_grantee(event: dict[str, Any]) -> str:
-    """Return the agent that would get the permission, unless it is the one that asks."""
+    """Return the agent that would get the permission, unless it is the agent that asks."""
     asker = event.get("agent", "")
     grantee = event.get("grantee") or event.get("for_whom", asker)  # of an event, or of an approval that was listed
     return "" if grantee == asker else f" for {grantee}"
@@ -65,7 +65,7 @@ def format_result_step(output: str, *, failed: bool) -> str:
     """Format a tool result in one line."""
     lines = [line for line in output.split("\n") if line.strip()]
     first = lines[0].strip() if lines else "(empty)"
-    more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
+    more = f" (and {format_quantity(len(lines) - 1, 'more line')})" if len(lines) > 1 else ""
     return f"  {'failed' if failed else '='} {first[:RESULT_CHARS_MAX]}{more}"
 
 
@@ -254,7 +254,7 @@ class TerminalView:
         self._write_above([*([self._apply_style(DIM, mark)] if mark else []), *later])
 
     def _insert_before(self, lines: Sequence[str]) -> None:
-        """Write lines above the live text: they happened before it, but their event arrived later."""
+        """Write lines above the live text: what they describe happened earlier, but its event arrived later."""
         columns, rows = self._get_size()
         if not self._region.fits(columns=columns, rows=rows):
             self.show_note(lines)
@@ -265,7 +265,7 @@ class TerminalView:
         self._paint(dim, plain)
 
     def _write_above(self, lines: Sequence[str]) -> None:
-        """Write lines above the footer. During an answer they are deferred to its end."""
+        """Write lines above the footer. While an answer streams, they are deferred to its end."""
         if not self._region.is_empty:
             self._deferred_lines += lines
             return
@@ -309,7 +309,7 @@ class TerminalView:
 
 
 class OnceView(TerminalView):
-    """Shows one question asked from a terminal: the answer streams to stdout, all else goes to stderr."""
+    """Shows the answer to `--once` on a terminal: the answer streams to stdout, everything else goes to stderr."""
 
     accepts_commands = False
 

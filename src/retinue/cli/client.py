@@ -82,7 +82,7 @@ def has_server_url() -> bool:
 
 
 def _get_token() -> str:
-    """Return `RETINUE_TOKEN` if it is set (an agent's child processes have their own), or the owner's token."""
+    """Return `RETINUE_TOKEN`, which the commands of an agent have, or if it is not set, the owner's token."""
     return os.environ.get("RETINUE_TOKEN") or _read_server_file("owner-token")
 
 
@@ -130,8 +130,8 @@ def _validate_key(key: str) -> str:
     raise CliError(
         "invalid idempotency key",
         code="key.invalid",
-        because="it must have only printable ASCII characters, without spaces at either end",
-        try_this="use a random key, and the same key when you repeat the request",
+        because="it must have only printable ASCII characters, without spaces at the start or end",
+        try_this="use a random key, and retry the request with the same key",
     )
 
 
@@ -207,7 +207,7 @@ class ChunkedDecoder:
 def call_raw(
     operation: str, parameters: dict[str, Any] | None = None, *, key: str = "", timeout_s: float = CALL_TIMEOUT_S
 ) -> bytes:
-    """Call an operation and return the response body. An idempotency key makes repeated calls one."""
+    """Call an operation and return the response body. Calls with the same idempotency key have one effect."""
     body = json.dumps(parameters or {}).encode()
     path = "/api/" + operation.replace(".", "/")
     return _send_request(lambda host: _build_request("POST", path, host, body, key=key), timeout_s=timeout_s)
@@ -243,7 +243,7 @@ def list_plugin_operations() -> list[Any]:
 
 
 def redeem_invitation(invitation: str) -> dict[str, Any]:
-    """Redeem an invitation. The caller has no identity yet, so no token is sent."""
+    """Redeem an invitation. The caller has no token yet, so none is sent."""
     body = json.dumps({"invitation": invitation}).encode()
     return json.loads(
         _send_request(lambda host: _build_request("POST", "/api/join", host, body, token=""), timeout_s=CALL_TIMEOUT_S)
@@ -259,7 +259,7 @@ def parse_error(body: bytes) -> ApiError:
 
 
 def send_until_accepted(envelope: dict[str, Any], *, wait_s: float, on_waiting: Callable[[], None]) -> dict[str, Any]:
-    """Send an envelope repeatedly until it is accepted. Its idempotency key makes the repeats one.
+    """Send an envelope, and retry until it is accepted. Its idempotency key ensures that it is accepted only once.
 
     Waits at most `wait_s` for a server that is down, and longer if the connection broke after the
     request was sent. Calls `on_waiting` once, before the first retry.

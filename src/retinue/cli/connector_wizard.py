@@ -1,4 +1,4 @@
-"""`retinue connector add`: prompts for missing values at a terminal. Programs pass them as options."""
+"""`retinue connector add`: prompts for missing values at a terminal. Programs pass all values as options."""
 
 from __future__ import annotations
 

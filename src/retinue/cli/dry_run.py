@@ -9,7 +9,7 @@ import sys
 from retinue.cli.client import has_server_url, parse_error
 from retinue.cli.errors import EXIT_OK, CliError
 from retinue.cli.formatters import format_table
-from retinue.cli.output import indent, join_blocks, print_lines
+from retinue.cli.output import format_quantity, indent, join_blocks, print_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def format_report(report: JsonObject, *, all_runs: bool) -> list[str]:
                 _format_section(
                     "busiest minutes",
                     [
-                        f"{_format_time(each['at'])}: {each['runs']} concurrent runs"
+                        f"{_format_time(each['at'])}: {format_quantity(each['runs'], 'concurrent run')}"
                         for each in report["busiest_minutes"]
                     ],
                 ),
@@ -178,7 +178,7 @@ def _build_schedule_row(schedule: JsonObject) -> JsonObject:
 def _format_gate(schedule: JsonObject) -> str:
     gate = schedule["gate"]
     known = gate["was_open"] + gate["was_closed"]
-    history = f"it was open {gate['was_open']} of the last {known} times" if known else "it never ran before"
+    history = f"open {gate['was_open']} of {format_quantity(known, 'time')}" if known else "it never ran before"
     return f"{schedule['name']}: {gate['treatment']}; {history}"
 
 
@@ -191,7 +191,7 @@ def _format_budget(budget: JsonObject) -> str:
     )
     on = f" ({budget['highest_on']})" if budget["highest_on"] else ""
     refused = (
-        f"; refuses {budget['refused']:,} runs, the first at {_format_time(budget['first_refused'])}"
+        f"; refuses {format_quantity(budget['refused'], 'run')}, the first at {_format_time(budget['first_refused'])}"
         if budget["refused"]
         else ""
     )
@@ -208,10 +208,13 @@ def _format_estimates(schedules: list[JsonObject]) -> list[str]:
 
 def _format_notes(report: JsonObject) -> list[str]:
     left = report["cancelled_runs"]
-    under_way = [f"{left} runs in progress are not included"] if left else []
+    under_way = [f"not included: {format_quantity(left, 'run')} in progress"] if left else []
     late = report["delayed"]
     delayed = (
-        [f"{late['runs']:,} runs start late because all slots are in use: {_format_longest_delay(late)}"]
+        [
+            f"{format_quantity(late['runs'], 'run')} with a late start, because all slots are in use; "
+            f"the longest delay: {_format_longest_delay(late)}"
+        ]
         if late["runs"]
         else []
     )
@@ -233,13 +236,14 @@ def _format_summary(report: JsonObject) -> list[str]:
     when = f"{_format_time(report['start'])} to {_format_time(report['until'])} ({report['zone']})"
     return [
         f"dry run: {when}, on a copy of {report['data_directory']}",
-        f"{totals['runs']:,} runs, {failed}{totals['skipped']:,} skipped, about {_format_cost(totals)}",
+        f"{format_quantity(totals['runs'], 'run')}, {failed}{totals['skipped']:,} skipped, "
+        f"about {_format_cost(totals)}",
         f"took {report['duration_s']:g} s; seed {report['seed']}",
     ]
 
 
 def _format_cost(totals: JsonObject) -> str:
-    unknown = f" and {totals['unpriced']:,} runs of unknown price" if totals["unpriced"] else ""
+    unknown = f" and {format_quantity(totals['unpriced'], 'run')} of unknown price" if totals["unpriced"] else ""
     return f"{format_usd(totals['cost_microusd'])}{unknown}"
 
 

@@ -1,4 +1,4 @@
-"""Follows a session's events across server restarts. The cursor ensures that each is applied once."""
+"""Follows a session's events across server restarts. The cursor ensures that each event is applied once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Formats operation responses: some specially, the others as `key: value` lines, lists as blocks or tables."""
+"""Formats operation responses: some in a special layout, others as `key: value` lines, and lists as
+blocks or tables."""
 
 from __future__ import annotations
 

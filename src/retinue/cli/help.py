@@ -8,7 +8,7 @@ from retinue.cli.parser import list_nouns, list_operations
 EXIT_CODES_TEXT = """\
 exit codes:
   0  done
-  1  failed, or not answered; the reason is on stderr
+  1  failed, or a message was not answered; the reason is on stderr
   2  invalid command line
   3  no server is running
   4  ambiguous short id; the matches are listed on stderr"""
@@ -27,8 +27,8 @@ def format_overview() -> str:
         "examples:\n  retinue up\n  retinue chat\n  retinue agent list\n\n"
         f"{EXIT_CODES_TEXT}\n\n"
         "environment:\n"
-        "  RETINUE_HOME   data directory (~/.retinue)\n"
-        "  RETINUE_TOKEN  your token (the owner's)\n"
+        "  RETINUE_HOME   data directory (default: ~/.retinue)\n"
+        "  RETINUE_TOKEN  your token (default: the owner's token)\n"
         "  RETINUE_URL    URL of a server on another machine\n"
     )
 
@@ -48,5 +48,9 @@ def format_noun(noun: str) -> str:
 
 
 def _format_verb(parameters: tuple[tuple[object, ...], ...], verb: str) -> str:
-    positionals = [str(each[1])[2:].upper().replace("-", "_") for each in parameters if "positional" in str(each[3])]
-    return " ".join([verb, *positionals])
+    words = [verb]
+    for _, option, _, marks, *_ in parameters:
+        if "positional" in str(marks):
+            shown = str(option)[2:].upper().replace("-", "_")
+            words.append(shown if "required" in str(marks) else f"[{shown}]")
+    return " ".join(words)

@@ -1,4 +1,4 @@
-"""Makes Ctrl-C available as a readable file descriptor, to wait for with `select`."""
+"""Makes Ctrl-C available as a readable file descriptor, so that `select` can wait for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 
 
 class InterruptHandler:
-    """Handles Ctrl-C. While deferring, the first one only makes `fd` readable; others raise KeyboardInterrupt."""
+    """Handles Ctrl-C. While it defers, the first Ctrl-C only makes `fd` readable. Each further one
+    raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.fd, self._writer = os.pipe()

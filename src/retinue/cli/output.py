@@ -71,6 +71,11 @@ def to_kebab_case(key: str) -> str:
     )
 
 
+def format_quantity(count: int, noun: str) -> str:
+    """Format a count with its noun, in the singular for 1: `1 run`, `2 runs`."""
+    return f"{count:,} {noun if count == 1 else f'{noun}s'}"
+
+
 def format_pair(key: str, value: object) -> list[str]:
     """Format `key: value`. A value of several lines becomes an indented block below the key."""
     match value:
@@ -87,7 +92,7 @@ def format_pair(key: str, value: object) -> list[str]:
 
 
 def format_pairs(data: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """Format those of the keys that the object has, in this order."""
+    """Format the keys that the object has, in the order in which they are given."""
     return [line for key in keys if key in data for line in format_pair(to_kebab_case(key), data[key])]
 
 

@@ -163,7 +163,7 @@ def _unknown_command_error(word: str) -> UsageError:
 
 
 def _raise_if_command_renamed(words: Sequence[str]) -> None:
-    """Raise an error that names the new command, if the typed one is an old one or only its noun."""
+    """If the words are a renamed command, or only its old noun, raise an error that names the new command."""
     from retinue.cli.renamed_commands import RENAMED_COMMANDS  # imported here because only old commands need it
 
     for old in (" ".join(words[:2]), words[0]):
@@ -175,7 +175,7 @@ def _raise_if_command_renamed(words: Sequence[str]) -> None:
 
 
 def _raise_if_option_renamed(prog: str, words: Sequence[str]) -> None:
-    """Raise an error that names the new option, if one of the words is an old option of this command."""
+    """If one of the words is a renamed option of this command, raise an error that names the new option."""
     from retinue.cli.renamed_commands import RENAMED_COMMANDS
 
     command = prog.removeprefix("retinue ")
@@ -218,22 +218,22 @@ def build_alias_parser(alias: str) -> CommandParser:
         return parser
     match alias:
         case "chat":
-            add("--agent", default="", metavar="NAME", help="agent to chat with (the default agent)")
+            add("--agent", default="", metavar="NAME", help="agent to chat with (default: the default agent)")
             add(
                 "--session",
                 default="",
                 metavar="NAME",
-                help="name of a separate conversation; it is created if it does not exist",
+                help="name of a separate conversation; a new name starts a new conversation",
             )
             add("--once", metavar="TEXT", help="send this text, print the answer and exit; - reads it from stdin")
-            _add_wait(parser, "time to wait for a server that is not running", CHAT_WAIT_S)
+            _add_wait(parser, "time to wait for a server that is not running, in seconds", CHAT_WAIT_S)
             _add_json(parser)
         case "up":
             add("--force", action="store_true", help="stop a running server first")
-            _add_wait(parser, "time to wait until the server answers", UP_WAIT_S)
+            _add_wait(parser, "time to wait until the server answers, in seconds", UP_WAIT_S)
             _add_json(parser)
         case "down":
-            _add_wait(parser, "time for running work to finish before the server is killed", DOWN_WAIT_S)
+            _add_wait(parser, "time for active runs to finish before the server is killed, in seconds", DOWN_WAIT_S)
             _add_json(parser)
         case "logs":
             add(
@@ -241,9 +241,9 @@ def build_alias_parser(alias: str) -> CommandParser:
                 type=int,
                 default=LOG_LINES_DEFAULT,
                 metavar="N",
-                help=f"number of last lines to show ({LOG_LINES_DEFAULT})",
+                help=f"number of last lines to show (default: {LOG_LINES_DEFAULT})",
             )
-            add("--follow", action="store_true", help="keep showing new lines")
+            add("--follow", action="store_true", help="continue with new lines as they are written")
         case "restore":
             add("folder", metavar="FOLDER", help="backup folder created by `retinue backup`")
         case "dry-run":
@@ -252,27 +252,38 @@ def build_alias_parser(alias: str) -> CommandParser:
                 type=int,
                 default=DRY_RUN_DAYS_DEFAULT,
                 metavar="N",
-                help=f"number of days ({DRY_RUN_DAYS_DEFAULT})",
+                help=f"number of days to simulate (default: {DRY_RUN_DAYS_DEFAULT})",
             )
             add(
                 "--from",
                 dest="start",
                 default="",
                 metavar="TIME",
-                help="start time, in the format of `send --deliver-at` (now)",
+                help="start time, in the format of `send --deliver-at` (default: now)",
             )
-            add("--run-duration", default="", metavar="SPAN", help="duration of each run (that of its last run)")
-            add("--seed", type=int, default=0, metavar="N", help="random seed for the order of simultaneous runs (0)")
+            add(
+                "--run-duration",
+                default="",
+                metavar="SPAN",
+                help="duration of each run, such as 90s (default: that of the schedule's last run)",
+            )
+            add(
+                "--seed",
+                type=int,
+                default=0,
+                metavar="N",
+                help="random seed for the order of simultaneous runs (default: 0)",
+            )
             add(
                 "--gates",
                 action="store_true",
                 help="run each gate once, in the sandbox; by default, all gates count as open",
             )
-            add("--keep", default="", metavar="FOLDER", help="keep the copy in this folder")
-            add("--all", action="store_true", help="show all runs")
+            add("--keep", default="", metavar="FOLDER", help="keep the copy of the data in this folder")
+            add("--all", action="store_true", help="show all runs, not only the first ones")
             _add_json(parser)
         case "service":
-            add("action", metavar="install", nargs="?", choices=("install",), help="show how to install it")
+            add("action", metavar="install", nargs="?", choices=("install",), help="also show how to install the unit")
         case "join":
             add("invitation", metavar="INVITATION", help="invitation printed by `retinue person invite`")
             _add_json(parser)
@@ -322,12 +333,12 @@ def _add_operation(
             help="idempotency key: a repeated request with the same key is performed once",
         )
     if operation_name == "envelope.send":
-        _add_wait(parser, "time to wait for a server that is not running", 0.0)
+        _add_wait(parser, "time to wait for a server that is not running, in seconds", 0.0)
     _add_json(parser)
 
 
 def to_dest(name: str) -> str:
-    """Return the attribute for a parameter's value. The prefix separates it from the command's own options."""
+    """Return the name of the attribute that holds a parameter's value. The prefix avoids clashes with other options."""
     return f"p_{name}"
 
 
@@ -342,18 +353,21 @@ def _add_positional(parser: CommandParser, parameter: Parameter) -> None:
 def _add_option(parser: CommandParser, parameter: Parameter) -> None:
     name, option, kind, marks, default, choices, words = parameter
     required = "required" in marks and "nullable" not in marks
-    if default not in (None, ""):
-        words += f" ({'yes' if default is True else 'no' if default is False else default})"
-    if choices:
-        words += f": {', '.join(choices)}" if default in (None, "") else f" of {', '.join(choices)}"
+    shown_default = "" if default is None or isinstance(default, bool) else str(default)
+    notes = [", ".join(choices), f"default: {shown_default}" if shown_default else ""]
+    words += f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     if kind == "boolean":
         group = parser.add_mutually_exclusive_group(required=required)
         shown, hidden = (f"--no-{option[2:]}", option) if default is True else (option, f"--no-{option[2:]}")
-        no = "not: " if default is True else ""
+        prefix = "do not " if default is True else ""
         group.add_argument(
-            shown, dest=to_dest(name), action="store_const", const=default is not True, help=_escape_help(no + words)
+            shown,
+            dest=to_dest(name),
+            action="store_const",
+            const=default is not True,
+            help=_escape_help(prefix + words),
         )
-        plain = None if required else argparse.SUPPRESS
+        plain = f"opposite of {shown}" if required else argparse.SUPPRESS
         group.add_argument(hidden, dest=to_dest(name), action="store_const", const=default is True, help=plain)
         return
     metavar = {"number": "N", "decimal": "N", "file": "FILE", "json": "JSON", "long_text": "TEXT"}.get(kind)
@@ -400,5 +414,5 @@ def _add_json(parser: CommandParser) -> None:
 
 
 def _add_wait(parser: CommandParser, help_text: str, default_s: float) -> None:
-    help_text = f"{help_text} ({default_s:g})"
+    help_text = f"{help_text} (default: {default_s:g})"
     parser.add_argument("--wait", type=float, default=default_s, metavar="SECONDS", help=help_text)

@@ -1,4 +1,5 @@
-"""`up`, `down` and `logs`. A `flock` identifies the running server, so no crash can leave a stale state."""
+"""`up`, `down` and `logs`. The running server holds a `flock`, which ends with its process, so a
+crash leaves no stale state."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SETTINGS_PREFIX = "settings: "  # of lines about renamed settings in the start l
 
 
 def find_server_pid(data_dir: str) -> int:
-    """Return the process id of the server in this data directory: 0 if none runs, -1 if it is unknown.
+    """Return the process id of the server in this data directory: 0 if no server runs, -1 if the id is unknown.
 
     After a kill, a child process that the server had just started may hold the lock a moment longer.
     """
@@ -90,7 +91,7 @@ def start_server(options: Namespace) -> int:
 
 
 def _print_renamed_settings(start_log: list[str]) -> None:
-    """Print which old names of settings the server found at its start. On stderr, which is never parsed."""
+    """Print to stderr, which programs do not parse, which old names of settings the server found at its start."""
     for line in start_log:
         if line.startswith(SETTINGS_PREFIX):
             sys.stderr.write(f"{line.removeprefix(SETTINGS_PREFIX)}\n")
@@ -203,7 +204,7 @@ def stop_server(options: Namespace) -> int:
 
 
 def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
-    """Ask the server to finish, and kill it if it does not. Its work resumes at the next start either way."""
+    """Ask the server to stop, and kill it if it does not. In both cases, its work resumes at the next start."""
     if pid < 0:
         raise CliError(
             f"cannot stop the server in {data_dir}",
@@ -277,7 +278,7 @@ def _tail(data: bytes, lines: int) -> bytes:
 
 
 def _reopen_if_rotated(file: _File, path: str) -> _File:
-    """Return the same file, or the one that replaced it in a rotation."""
+    """Return the same file, or the file that replaced it in a rotation."""
     try:
         if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
             return file

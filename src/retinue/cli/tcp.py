@@ -35,7 +35,8 @@ def parse_url(url: str) -> Endpoint:
 
 
 def connect(endpoint: Endpoint, timeout_s: float) -> tuple[_socket.socket, str]:
-    """Connect. Returns the socket and the Host header. The owner's token is never sent to another machine."""
+    """Connect to the endpoint. Returns the socket and the value for the Host header. The owner's
+    token is never sent to another machine."""
     host, port, secure = endpoint
     if host not in LOOPBACK_HOSTS and not os.environ.get("RETINUE_TOKEN"):
         raise CliError(
@@ -79,7 +80,7 @@ def _connect_tls(host: str, port: int, timeout_s: float) -> _socket.socket:
 
 
 def connect_recorded(data_dir: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
-    """Connect to the recorded address if a server runs; otherwise another program may listen there by now."""
+    """Connect to the recorded address, but only if a server runs: otherwise another program may listen there."""
     from retinue.cli.process_control import find_server_pid
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from retinue.cli.output import format_pair, format_pairs, join_blocks, shorten_id, to_kebab_case
+from retinue.cli.output import format_pair, format_pairs, format_quantity, join_blocks, shorten_id, to_kebab_case
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _format_remarks(data: JsonObject) -> list[str]:
             f"{format_exact_usd(total['unknown_microusd'])} of it is an upper limit: usage of those calls is unknown"
         )
     if total["unknown_calls"] and not total["unknown_microusd"]:
-        remarks.append(f"the cost of {total['unknown_calls']} calls is unknown")
+        remarks.append(f"the cost of {format_quantity(total['unknown_calls'], 'call')} is unknown")
     if total["reserved_microusd"]:
         remarks.append(f"{format_exact_usd(total['reserved_microusd'])} is reserved for calls in progress")
     if data["omitted_count"]:
@@ -154,7 +154,7 @@ def _draw_bars(labels: list[str], sizes: list[int], amounts: list[str], sides: l
 
 
 def _draw_bar(share: float, width: int, empty_char: str = "") -> str:
-    """Draw a bar to the eighth of a character. It is empty only if the share is zero."""
+    """Draw a bar with a resolution of an eighth of a character. It is empty only if the share is zero."""
     full, _, fine = _get_bar_chars()
     eighths = max(round(share * width * 8), 1) if share > 0 else 0
     bar = full * (eighths // 8)
@@ -170,7 +170,7 @@ def _get_bar_chars() -> tuple[str, str, bool]:
 
 
 def _format_details(row: JsonObject) -> str:
-    calls = f"{row['calls']} call{'' if row['calls'] == 1 else 's'}"
+    calls = format_quantity(row["calls"], "call")
     if not row["calls"]:
         return ""
     read, written = (format_count(row[f"{name}_tokens"]).rjust(6) for name in ("input", "output"))

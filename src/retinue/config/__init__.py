@@ -1,7 +1,7 @@
-"""Settings: text and environment in, types or errors out. Only a thin layer reads files.
+"""Settings: texts and environment variables in, types or errors out. Only `loader` and `file_writer` access files.
 
-`retinue.config.file_writer` changes a file and keeps its comments. It is not imported here because
-it needs tomlkit.
+`retinue.config.file_writer` changes a file and keeps its comments. This package does not import it,
+because it needs tomlkit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Access settings that every connector has: who may write, in which groups, and how their messages
 are received.
 
-All rules use the permanent ids of a platform. A name or username proves nothing, because anyone may
+All rules use platform ids that do not change. A name or username proves nothing, because anyone may
 take it.
 """
 
@@ -21,7 +21,7 @@ PATTERNS_MAX = 50
 
 
 def check_sender_id(text: str) -> str | None:
-    """Check the platform id of a sender: `4711`, `maria@example.org`."""
+    """Check the platform id of a sender, such as `4711` or `maria@example.org`."""
     if not text.strip() or len(text) > ID_CHARS_MAX:
         return f"must be an id of 1 to {ID_CHARS_MAX} characters"
     if text.startswith("@"):
@@ -53,23 +53,23 @@ def check_mention_pattern(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """One group. A value that is not set comes from the connector."""
+    """Settings of one group. A value that is not set comes from the connector."""
 
     activation: Activation | None = setting(
         None,
-        "Which messages in this channel are addressed to the agent. Default: the connector's `activation`.",
+        "Which messages in this group are addressed to the agent. Default: the connector's `activation`.",
         effect=SettingEffect.MESSAGE,
     )
     allow_from: tuple[str, ...] = setting(
         (),
-        "Ids of the senders who are heard in this channel. Default: the connector's `group_allow_from`.",
+        "Ids of the senders whose messages in this group are accepted. Default: the connector's `group_allow_from`.",
         effect=SettingEffect.MESSAGE,
         check=check_sender_id,
         example="42",
     )
     mention_patterns: tuple[str, ...] = setting(
         (),
-        "Regular expressions that count as a mention in this channel, in addition to the connector's.",
+        "Regular expressions that count as a mention in this group, in addition to those of the connector.",
         effect=SettingEffect.MESSAGE,
         check=check_mention_pattern,
         example=r"\bada\b",
@@ -101,24 +101,27 @@ class AccessSettings:
     )
     groups: Mapping[str, GroupSettings] = setting(
         cast("Mapping[str, GroupSettings]", {}),
-        "Channels in which the connector listens; `*` means all. Default: none, or all with `open`.",
+        "Groups in which the connector listens. `*` means all. Default: none, or all if `group_policy` is `open`.",
         effect=SettingEffect.MESSAGE,
         check=check_group_id,
         example="-100200300",
     )
     group_allow_from: tuple[str, ...] = setting(
         (),
-        "Ids of the senders who are heard in groups; `*` means everyone. Default: `allow_from`.",
+        "Ids of the senders whose group messages are accepted. `*` means everyone. Default: `allow_from`.",
         effect=SettingEffect.MESSAGE,
         check=check_sender_id,
         example="4711",
     )
     activation: Activation = setting(
-        Activation.MENTION, "Which group messages are addressed to the agent.", effect=SettingEffect.MESSAGE
+        Activation.MENTION,
+        "Which group messages are addressed to the agent: mentions, replies and commands (`mention`), or all "
+        "(`always`).",
+        effect=SettingEffect.MESSAGE,
     )
     mention_patterns: tuple[str, ...] = setting(
         (),
-        "Regular expressions, case-insensitive; a group message that matches one is addressed to the agent.",
+        "Regular expressions, case-insensitive. A group message that matches one is addressed to the agent.",
         effect=SettingEffect.MESSAGE,
         check=check_mention_pattern,
         example=r"\bada\b",
@@ -126,29 +129,29 @@ class AccessSettings:
     commands_from: tuple[str, ...] = setting(
         (),
         "Ids of the senders whose commands are executed, in addition to the owner's. Default: all linked, "
-        "listed and paired senders, never those admitted by `open`.",
+        "listed and paired senders, but not senders admitted only by `open`.",
         effect=SettingEffect.MESSAGE,
         check=check_named_sender_id,
         example="4711",
     )
     ambient_messages_max: int = setting(
         50,
-        "Maximum number of ambient messages of a group that are kept and added to the next message to the agent.",
+        "Maximum number of ambient messages of a group that are kept, and added to the next message to the agent.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=500,
     )
     debounce_ms: int = setting(
         0,
-        "Time to wait for further texts of the same sender, in milliseconds; all of them become one "
-        "envelope. 0: each is its own.",
+        "Time to wait for further texts of the same sender, in milliseconds. All of them become one "
+        "envelope. 0: each text becomes an envelope.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=30_000,
     )
     catch_up_hours: float = setting(
         24.0,
-        "Maximum age of messages that arrived while the server was down, in hours; older ones are not "
+        "Maximum age of messages that arrived while the server was down, in hours. Older messages are not "
         "answered. 0: no limit.",
         effect=SettingEffect.MESSAGE,
         least=0,

@@ -1,5 +1,4 @@
-"""Defaults for agents. A value comes from the agent, then from [defaults], then from the built-in
-default."""
+"""Defaults for agents. An unset value of an agent comes from [defaults], then from the built-in default."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from retinue.domain.display_options import DisplayOptions, Elevation, Verbosity
 class TimeFormat(StrEnum):
     """How the time of day is written for agents."""
 
-    AUTO = "auto"  # the server's own format: 24 hours
+    AUTO = "auto"  # the server's format, which is 24 hours
     TWELVE = "12"
     TWENTY_FOUR = "24"
 
@@ -31,21 +30,21 @@ class SubagentDefaults:
 
     model: str | None = setting(
         None,
-        "Model of subagents. Default: the subagent's own.",
+        "Model of subagents. Default: the model of the agent that is started.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     )
     effort: str | None = setting(
         None,
-        "Effort of that model.",
+        "Reasoning effort of subagents. Default: the effort of the agent that is started.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_effort,
         example="low",
     )
     run_seconds_max: float | None = setting(
         None,
-        "Maximum time of a subagent's run, in seconds. Default: that agent's own limit.",
+        "Maximum time of a subagent's run, in seconds. Default: the limit of the agent that is started.",
         effect=SettingEffect.MESSAGE,
         least=1,
     )
@@ -59,7 +58,7 @@ class SubagentDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDefaults:
-    """Defaults for every agent. The time zone is `server.zone`, the model `models.default`."""
+    """Defaults for every agent. The default time zone is `server.zone`, and the default model `models.default`."""
 
     workspace: Path | None = setting(
         None,
@@ -68,29 +67,31 @@ class AgentDefaults:
         effect=SettingEffect.MESSAGE,
     )
     time_format: TimeFormat = setting(
-        TimeFormat.AUTO, "How the system prompt writes times of day.", effect=SettingEffect.MESSAGE
+        TimeFormat.AUTO,
+        "Format of times of day in the system prompt: `12` or `24` hours, or `auto` (24 hours).",
+        effect=SettingEffect.MESSAGE,
     )
     context_tokens: int | None = setting(
         None,
-        "Context window to display, in tokens; it limits nothing. Default: the model's own.",
+        "Context window that is displayed, in tokens. It limits nothing. Default: the model's context window.",
         effect=SettingEffect.MESSAGE,
         least=1,
     )
     effort: str | None = setting(
         None,
-        "Effort of models. Default: each model's own.",
+        "Reasoning effort of models. Default: the default of each model.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_effort,
         example="medium",
     )
     verbose: Verbosity | None = setting(
         None,
-        "Which tool calls people see while a run works, unless the session sets it.",
+        "Which tool calls people see while a run works. A session can override it.",
         effect=SettingEffect.MESSAGE,
     )
     elevated: Elevation | None = setting(
         None,
-        "Whether commands request to run outside the sandbox, unless the session sets it.",
+        "Whether commands request to run outside the sandbox. A session can override it.",
         effect=SettingEffect.MESSAGE,
     )
     concurrency: int = setting(CONCURRENCY, "Maximum number of active runs of one agent.", least=1, most=1000)
@@ -114,7 +115,8 @@ class AgentDefaults:
         return own.with_defaults(DisplayOptions(verbose=self.verbose, elevated=self.elevated))
 
     def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
-        """Return the agent's workspace: its own setting, the default workspace, or its agent directory."""
+        """Return the agent's workspace: the one that the agent sets, else a folder in the default
+        workspace, else its agent directory."""
         if agent.workspace:
             return agent_directory / Path(agent.workspace).expanduser()
         return agent_directory if self.workspace is None else self.workspace / agent.name
@@ -135,5 +137,5 @@ BUILT_IN_AGENT_DEFAULTS = AgentDefaults()
 
 
 def built_in_agent_defaults() -> AgentDefaults:
-    """Return the built-in defaults, for an instance without such settings."""
+    """Return the built-in agent defaults, for an instance whose settings contain none."""
     return BUILT_IN_AGENT_DEFAULTS

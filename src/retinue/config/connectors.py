@@ -1,8 +1,8 @@
-"""Connectors in the settings file: `[connectors.NAME]`, where NAME is one of our accounts on a
-platform.
+"""Connectors in the settings file: `[connectors.NAME]`, where NAME stands for one of our accounts on a platform.
 
-The keys that every connector has are parsed here, the rest with the settings class of its platform.
-That class is imported by name, as for a plugin, so an instance without connectors imports none.
+The keys that every connector has are declared here, all others by the settings class of its
+platform. That class is imported by name, as for a plugin, so an instance without connectors imports
+no such class.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUILT_IN_PLATFORMS: Mapping[str, str] = {
     "irc": "retinue.connectors.irc",
     "webhook": "retinue.connectors.webhook",
 }
-"""Each names the module whose `KIND` it is."""
+"""Each built-in platform, with the module that contains its `PLATFORM`."""
 PLATFORM_NAMES = tuple(BUILT_IN_PLATFORMS)
 
 _ALTERNATIVE = "use a `webhook` connector, or a plugin for this platform"
@@ -70,7 +70,7 @@ def check_platform_name(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnparsedConnectorSettings:
-    """The unparsed keys of a platform that is not built in: a plugin may provide it."""
+    """The keys of a platform that is not built in. They are not parsed, because a plugin may provide the platform."""
 
     table: Mapping[str, Any] = field(
         default_factory=dict[str, Any], metadata={**FLAT_METADATA, "rule": SettingRule(in_file=False)}
@@ -95,7 +95,7 @@ class ConnectorSettings:
 def parse_connectors(value: object, faults: FaultCollector, *, allow_unknown: bool) -> dict[str, ConnectorSettings]:
     """Parse all connectors. An invalid one is reported and left out.
 
-    With `allow_unknown`, an unknown platform may come from a plugin.
+    With `allow_unknown`, an unknown platform is no error, because a plugin may provide it.
     """
     found: dict[str, ConnectorSettings] = {}
     for name, each in expect_table(value, ("connectors",), faults).items():
@@ -146,7 +146,8 @@ def load_platform_settings(platform: str) -> type[Any]:
 def parse_connector_settings(
     platform_settings: type[Any] | None, table: Table, path: KeyPath, faults: FaultCollector
 ) -> ConnectorSettings:
-    """Parse a table with the settings classes of every connector and with that of its platform, if known."""
+    """Parse the table of a connector. Keys of its platform are parsed with the platform's settings
+    class, if it is known."""
     common = {group: _field_names(group) for group in (ConnectorSettings, AccessSettings)}
     theirs = (
         _field_names(platform_settings)
@@ -175,10 +176,10 @@ def _field_names(cls: type[Any]) -> frozenset[str]:
 
 
 def iterate_secrets(settings: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield each secret that the settings of a platform refer to: its purpose, environment variable
-    and file.
+    """Yield each secret that the settings of a platform refer to, as (purpose, environment variable, file).
 
-    A secret is a value that can be in either. A file alone may be anything, such as a certificate.
+    A secret is a value for which both an environment variable and a file can be set. A value with a
+    file only may be anything, such as a certificate.
     """
     for stem in iterate_secret_names(cast("type[Any]", type(settings))):
         env, file = str(getattr(settings, f"{stem}_env") or ""), str(getattr(settings, f"{stem}_file") or "")
@@ -187,7 +188,7 @@ def iterate_secrets(settings: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def iterate_secret_names(cls: type[Any]) -> Iterator[str]:
-    """Yield the names of possible secrets in a settings class: `token` if it has `token_env` and `token_file`."""
+    """Yield the purposes of secrets in a settings class: `token` if it has the keys `token_env` and `token_file`."""
     names = {each.name for each in fields(cls)}
     for name in sorted(names):
         stem = name.removesuffix("_env")

@@ -1,9 +1,10 @@
 """Declarations in the settings file: agents and templates, people, bindings, schedules. `retinue
 apply` applies them.
 
-A template is part of an agent. `extends` names one or several; later ones override earlier ones,
-and the agent's own keys override all. Tables are merged key by key, anything else is replaced.
-`clear = ["instructions", "tools.ask"]` removes inherited values, because TOML has no null.
+A template has keys that agents inherit. `extends` names one template or a list. Later templates
+override earlier ones, and the keys of the agent override all of them. Tables are merged key by key;
+any other value is replaced. `clear = ["instructions", "tools.ask"]` removes inherited values,
+because TOML has no null.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ MAIN_AGENT = "main"
 
 AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "model": SettingRule(
-        description="Model of the agent; `default` is the server's.",
+        description="Model of the agent. `default` is the server's default model.",
         check=validators.check_model_reference,
         example="anthropic/claude-opus-5-5",
     ),
     "fallbacks": SettingRule(
-        description="Models to use, in order, when that one fails.",
+        description="Models to use when the model before them fails, in order.",
         check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
     ),
     "effort": SettingRule(
-        description="Effort of the model; `default` is the model's own.",
+        description="Reasoning effort of the model. `default` is the default of the model.",
         check=validators.check_effort_or_default,
         example="medium",
     ),
-    "verbose": SettingRule(description="Which tool calls people see while a run works, unless the session sets it."),
+    "verbose": SettingRule(description="Which tool calls people see while a run works. A session can override it."),
     "elevated": SettingRule(description="Whether commands request to run outside the sandbox. `off`: they never do."),
     "display_name": SettingRule(
         description="Name that people see. Default: the agent's name.",
@@ -74,14 +75,12 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="env:ADA_KEY",
     ),
     "external.timeout_s": SettingRule(
-        description="Time to wait for the external agent's answer, in seconds.", least=1, most=30 * 86_400
+        description="Maximum time to wait for the external agent's answer, in seconds.", least=1, most=30 * 86_400
     ),
-    "external.retries": SettingRule(
-        description="Maximum number of times a failed request is repeated.", least=0, most=20
-    ),
+    "external.retries": SettingRule(description="Maximum number of retries of a failed request.", least=0, most=20),
     "workspace": SettingRule(
-        description="Workspace: an absolute path, or one relative to the agent directory. Default: the workspace from "
-        "[defaults], otherwise the agent directory.",
+        description="Workspace: an absolute path, or a path relative to the agent directory. Default: the workspace "
+        "from [defaults], otherwise the agent directory.",
         check=validators.check_folder,
         example="/srv/ada",
     ),
@@ -102,7 +101,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "sandbox.idle_hours": SettingRule(
         description="Time until an unused container is removed, in hours.", least=0.1, most=8760
     ),
-    "sandbox.age_days": SettingRule(description="Time until a container is removed, in days.", least=0.01, most=3650),
+    "sandbox.age_days": SettingRule(description="Age at which a container is removed, in days.", least=0.01, most=3650),
     "concurrency": SettingRule(least=1, most=1000),
     "queue.cap": SettingRule(least=1, most=100_000),
     "queue.debounce_s": SettingRule(
@@ -114,12 +113,12 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="04:00",
     ),
     "reset.idle_minutes": SettingRule(
-        description="Minutes without activity before a context is reset. 0: never.",
+        description="Minutes without activity after which a context is reset. 0: never.",
         least=0,
         most=IDLE_MINUTES_MAX,
     ),
     "reset.context_tokens_max": SettingRule(
-        description="Maximum size of a context that the next run continues, in tokens. 0: no limit.",
+        description="Maximum size of a context, in tokens. If it is larger, the next run resets it. 0: no limit.",
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
     ),
@@ -127,9 +126,11 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "delegation.allow": SettingRule(
         description="Agents that this agent can see and write to: names, or patterns with `*`."
     ),
-    "delegation.deny": SettingRule(description="Agents excluded from these."),
+    "delegation.deny": SettingRule(
+        description="Agents that `delegation.allow` matches, but that this agent cannot see or write to."
+    ),
     "delegation.depth_max": SettingRule(
-        description="Maximum delegation depth below a run started by a person or a schedule.",
+        description="Maximum delegation depth below a run that a person or a schedule started.",
         least=0,
         most=DELEGATION_DEPTH_LIMIT,
     ),
@@ -139,19 +140,23 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "delegation.exchanges_max": SettingRule(
         description="Maximum number of replies between two sessions in one exchange.", least=0, most=100
     ),
-    "delegation.allow_cycles": SettingRule(description="Whether work may return to an agent it came from."),
+    "delegation.allow_cycles": SettingRule(
+        description="Whether work may be delegated back to an agent that delegated it."
+    ),
     "delegation.other_sessions": SettingRule(
-        description="Whether the agent may read and write to sessions of other agents."
+        description="Whether the agent may read sessions of other agents and write to them."
     ),
     "subagents.allow": SettingRule(
         description="Agents that this agent may start as subagents, besides itself: names, or patterns with `*`."
     ),
     "subagents.model": SettingRule(
-        description="Model of its subagents. Default: the subagent's own.",
+        description="Model of the agent's subagents. Default: the model of the agent that is started.",
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
-    "subagents.effort": SettingRule(description="Effort of that model.", check=validators.check_effort, example="low"),
+    "subagents.effort": SettingRule(
+        description="Reasoning effort of the agent's subagents.", check=validators.check_effort, example="low"
+    ),
     "subagents.run_seconds_max": SettingRule(description="Maximum time of a subagent's run, in seconds.", least=1),
     "subagents.archive_after_s": SettingRule(
         description="Time until the session of a finished subagent is archived, in seconds. 0: never.", least=0
@@ -198,7 +203,7 @@ _REQUIRED_EXAMPLES = {
     "role": 'role = "member"',
 }
 
-# The key that says when, for each kind.
+# The key for the time, for each kind of schedule.
 _TRIGGER_KEYS = {
     DeclaredScheduleKind.ONCE: "at",
     DeclaredScheduleKind.EVERY: "every_s",
@@ -208,7 +213,7 @@ _TRIGGER_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declarations:
-    """Everything the file declares besides the settings."""
+    """The declarations in the settings file."""
 
     agents: tuple[Agent, ...] = ()
     people: Mapping[str, Table]
@@ -217,17 +222,16 @@ class Declarations:
 
 
 def normalize_id(text: str) -> str:
-    """Return an id as it is compared: lower case, with other characters than letters and digits as
-    single hyphens, never empty."""
+    """Return the form of an id for comparisons: lower case, with a single hyphen for all characters
+    between letters and digits. It is never empty."""
     return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN_AGENT
 
 
 def choose_default_agent(configured: str | None, names: Iterable[str]) -> str | None:
-    """Return the default agent: the one configured, otherwise `main`, otherwise the first. None if
-    there are no agents.
+    """Return the default agent: the configured one, otherwise `main`, otherwise the first. None if there are no agents.
 
-    A configured name that is not among `names` is returned unchanged: agents are in the store, not
-    in the file.
+    A configured name that is not among `names` is returned unchanged, because the store may have an
+    agent of that name.
     """
     spelled: dict[str, str] = {}
     for name in names:
@@ -242,7 +246,8 @@ def parse_declarations(
 ) -> Declarations:
     """Parse the declarations of a settings tree.
 
-    With `allow_unknown`, an unknown runner may come from a plugin: `apply` checks it again.
+    With `allow_unknown`, an unknown runner is no error, because a plugin may provide it. `retinue
+    apply` checks it again.
     """
     known = None if allow_unknown else runners
     templates = _TemplateResolver(_named_tables(tree, "templates", validators.check_name, faults), faults, known)
@@ -258,7 +263,7 @@ def parse_declarations(
 
 @dataclass(frozen=True, slots=True)
 class _NamedTable:
-    """One named table: its name, path and content."""
+    """One table whose key is a name that a person chose: its name, path and content."""
 
     name: str
     path: KeyPath
@@ -268,7 +273,8 @@ class _NamedTable:
 def _named_tables(
     tree: Table, section: str, check: Callable[[str], str | None], faults: FaultCollector
 ) -> list[_NamedTable]:
-    """Return the tables of a section. Invalid names are normalized; two equal names are reported."""
+    """Return the tables of a section. A name is normalized if that makes it valid. Invalid and
+    duplicate names are reported."""
     entries: list[_NamedTable] = []
     seen: dict[str, str] = {}
     for key, value in expect_table(tree.get(section, {}), (section,), faults).items():
@@ -299,7 +305,7 @@ def _named_tables(
 
 
 class _TemplateResolver:
-    """Resolves templates, each once with everything it extends."""
+    """Resolves templates: merges each with all templates that it extends. Each is resolved once."""
 
     def __init__(self, entries: list[_NamedTable], faults: FaultCollector, runners: frozenset[str] | None) -> None:
         self._entries = {entry.name.casefold(): entry for entry in entries}
@@ -311,8 +317,8 @@ class _TemplateResolver:
                 self._resolved[name] = self.resolve(entry, ())
 
     def resolve(self, entry: _NamedTable, chain: tuple[str, ...]) -> Table | None:
-        """Return the merged table of an agent or template, with its parents below it. None if one
-        cannot be resolved."""
+        """Return the table of an agent or template, merged with those that it extends. None if one
+        of them cannot be resolved."""
         before = self._faults.count
         inherited: Table = {}
         is_whole = True
@@ -409,8 +415,8 @@ def _parse_agents(
 
 
 def _check_agent_table(entry: _NamedTable, faults: FaultCollector, runners: frozenset[str] | None) -> bool:
-    """Whether the table's own keys are valid. Errors are reported at its own path, so a template's
-    error is reported once."""
+    """Whether the keys in this table are valid. Inherited keys are not checked, so an error in a
+    template is reported once."""
     before = faults.count
     own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
     for unknown in [key for key in own if key not in _AGENT_KEYS]:
@@ -431,7 +437,7 @@ def _check_agent_table(entry: _NamedTable, faults: FaultCollector, runners: froz
 
 
 def _to_agent_fields(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
-    """Convert the keys of an agent to the fields of `Agent`."""
+    """Convert the keys of an agent's table to the fields of `Agent`."""
     own = _split_model(table, path, faults)
     external = own.get("external")
     if isinstance(external, dict):
@@ -455,8 +461,8 @@ def _split_model(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
         faults.add(
             (*path, "fallbacks"),
             "is set twice",
-            because="`model` sets it too",
-            try_this="keep one of the two",
+            because="`model` sets the fallback models too",
+            try_this="set them in `model` or in `fallbacks`, not in both",
         )
     del own["model"]
     choice = parse_table(ModelChoice, cast(Table, model), (*path, "model"), faults)
@@ -537,7 +543,7 @@ def _remove_key(table: Table, parts: tuple[str, ...]) -> Table:
     return {**table, key: _remove_key(cast(Table, inner), rest)} if isinstance(inner, dict) else table
 
 
-# --- people, bindings, schedules: shape now, nouns when they come ---
+# --- people, bindings, schedules ---
 
 
 def _parse_people(entries: list[_NamedTable], faults: FaultCollector) -> dict[str, Table]:
@@ -650,7 +656,7 @@ def _check_trigger(kind: DeclaredScheduleKind, entry: _NamedTable, faults: Fault
             faults.add(
                 (*entry.path, other),
                 f"is not valid for the kind `{kind}`",
-                because=f"such a schedule is timed by `{wanted}`",
+                because=f"`{wanted}` times a schedule of this kind",
                 try_this="remove it",
             )
 
@@ -678,13 +684,15 @@ def _check_cron_expression(text: str) -> str | None:
 
 
 _AGENT_REFERENCE: Mapping[str, SettingRule] = {
-    "agent": SettingRule(description="Agent that receives it.", check=_check_agent_reference, example="ada")
+    "agent": SettingRule(description="Agent that receives the message.", check=_check_agent_reference, example="ada")
 }
 _SCHEDULE_RULES: Mapping[str, SettingRule] = {
     **_AGENT_REFERENCE,
     "every_s": SettingRule(least=1),
     "cron": SettingRule(
-        description="Cron expression of the occurrences.", check=_check_cron_expression, example="0 9 * * 1-5"
+        description="Cron expression of the times at which the schedule runs.",
+        check=_check_cron_expression,
+        example="0 9 * * 1-5",
     ),
 }
 

@@ -1,5 +1,5 @@
-"""Exports agents and people as a settings file, which `apply` would read to recreate them. Never
-contains a secret."""
+"""Exports agents and people as a settings file, from which `retinue apply` can create them again.
+It never contains a secret."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OMITTED_FIELDS = frozenset({"name", "version"})
 
 
 def export_declarations(agents: Iterable[Agent], people: Iterable[Person]) -> str:
-    """Return the file as TOML, with only values that differ from the defaults. The owner is not
-    declared: each instance has one."""
+    """Return the file as TOML. It contains only values that differ from the defaults. The owner is
+    left out, because every instance has an owner."""
     document = tomlkit.document()
     document["config_version"] = 2
     staff: dict[str, Any] = {agent.name: _changed_fields(agent, _DEFAULT_AGENT) for agent in agents}

@@ -21,7 +21,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Format a path: `server.listen.port`, `include[0]`, `server.permission_policy."agent.set"`."""
+    """Format a path, such as `server.listen.port`, `include[0]` or `server.permission_policy."agent.set"`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -35,8 +35,7 @@ def format_key_path(path: KeyPath) -> str:
 
 
 class SettingPosition(Struct, frozen=True):
-    """Where something is written. An environment variable has no file, and some positions have no
-    line."""
+    """The place of a setting. The position of an environment variable has no file, and some positions have no line."""
 
     file: Path | None = None
     line: int | None = None
@@ -55,7 +54,7 @@ class SettingFault(Struct, frozen=True, kw_only=True):
     position: SettingPosition
     because: str = ""
     try_this: str = ""
-    code: str = ""  # if it has a specific code
+    code: str = ""  # the error code; empty: the code of `InvalidSettings`
 
     def __str__(self) -> str:
         why = f": {self.because}" if self.because else ""
@@ -64,7 +63,7 @@ class SettingFault(Struct, frozen=True, kw_only=True):
 
 
 class FaultCollector:
-    """Collects errors during parsing, so that all are reported at once."""
+    """Collects errors during parsing, so that all of them are reported at once."""
 
     def __init__(self) -> None:
         self.positions: dict[KeyPath, SettingPosition] = {}
@@ -72,8 +71,8 @@ class FaultCollector:
         self._faults: dict[SettingFault, None] = {}
 
     def add(self, path: KeyPath, predicate: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
-        """Add an error. `predicate` continues a sentence that starts with the path: "must be a
-        whole number"."""
+        """Add an error. `predicate` continues a sentence that starts with the path, such as "must
+        be a whole number"."""
         name = format_key_path(path)
         sentence = f"{name} {predicate}"
         self._add(
@@ -97,7 +96,8 @@ class FaultCollector:
         try_this: str = "",
         code: str = "",
     ) -> None:
-        """Add an error with a sentence of its own: an unreadable file, an environment variable, an old name."""
+        """Add an error whose sentence does not start with a path: of an unreadable file, an
+        environment variable or an old name."""
         self._add(
             SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this, code=code)
         )
@@ -108,7 +108,7 @@ class FaultCollector:
         return len(self._faults) >= FAULTS_KEPT_MAX
 
     def in_file_order(self) -> tuple[SettingFault, ...]:
-        """Return the errors in file order, from top to bottom."""
+        """Return the errors sorted by file and line."""
         return tuple(sorted(self._faults, key=lambda fault: (str(fault.position.file or ""), fault.position.line or 0)))
 
     def position_of(self, path: KeyPath) -> SettingPosition:
@@ -125,7 +125,7 @@ class FaultCollector:
 
 
 class InvalidSettings(Invalid):
-    """The settings are invalid; `faults` holds everything that is wrong with them."""
+    """The settings are invalid. `faults` has one entry for each error."""
 
     code = "config.invalid"
 
@@ -170,7 +170,7 @@ def _format_faults(faults: tuple[SettingFault, ...]) -> str:
 
 
 class EnvironmentPathInvalid(Invalid):
-    """An environment variable of the server must be an absolute path, and is not."""
+    """An environment variable of the server is not an absolute path, but must be one."""
 
     code = "config.path_invalid"
 
@@ -207,20 +207,20 @@ class SettingsFileUnreadable(Invalid):
 
 
 class SettingsFileUnchangeable(RetinueError):
-    """A change cannot be made to the settings file without damaging it."""
+    """The server cannot make a change in the settings file without damaging the file."""
 
     code = "config.unchangeable"
 
     def __init__(self) -> None:
         super().__init__(
             "cannot change the settings file",
-            because="some of its tables are written in a form that cannot be extended",
-            try_this="make this change in an editor",
+            because="some of its tables are written in a form to which the server cannot add keys",
+            try_this="make this change in an editor, then run: retinue config reload",
         )
 
 
 class SettingRenamed(Invalid):
-    """A change of settings uses a name of an earlier version."""
+    """A change of settings uses the name that a setting had in an earlier version."""
 
     code = "config.renamed"
 
@@ -233,7 +233,7 @@ class SettingRenamed(Invalid):
 
 
 class SettingInexpressible(Invalid):
-    """A value cannot be written to the settings file, because TOML cannot express it."""
+    """TOML cannot express a value, so it cannot be written to the settings file."""
 
     code = "config.value_invalid"
 
@@ -241,7 +241,7 @@ class SettingInexpressible(Invalid):
         super().__init__(
             f"cannot write {path} to the settings file",
             because=because,
-            try_this="use null only to remove a key, never in a list",
+            try_this="use a text, a number, true or false, a list or a table; use null only to remove a key",
         )
 
 

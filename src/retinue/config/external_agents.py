@@ -12,7 +12,7 @@ from retinue.config.web import check_host_and_port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAgentSettings:
-    """Requests to external agents and to webhooks."""
+    """Requests that the server sends to external agents and webhooks."""
 
     callback_url: str | None = setting(
         None,
@@ -23,7 +23,7 @@ class ExternalAgentSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts in your own network, or with ports other than 80 and 443, that requests may go to, as HOST:PORT.",
+        "Allowed hosts in your own network, or with ports other than 80 and 443, as HOST:PORT.",
         effect=SettingEffect.MESSAGE,
         check=check_host_and_port,
         example="127.0.0.1:9000",

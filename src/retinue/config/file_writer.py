@@ -1,4 +1,4 @@
-"""Writes a changed settings file, atomically."""
+"""Writes changed settings files atomically."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ NEW_FILE_MODE = 0o600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFileChange:
-    """The file after a change, and the settings that changed."""
+    """The configuration after a change of the settings file, and the settings that changed."""
 
     configuration: Configuration
     changes: tuple[SettingChange, ...]
 
 
 def patch_settings_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> SettingsFileChange:
-    """Patch the settings file of this instance. It is written completely or not at all."""
+    """Patch the settings file of this instance. The file is written completely or not at all."""
     file = find_settings_file(environment, find_data_directory(environment))
     text = read_current_text(file)
     result = patch_settings_text(
         text, changes, expected_hash=expected_hash, validate=lambda new: load_configuration(environment, text=new)
     )
     after = load_configuration(environment, text=result)
-    before = examine_configuration(environment, text=text).configuration  # a change may be the fix for an invalid file
+    before = examine_configuration(environment, text=text).configuration  # the change may fix an invalid file
     replace_settings_file(file, result, expected_hash=expected_hash)
     return SettingsFileChange(
         configuration=after,
@@ -52,7 +52,8 @@ def patch_settings_file(environment: Mapping[str, str], changes: Changes, *, exp
 
 
 def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
-    """Replace the file atomically and durably, keeping its mode."""
+    """Replace a settings file atomically and durably. Its mode stays. Raises `SettingsFileChanged`
+    if its hash is not the expected one."""
     file = file.resolve()  # A symlink stays, and its target is replaced.
     try:
         mode = file.stat().st_mode & 0o7777
@@ -68,7 +69,8 @@ def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
 
 
 def write_durably(file: Path, text: str, *, mode: int, before_rename: Callable[[], None] = lambda: None) -> None:
-    """Write a file completely or not at all, and flush it to disk. If `before_rename` raises, nothing changes."""
+    """Write a file completely or not at all, and flush it to disk. If `before_rename` raises an
+    error, the file is not changed."""
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as opened:
@@ -89,7 +91,7 @@ def write_durably(file: Path, text: str, *, mode: int, before_rename: Callable[[
 
 
 def read_current_text(file: Path) -> str:
-    """Return the current text; empty if there is no file yet."""
+    """Return the current text of a settings file; empty if there is no file."""
     try:
         return read_settings_text(file)
     except FileNotFoundError:

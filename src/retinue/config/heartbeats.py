@@ -61,26 +61,28 @@ HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Time of day at which heartbeats start. Default: midnight.", check=check_hour, example="08:00"
     ),
     "active_end": SettingRule(
-        description="Time of day at which heartbeats end; before the start means the next day. Default: midnight.",
+        description="Time of day at which heartbeats end, on the next day if before the start. Default: midnight.",
         check=check_hour,
         example="22:00",
     ),
     "active_zone": SettingRule(
-        description="Time zone of these hours. Default: the owner's.",
+        description="Time zone of `active_start` and `active_end`. Default: the owner's.",
         check=check_zone_name,
         example="Europe/Berlin",
     ),
     "prompt": SettingRule(
-        description="Text before the checklist in the prompt.", check=check_prompt, example="Look at the checklist."
+        description="Text of each heartbeat, before the checklist.",
+        check=check_prompt,
+        example="Look at the checklist.",
     ),
     "model": SettingRule(
-        description="Model for heartbeats. Default: the agent's.",
+        description="Model for heartbeats. Default: the agent's model.",
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
     "session": SettingRule(
         description="Session of the heartbeat: `own` (keeps its context), `fresh` (a new context each time) or `main` "
-        "(the owner's last one with the agent). Default: `own`."
+        "(the owner's last session with the agent). Default: `own`."
     ),
     "target": SettingRule(
         description="Recipient of alerts: `last` (where the owner last wrote to the agent), `none`, or an address. "

@@ -9,7 +9,7 @@ from retinue.config.setting_metadata import SettingEffect, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSettings:
-    """Folders with a HOOK.md and a handler that runs in the sandbox after an event."""
+    """Hooks: folders with a HOOK.md and a program that runs in the sandbox after an event."""
 
     enabled: bool = setting(False, "Whether hooks run. Each hook must also be enabled: `retinue hook enable`.")
     deny: tuple[str, ...] = setting((), "Hooks that never run, as globs.", effect=SettingEffect.MESSAGE)

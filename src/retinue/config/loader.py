@@ -1,4 +1,4 @@
-"""Reads the environment and the settings files, and returns the settings or everything that is wrong with them."""
+"""Reads the environment and the settings files, and returns the settings or all errors in them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from retinue.domain.structs import replace
 from retinue.domain.times import load_zone
 
 FILE_NAME = "retinue.toml"
-BACKUP_SUFFIX = ".before-rename"  # of the copy of a settings file before its settings got new names; never included
+BACKUP_SUFFIX = ".before-rename"  # ends the name of the backup of a settings file whose settings were renamed
 SECTIONS = (
     "config_version",
     "include",
@@ -65,10 +65,10 @@ T = TypeVar("T")
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """Everything the environment and the files define.
+    """The settings and declarations of the environment and the files.
 
-    `hash` is the hash of the main file's text, for a later patch. `renamed` has the files that still
-    contain names of an earlier version.
+    `hash` is the hash of the main file's text. A patch must name it. `renamed` has the files that
+    still contain names of an earlier version.
     """
 
     settings: Settings
@@ -87,10 +87,10 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedSettings:
-    """The usable settings, with defaults in place of invalid values, and all errors. For diagnosis.
+    """Settings with defaults in place of invalid values, and all errors. For the diagnosis of invalid settings.
 
-    `tree` is the content of the files, with texts before and after variable expansion; `positions`
-    is where each key is.
+    `tree` is the content of the files. Texts with a variable are `ExpandedText`. `positions` has
+    the file and line of each key.
     """
 
     configuration: Configuration
@@ -101,10 +101,9 @@ class ExaminedSettings:
 
 
 class ReloadResult(Struct, frozen=True, kw_only=True):
-    """The result of a reload. `settings` can be used at once; values that need a restart keep their
-    old value.
+    """The result of a reload. `settings` can be used at once: settings that need a restart have their old values in it.
 
-    The changes that need a restart are in `pending_restart`.
+    Changes that take effect only at a restart are in `pending_restart`.
     """
 
     configuration: Configuration
@@ -120,7 +119,8 @@ class ReloadResult(Struct, frozen=True, kw_only=True):
 
 
 def load_settings(environment: Mapping[str, str]) -> Settings:
-    """Return the settings from the settings file, if there is one, and the environment, which wins."""
+    """Return the settings from the settings file, if there is one, and the environment. The
+    environment overrides the file."""
     return load_configuration(environment).settings
 
 
@@ -133,8 +133,8 @@ def load_configuration(
 ) -> Configuration:
     """Return the configuration, or raise InvalidSettings with all errors.
 
-    `text` replaces the text of the main file. With `accept_old_names`, a setting may have the name of
-    an earlier version: `Configuration.renamed` lists these.
+    If `text` is given, it is used in place of the main file. With `accept_old_names`, a setting may
+    have the name of an earlier version. `Configuration.renamed` lists these settings.
     """
     examined = examine_configuration(environment, text=text, runners=runners, accept_old_names=accept_old_names)
     if examined.faults:
@@ -149,7 +149,8 @@ def examine_configuration(
     runners: frozenset[str] = RUNNERS,
     accept_old_names: bool = False,
 ) -> ExaminedSettings:
-    """Like `load_configuration`, but never raises for errors in a file: for commands that inspect a broken instance."""
+    """Like `load_configuration`, but errors in a file are returned, not raised. For commands that
+    inspect a broken instance."""
     home = find_data_directory(environment)
     file = find_settings_file(environment, home)
     faults = FaultCollector()
@@ -183,11 +184,12 @@ def examine_configuration(
 
 
 def reload_configuration(current: Configuration, environment: Mapping[str, str]) -> ReloadResult:
-    """Read the settings again. Raises InvalidSettings, and changes nothing, if they are invalid.
+    """Read the settings again. Raises InvalidSettings if they are invalid.
 
-    A value that needs a restart keeps its old value and is reported as pending at every reload
-    until the restart. Old names of settings are refused, because a reload must not change a file that
-    a person is editing; only a server that could not rewrite its file at the start goes on reading it.
+    A setting that needs a restart keeps its old value, and every reload reports the change as
+    pending until the restart. Old names of settings are refused, because a reload must not rewrite
+    a file that a person is editing. They are accepted only if the server could not rewrite its file
+    when it started.
     """
     found = load_configuration(environment, accept_old_names=bool(current.renamed))
     settings = _keep_until_restart(current.settings, found.settings)
@@ -200,7 +202,7 @@ def reload_configuration(current: Configuration, environment: Mapping[str, str])
 
 
 def hash_settings_text(text: str) -> str:
-    """Return the hash of a settings text. A patch made for one text is never applied to another."""
+    """Return the hash of a settings text. It ensures that a patch is applied only to the text for which it was made."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -213,8 +215,8 @@ def find_data_directory(environment: Mapping[str, str]) -> Path:
 
 
 def find_settings_file(environment: Mapping[str, str], data_directory: Path) -> Path:
-    """Return the settings file: RETINUE_CONFIG, or `retinue.toml` in the data directory. It must
-    exist only if named."""
+    """Return the path of the settings file: RETINUE_CONFIG if that is set, otherwise `retinue.toml`
+    in the data directory. Only a file named by RETINUE_CONFIG must exist."""
     named = environment.get("RETINUE_CONFIG")
     file = Path(named).expanduser() if named else data_directory / FILE_NAME
     if not file.is_absolute():
@@ -269,7 +271,7 @@ def _matching_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _is_excluded(file: Path) -> bool:
-    """Whether no pattern matches a file: a backup, or a hidden file, as a write that was killed leaves one."""
+    """Whether includes skip a file: a backup, or a hidden file, such as the leftover of a write that was killed."""
     return file.name.endswith(BACKUP_SUFFIX) or file.name.startswith(".")
 
 
@@ -327,8 +329,8 @@ def _check_password(store: object, faults: FaultCollector) -> None:
 
 
 def _environment_overrides(environment: Mapping[str, str], faults: FaultCollector) -> dict[str, Any]:
-    """Return the values of RETINUE_STORE and RETINUE_ZONE. They win over the file, so one command
-    can use another store."""
+    """Return the values of RETINUE_STORE and RETINUE_ZONE. They override the file, so that a single
+    command can use another store."""
     found: dict[str, Any] = {}
     if store := environment.get("RETINUE_STORE"):
         if validators.check_store(store):
@@ -356,7 +358,7 @@ def _environment_overrides(environment: Mapping[str, str], faults: FaultCollecto
 
 
 def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
-    """Check that TCP is open beyond this machine only behind a trusted proxy with TLS."""
+    """Check that the TCP port can be reached from other machines only through a trusted proxy with TLS."""
     if not settings.listen.enabled or validators.is_loopback(settings.listen.host):
         return
     missing = [
@@ -377,7 +379,7 @@ def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
 
 
 def _keep_until_restart(old: T, new: T) -> T:
-    """Return the new settings, with old values for fields that need a restart."""
+    """Return the new settings, with the old values of settings that need a restart."""
     kept: dict[str, Any] = {}
     for each in fields(cast(Any, new)):
         before, after = getattr(old, each.name), getattr(new, each.name)

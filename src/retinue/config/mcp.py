@@ -24,8 +24,8 @@ _NO_VARIABLES = cast("Mapping[str, VariableValue | SecretReference]", {})
 
 
 def check_server_name(text: str) -> str | None:
-    """Check the name of a server. It names a folder, and comes before a `_` in the names of its
-    tools."""
+    """Check the name of an MCP server. It names a folder, and the names of the server's tools begin
+    with it and a `_`."""
     if len(text) <= SERVER_NAME_LENGTH_MAX and _SERVER_NAME.fullmatch(text):
         return None
     return f"must have at most {SERVER_NAME_LENGTH_MAX} lowercase letters and digits, with single hyphens between them"
@@ -41,27 +41,27 @@ class McpServerSettings:
 
     command: tuple[str, ...] = setting(
         (),
-        "Command that starts the server, one word per item.",
+        "Command that starts the MCP server, one word per item.",
         effect=SettingEffect.HOT,
         example="/usr/bin/weather-mcp",
     )
     url: str | None = setting(
         None,
-        "URL of a remote server, with streamable HTTP.",
+        "URL of a remote MCP server that uses streamable HTTP.",
         effect=SettingEffect.HOT,
         check=validators.check_url,
         example="https://mcp.example.com/mcp",
     )
-    enabled: bool = setting(True, "Whether the server is enabled.", effect=SettingEffect.HOT)
+    enabled: bool = setting(True, "Whether the MCP server is enabled.", effect=SettingEffect.HOT)
     agents: tuple[str, ...] = setting(
         ("*",),
-        "Agents that may use its tools, as globs. An empty list: none.",
+        "Agents that may use the server's tools, as globs. An empty list: none.",
         effect=SettingEffect.MESSAGE,
         example="ada",
     )
     allow: tuple[str, ...] = setting(
         ("*",),
-        "Tools that are available, as globs over the server's own names. An empty list: none.",
+        "Tools that are available, as globs over the names that the MCP server uses. An empty list: none.",
         effect=SettingEffect.HOT,
         example="search_*",
     )
@@ -70,14 +70,14 @@ class McpServerSettings:
     )
     env: Mapping[str, VariableValue | SecretReference] = setting(
         _NO_VARIABLES,
-        "Environment variables of the command: a text, or the location of a secret. It has no others.",
+        "Environment variables of the command: texts, or locations of secrets. The command has no other variables.",
         effect=SettingEffect.HOT,
         check=check_variable_name,
         example="WEATHER_KEY",
     )
     headers: Mapping[str, VariableValue | SecretReference] = setting(
         _NO_VARIABLES,
-        "Headers of each request: a text, or the location of a secret.",
+        "Headers of each request: texts, or locations of secrets.",
         effect=SettingEffect.HOT,
         check=validators.check_header,
         example="Authorization",
@@ -104,17 +104,17 @@ class McpServerSettings:
     )
     start_timeout_s: float = setting(
         START_TIMEOUT_S,
-        "Time to wait until the server has started and listed its tools, in seconds.",
+        "Time to wait until the MCP server has started and listed its tools, in seconds.",
         effect=SettingEffect.HOT,
         least=1,
         most=600,
     )
     call_timeout_s: float = setting(
-        CALL_TIMEOUT_S, "Maximum time of one call, in seconds.", effect=SettingEffect.HOT, least=1, most=3600
+        CALL_TIMEOUT_S, "Maximum time of one tool call, in seconds.", effect=SettingEffect.HOT, least=1, most=3600
     )
     parallel_calls_max: int = setting(
         PARALLEL_CALLS_MAX,
-        "Maximum number of concurrent calls; others wait.",
+        "Maximum number of concurrent tool calls. Further calls wait.",
         effect=SettingEffect.HOT,
         least=1,
         most=256,

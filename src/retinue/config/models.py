@@ -71,26 +71,26 @@ class ProviderAuth(StrEnum):
 
 
 class ProviderQuirk(StrEnum):
-    """Deviations of some servers from their wire format. The format modules use the same names."""
+    """Deviations of some model servers from their wire format. The modules of the formats use the same names."""
 
-    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # its name for the maximum reply length
-    NO_STREAM_OPTIONS = "no-stream-options"  # rejects requests for usage
+    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # the maximum reply length has this name
+    NO_STREAM_OPTIONS = "no-stream-options"  # the server rejects requests that ask for usage
     NINE_CHARACTER_IDS = "nine-character-ids"  # call ids must have nine letters or digits
     ASSISTANT_AFTER_RESULTS = "assistant-after-results"  # an assistant message must follow tool results
-    RESEND_REASONING = "resend-reasoning"  # needs its reasoning back with the calls that followed from it
-    ADAPTIVE = "adaptive"  # chooses the length of its reasoning itself, within an effort
-    THINKING_LEVEL = "thinking-level"  # takes a reasoning level instead of a number of tokens
+    RESEND_REASONING = "resend-reasoning"  # the reasoning must be sent back with the calls that followed from it
+    ADAPTIVE = "adaptive"  # the model chooses the length of its reasoning, within an effort
+    THINKING_LEVEL = "thinking-level"  # a request has a reasoning level instead of a number of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
-    """A provider of models, or your own server.
+    """A provider of models, or your own model server.
 
     Unset values come from the built-in provider of that name.
     """
 
     format: WireFormat | None = setting(
-        None, "API format of the provider; `openai-chat` fits most.", effect=SettingEffect.MESSAGE
+        None, "API format of the provider. Most providers accept `openai-chat`.", effect=SettingEffect.MESSAGE
     )
     url: str | None = setting(
         None,
@@ -107,20 +107,22 @@ class ProviderSettings:
         example="The shed",
     )
     auth: ProviderAuth | None = setting(
-        None, "How the key is sent. Default: as usual for the format.", effect=SettingEffect.MESSAGE
+        None, "How the API key is sent. Default: as usual for the format.", effect=SettingEffect.MESSAGE
     )
-    key: SecretReference | None = setting(None, "Location of the key: `env` or `file`.", effect=SettingEffect.MESSAGE)
+    key: SecretReference | None = setting(
+        None, "Location of the API key: `env` or `file`.", effect=SettingEffect.MESSAGE
+    )
     headers: Mapping[str, str | SecretReference] = setting(
         cast("Mapping[str, str | SecretReference]", {}),
-        "Headers of every request; one with a secret names its location.",
+        "Headers of every request. A secret value is given as its location.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_header,
         example="x-title",
     )
     quirks: tuple[ProviderQuirk, ...] = setting(
-        (), "Deviations of this provider from the format.", effect=SettingEffect.MESSAGE
+        (), "Deviations of the provider from the format.", effect=SettingEffect.MESSAGE
     )
-    window_tokens: int | None = setting(None, "Context window of its models, in tokens.", least=1)
+    window_tokens: int | None = setting(None, "Context window of the provider's models, in tokens.", least=1)
     requests_per_minute: int | None = setting(None, "Maximum number of requests per minute.", least=1)
     tokens_per_minute: int | None = setting(None, "Maximum number of input and output tokens per minute.", least=1)
 
@@ -141,7 +143,7 @@ class ModelEntry:
     vision: bool | None = setting(None, "Whether the model accepts images.")
     tools: bool | None = setting(None, "Whether the model can call tools.")
     efforts: tuple[str, ...] | None = setting(
-        None, "Effort levels that the model accepts.", check=validators.check_effort, example="medium"
+        None, "Reasoning efforts that the model accepts.", check=validators.check_effort, example="medium"
     )
     input_usd: float | None = setting(None, "Price of a million input tokens, in US dollars.", least=0, most=USD_MAX)
     output_usd: float | None = setting(None, "Price of a million output tokens, in US dollars.", least=0, most=USD_MAX)
@@ -166,14 +168,14 @@ class ModelChoice:
 
     primary: str | None = setting(
         None,
-        "Model to use, as PROVIDER/MODEL or an alias.",
+        "Model to use first, as PROVIDER/MODEL or an alias.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
         example="anthropic/claude-opus-5-5",
     )
     fallbacks: tuple[str, ...] = setting(
         (),
-        "Models to use, in order, when that one fails.",
+        "Models to use when the model before them fails, in order.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
@@ -184,14 +186,14 @@ class ModelChoice:
 class ModelRoutingSettings:
     """Which models agents use by default, and facts about single models."""
 
-    default: ModelChoice = setting(ModelChoice(), "Model of agents that name none.")
+    default: ModelChoice = setting(ModelChoice(), "Model of agents for which no model is set.")
     image: ModelChoice = setting(ModelChoice(), "Model to try first for images that the agent's model does not accept.")
     utility: ModelChoice = setting(
         ModelChoice(), "Model for summaries and other small tasks. Default: the agent's model."
     )
     allow: tuple[str, ...] = setting(
         (),
-        "Models that may be used: references, aliases or patterns; the default model and built-in models are "
+        "Models that may be used: references, aliases or patterns. The default model and built-in models are "
         "always allowed. Default: all.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
@@ -214,16 +216,16 @@ class ModelRoutingSettings:
 
 class CompactionMode(StrEnum):
     DEFAULT = "default"  # one summary of the removed records
-    SAFEGUARD = "safeguard"  # in parts, with the files and failures of the removed records
+    SAFEGUARD = "safeguard"  # a summary in parts, with the files and failures of the removed records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlushSettings:
-    """What an agent may save to memory before its context is compacted."""
+    """Whether and when an agent may write to its memory before its context is compacted."""
 
-    enabled: bool = setting(True, "Whether an agent can write to its memory before its context is compacted.")
+    enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
     soft_threshold_tokens: int = setting(
-        4_000, "Distance from the compaction limit at which the memory is written, in tokens.", least=0
+        4_000, "Number of tokens before the compaction limit at which the agent may write to its memory.", least=0
     )
 
 
@@ -231,13 +233,17 @@ class MemoryFlushSettings:
 class CompactionSettings:
     """When a context is compacted, and how much of it stays unchanged."""
 
-    mode: CompactionMode = setting(CompactionMode.DEFAULT, "How the summary is written.")
+    mode: CompactionMode = setting(
+        CompactionMode.DEFAULT,
+        "How the summary is written: `default` (one summary), or `safeguard` (in parts, with the files and failures "
+        "of the removed records).",
+    )
     start_share: float = setting(0.75, "Share of the context window at which compaction starts.", least=0.1, most=0.95)
     reserve_tokens_floor: int = setting(
-        20_000, "Minimum number of tokens that stay free for a reply, regardless of the share.", least=0
+        20_000, "Minimum number of tokens that stay free for a reply, whatever `start_share` is.", least=0
     )
     max_history_share: float = setting(
-        0.5, "Maximum share of the context window for the records that are kept.", least=0.05, most=0.9
+        0.5, "Maximum share of the context window for the records that stay unchanged.", least=0.05, most=0.9
     )
     timeout_s: float = setting(120.0, "Maximum time to write a summary, in seconds.", least=1, most=3600)
     memory_flush: MemoryFlushSettings = MemoryFlushSettings()
@@ -250,7 +256,7 @@ class PruningMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedToolSettings:
-    """Patterns over tool names. Deny wins."""
+    """Tools whose results are pruned, as patterns over tool names. `deny` wins."""
 
     allow: tuple[str, ...] = setting(("*",), "Tools whose results may be pruned.")
     deny: tuple[str, ...] = setting((), "Tools whose results are never pruned.")
@@ -258,34 +264,38 @@ class PrunedToolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftTrimSettings:
-    """How much of a long result is kept."""
+    """How much of a long tool result is kept."""
 
-    max_chars: int = setting(4_000, "Length above which a result is trimmed, in characters.", least=0)
-    head_chars: int = setting(1_500, "Characters kept from the beginning.", least=0)
-    tail_chars: int = setting(1_500, "Characters kept from the end.", least=0)
+    max_chars: int = setting(4_000, "Length above which a tool result is trimmed, in characters.", least=0)
+    head_chars: int = setting(1_500, "Number of characters that are kept from the beginning.", least=0)
+    tail_chars: int = setting(1_500, "Number of characters that are kept from the end.", least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardClearSettings:
-    """What replaces a result that is removed."""
+    """What replaces a tool result that is removed."""
 
-    enabled: bool = setting(True, "Whether whole results are removed if trimming is not enough.")
+    enabled: bool = setting(True, "Whether whole tool results are removed if trimming is not enough.")
     placeholder: str = setting("[Old tool result content cleared]", "Text that replaces a removed result.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningSettings:
-    """Old tool results, shortened in what is sent to the model but not in what is stored."""
+    """How old tool results are shortened in what is sent to the model. The store keeps them in full."""
 
     mode: PruningMode = setting(
-        PruningMode.OFF, "Whether old results are pruned once the provider's cache has expired."
+        PruningMode.OFF, "Whether old tool results are pruned after the provider's cache has expired (`cache-ttl`)."
     )
-    ttl_s: float = setting(300.0, "Time until that cache expires, in seconds.", least=0)
-    keep_last_assistants: int = setting(3, "Number of latest replies whose results are kept.", least=0)
-    soft_trim_ratio: float = setting(0.3, "Share of the context window at which results are trimmed.", least=0, most=1)
-    hard_clear_ratio: float = setting(0.5, "Share of the context window at which results are removed.", least=0, most=1)
+    ttl_s: float = setting(300.0, "Time until the provider's cache expires, in seconds.", least=0)
+    keep_last_assistants: int = setting(3, "Number of latest replies whose tool results are not pruned.", least=0)
+    soft_trim_ratio: float = setting(
+        0.3, "Share of the context window at which tool results are trimmed.", least=0, most=1
+    )
+    hard_clear_ratio: float = setting(
+        0.5, "Share of the context window at which tool results are removed.", least=0, most=1
+    )
     min_prunable_chars: int = setting(
-        50_000, "Minimum number of prunable characters; below it, nothing is removed.", least=0
+        50_000, "Minimum number of prunable characters. Below it, no tool result is removed.", least=0
     )
     tools: PrunedToolSettings = PrunedToolSettings()
     soft_trim: SoftTrimSettings = SoftTrimSettings()
@@ -298,7 +308,7 @@ class ContextSettings:
 
     emergency_context_limit: int = setting(
         200_000,
-        "Maximum estimated size of a context, in tokens; a larger one is reset before a model is called.",
+        "Maximum estimated size of a context, in tokens. A larger context is reset before a model is called.",
         least=1,
     )
     compaction: CompactionSettings = CompactionSettings()
@@ -307,7 +317,7 @@ class ContextSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSettings:
-    """Budgets in dollars. Unset means no limit.
+    """Maximum costs, in US dollars. Default: no limit.
 
     Days and months are in the owner's time zone.
     """

@@ -1,4 +1,4 @@
-"""Parses the top-level sections of the file, and checks that providers, models and references fit each other."""
+"""Parses the top-level sections of the file, and checks that references to models and providers are valid."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def parse_top_level_sections(tree: Table, faults: FaultCollector) -> dict[str, A
     models: ModelRoutingSettings = found.get("models", ModelRoutingSettings())
     _check_entries(models, entries, faults)
     if not found.get("plugins"):
-        _check_references(models, providers, faults)  # otherwise an unknown provider may come from a plugin
+        _check_references(models, providers, faults)  # with plugins, an unknown provider may come from one of them
     return found
 
 
 def _canonical_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
-    """Return a provider's canonical spelling: as declared, otherwise as built in."""
+    """Return the canonical spelling of a provider: as in [providers], otherwise as built in."""
     folded = name.casefold()
     declared = {each.casefold(): each for each in providers}
     return declared.get(folded) or PROVIDER_ALIASES.get(folded, folded)
@@ -85,7 +85,7 @@ def _check_providers(providers: Mapping[str, ProviderSettings], faults: FaultCol
 
 
 def _check_entries(models: ModelRoutingSettings, written: Table, faults: FaultCollector) -> None:
-    """Report invalid references and duplicate aliases: an alias must mean one model."""
+    """Report entries with an invalid model name, and aliases that name more than one model."""
     aliases: dict[str, str] = {}
     for name in written:
         if wrong := validators.check_model_reference(name):

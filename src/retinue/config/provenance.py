@@ -1,6 +1,6 @@
-"""`[provenance]`: provenance rules, about where values come from. `policy/provenance` decides by them.
+"""`[provenance]`: rules about where the values of tool arguments may come from. `policy/provenance` applies them.
 
-A rule names tools and arguments by globs. A tool that no rule names explains nothing.
+A rule names tools and arguments by globs. Results of a tool that no rule names explain no values.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ class ValueKind(StrEnum):
     TIME = "time"
     MOMENT = "moment"  # a date and a time of day
     ID = "id"
-    NAME = "name"  # of a person, place, file or thing
+    NAME = "name"  # the name of a person, place, file or thing
     CHOICE = "choice"  # yes or no, or one of a few options
     TEXT = "text"
 
 
 class ValueType(Struct, frozen=True):
-    """A kind, and for ids the type of object: the id of a file is not the id of an event."""
+    """A kind of value. For ids, it also has the type of object, because the id of a file is not the id of an event."""
 
     kind: ValueKind
     id_type: str = ""
 
 
 def parse_value_type(text: str) -> ValueType:
-    """Parse `email`, or `id:file`."""
+    """Parse a type such as `email` or `id:file`."""
     kind, _, of = text.partition(":")
     return ValueType(ValueKind(kind), of)
 
 
 def parse_value_types(text: str) -> tuple[ValueType, ...]:
-    """Parse `account|name`: a value has the first type that it matches."""
+    """Parse types such as `account|name`. A value has the first of the types that it matches."""
     return tuple(parse_value_type(each) for each in text.split("|"))
 
 
 class StandingExplanation(StrEnum):
-    """Further ways to explain an argument, if the owner permits them in general."""
+    """Ways to explain an argument besides the owner's words. A rule of the owner permits them."""
 
     TODAY = "today"  # today's date
     QUOTED = "quoted"  # verbatim from something that the owner named; not for content that is sent out
@@ -81,7 +81,7 @@ def _check_kind(text: str) -> str | None:
 
 
 def _check_kinds(text: str) -> str | None:
-    """Check the kinds of an argument, separated by `|`. An empty text means none."""
+    """Check the kinds of an argument, separated by `|`. An empty text is valid: no kind is set."""
     if not text or all(_is_kind(each) for each in text.split("|")):
         return None
     return f"must be {_KINDS_TEXT}, or several of them, as in account|name"
@@ -124,8 +124,8 @@ class SourceRule:
     )
     fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Typed fields of a result, each with its kind; only these explain a value. `<item>` is each item of "
-        "a list; `<key>` and `<value>` are those of an object.",
+        "Typed fields of a result, each with its kind. Only these explain a value. `<item>` is each item of "
+        "a list. `<key>` and `<value>` are the keys and values of an object.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
@@ -142,13 +142,13 @@ class SourceRule:
     )
     field_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "Words that select a field if a value could be in several: a value that was `sent` is a sender.",
+        "Words that select a field if a value could be in several fields: a value that was `sent` is a sender.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     owner_field: str = setting(
         "",
-        "Field that says whether the owner wrote the content, with `owner_values`.",
+        "Field that says whether the owner wrote the content: if it has one of `owner_values`.",
         effect=SettingEffect.MESSAGE,
     )
     owner_values: tuple[str, ...] = setting(
@@ -162,7 +162,7 @@ class SourceRule:
     )
     typed_only: bool = setting(
         False,
-        "Whether a result contains typed values only; a result with anything else is untrusted.",
+        "Whether a result contains typed values only. A result with anything else is untrusted.",
         effect=SettingEffect.MESSAGE,
     )
 
@@ -188,22 +188,25 @@ class ArgumentRule:
     )
     kind: str = setting(
         "",
-        "Kind of value of the argument, or several separated by a bar. Default: from its name, schema or form.",
+        "Kind of value of the argument, or several kinds separated by a bar. Default: derived from its name, schema "
+        "or form.",
         effect=SettingEffect.MESSAGE,
         check=_check_kinds,
         example="id:file",
     )
     explanations: tuple[StandingExplanation, ...] = setting(
-        cast("tuple[StandingExplanation, ...]", ()), "Other ways to explain the argument.", effect=SettingEffect.MESSAGE
+        cast("tuple[StandingExplanation, ...]", ()),
+        "Ways to explain the argument in addition to the owner's text.",
+        effect=SettingEffect.MESSAGE,
     )
     choice_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "For each choice, the owner's words for it; under `all`, the words that request each value.",
+        "Words of the owner for each choice. The key `all` has the words that request each value.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     unless: tuple[str, ...] = setting(
-        (), "Arguments with which `explanations` does not apply.", effect=SettingEffect.MESSAGE
+        (), "Arguments that disable `explanations` if a call has them.", effect=SettingEffect.MESSAGE
     )
 
 
@@ -226,7 +229,7 @@ class ToolRequestRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRule:
-    """The field that words such as `largest` compare, and whether they mean its maximum or its minimum."""
+    """The field that words such as `largest` compare, and whether they mean its maximum or minimum."""
 
     words: str = dataclasses.field(
         metadata=_required_metadata("Words that select by size.", check=_check_words, example="largest")
@@ -235,10 +238,12 @@ class MeasureRule:
         metadata=_required_metadata("Field that is compared.", check=_check_words, example="size")
     )
     is_maximum: bool = setting(
-        True, "Whether the largest is meant; false means the smallest.", effect=SettingEffect.MESSAGE
+        True, "Whether the words mean the largest value. False: the smallest.", effect=SettingEffect.MESSAGE
     )
     counted: bool = setting(
-        False, "Whether to compare how often each value occurs instead of the values.", effect=SettingEffect.MESSAGE
+        False,
+        "Whether to compare how often each value occurs, instead of the values themselves.",
+        effect=SettingEffect.MESSAGE,
     )
     complete_only: bool = setting(
         True,
@@ -249,7 +254,7 @@ class MeasureRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenanceSettings:
-    """Where values may come from. The first matching rule applies; see the guide on injection."""
+    """Where the values of tool arguments may come from. The first matching rule applies. See the guide on injection."""
 
     source: tuple[SourceRule, ...] = setting(
         cast("tuple[SourceRule, ...]", ()), "Trust in results.", effect=SettingEffect.MESSAGE
@@ -264,7 +269,7 @@ class ProvenanceSettings:
         cast("tuple[MeasureRule, ...]", ()), "Words that select by size.", effect=SettingEffect.MESSAGE
     )
     explaining_trust: tuple[Trust, ...] = setting(
-        (Trust.OWNER,), "Trust levels whose words explain a value.", effect=SettingEffect.MESSAGE
+        (Trust.OWNER,), "Trust levels of text that can explain the value of an argument.", effect=SettingEffect.MESSAGE
     )
 
 

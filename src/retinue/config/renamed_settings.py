@@ -1,4 +1,4 @@
-"""Finds keys and values of a settings file that have a new name, by the table of renamed settings.
+"""Finds keys and values of a settings file that have a new name, with the table `renamed_names.SETTINGS`.
 
 A path is matched level by level, below the new names of the tables around it. So a file may use old
 and new names side by side, such as `[server.retention]` with `news_days`.
@@ -26,9 +26,10 @@ _ANY = "*"
 
 
 class RenamedSetting(Struct, frozen=True):
-    """An old key or value in a file, and the new one, as a person reads them.
+    """An old key or value in a file, and the new one, in the form that a person reads.
 
-    `path` is where it is in the file, by its old names. `value` is the new value, unless it is a key.
+    `path` is its path in the file, with the old names. If a value was renamed, `value` is the new
+    value.
     """
 
     old: str
@@ -38,9 +39,9 @@ class RenamedSetting(Struct, frozen=True):
 
 
 class SettingRenames(Struct, frozen=True, kw_only=True):
-    """What has a new name in one file. `tree` is its content with the new names.
+    """The renamed keys and values of one file. `tree` is its content with the new names.
 
-    `conflicts` are keys that the file has under both names, so that neither can be chosen.
+    `conflicts` are keys that the file has under both names. A person must choose between them.
     """
 
     tree: Table
@@ -50,7 +51,7 @@ class SettingRenames(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Level:
-    """The renames in one table, and the tables in it, by their new names."""
+    """The renamed keys and values of one table, and the tables in it, by their new names."""
 
     tables: dict[str, _Level] = field(default_factory=dict[str, "_Level"])
     keys: dict[str, str] = field(default_factory=dict[str, str])
@@ -84,7 +85,8 @@ def _renames() -> _Level:
 
 
 def _enter(levels: Sequence[_Level], path: KeyPath, key: str, platforms: Platforms) -> list[_Level]:
-    """Return the levels of the table `key` at this path. Several may match: any connector, and those of a platform."""
+    """Return the levels of the table `key` at this path. There may be two: one for any connector,
+    and one for its platform."""
     names = [key, _ANY]
     if path == ("connectors",):
         names.append(f"{_ANY}({platforms.get(key, '')})")
@@ -111,7 +113,7 @@ def find_platforms(tree: Table) -> dict[str, str]:
 
 
 def rename_settings(tree: Table, platforms: Platforms) -> SettingRenames:
-    """Return the tree with the new names, and what was renamed."""
+    """Return the tree with the new names, and the keys and values that were renamed."""
     renamed: list[RenamedSetting] = []
     conflicts: list[RenamedSetting] = []
 
@@ -151,7 +153,8 @@ def rename_settings(tree: Table, platforms: Platforms) -> SettingRenames:
 
 
 def list_old_names(renamed: Sequence[RenamedSetting], tree: Table, platforms: Platforms) -> list[RenamedSetting]:
-    """Return each old name once. A table with only one key is named by that key: `house.zone`, not `house`."""
+    """Return the old names, without duplicates. A table with only one key is listed as that key:
+    `house.zone`, not `house`."""
     shown: dict[str, RenamedSetting] = {}
     for each in renamed:
         if each.value is None:
@@ -185,7 +188,8 @@ def rename_path(path: KeyPath, platforms: Platforms) -> KeyPath:
 
 
 def find_new_name(path: KeyPath, key: str) -> str | None:
-    """Return the new name of an unknown key in the table at this path. For a connector, any platform's."""
+    """Return the new name of an unknown key in the table at this path. For a connector, renames of
+    all platforms are searched."""
     levels: Sequence[_Level] = (_renames(),)
     for part in _without_indexes(path):
         names = {part, _ANY}
@@ -199,7 +203,8 @@ def find_new_name(path: KeyPath, key: str) -> str | None:
 
 
 def find_new_parameter(key: str, known: Sequence[str]) -> str | None:
-    """Return the new name of an operation's parameter that has the name of a setting, if the operation has it."""
+    """Return the new name of a parameter that has the old name of a setting. None unless the
+    operation has the new parameter."""
     return next((new for old, new in _parameters() if old == key and new in known), None)
 
 
@@ -209,7 +214,7 @@ def _parameters() -> Iterator[tuple[str, str]]:
 
 
 def _format(path: KeyPath) -> str:
-    """Format a path without indexes: all items of a list have the same names."""
+    """Format a path without indexes, because the names are the same in all items of a list."""
     return format_key_path(_without_indexes(path))
 
 

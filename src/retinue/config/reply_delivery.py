@@ -43,7 +43,7 @@ def check_emoji(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyDeliverySettings:
-    """How replies are delivered in chats. An unset value comes from the server's settings."""
+    """How replies are delivered in chats. An unset value of a connector comes from `[replies]`."""
 
     chunk_mode: ChunkMode | None = setting(
         None,
@@ -53,7 +53,7 @@ class ReplyDeliverySettings:
     )
     text_max: int | None = setting(
         None,
-        "Maximum length of a message, as the platform counts. Default: the platform's limit.",
+        "Maximum length of a message, as the platform counts it. Default: the platform's limit.",
         effect=SettingEffect.MESSAGE,
         least=TEXT_CHARS_MIN,
         most=TEXT_CHARS_LIMIT,
@@ -66,7 +66,7 @@ class ReplyDeliverySettings:
     )
     prefix: str | None = setting(
         None,
-        "Text before each answer; {identity.name}, {agent}, {model}, {modelFull} and {provider} are replaced.",
+        "Text before each answer. {identity.name}, {agent}, {model}, {modelFull} and {provider} are replaced.",
         effect=SettingEffect.MESSAGE,
         check=check_prefix,
         example="[{identity.name}]",
@@ -78,14 +78,14 @@ class ReplyDeliverySettings:
     )
     delay_min_ms: int | None = setting(
         None,
-        "Minimum pause with `custom`, in milliseconds.",
+        "Minimum pause if `human_delay` is `custom`, in milliseconds.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=DELAY_MS_LIMIT,
     )
     delay_max_ms: int | None = setting(
         None,
-        "Maximum pause with `custom`, in milliseconds.",
+        "Maximum pause if `human_delay` is `custom`, in milliseconds.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=DELAY_MS_LIMIT,
@@ -103,7 +103,7 @@ class ReplyDeliverySettings:
     )
     block_min: int | None = setting(
         None,
-        "Minimum length of a block, in characters; shorter text waits for more. Default: 800.",
+        "Minimum length of a block, in characters. Shorter text waits for more text. Default: 800.",
         effect=SettingEffect.MESSAGE,
         least=1,
         most=BLOCK_CHARS_LIMIT,
@@ -134,16 +134,16 @@ class ReplyDeliverySettings:
         effect=SettingEffect.MESSAGE,
     )
     ack: str | None = setting(
-        None, "Reaction that marks a message as seen. Empty: none.", check=check_emoji, example="👀"
+        None, "Emoji reaction that marks a message as seen. Empty: none.", check=check_emoji, example="👀"
     )
     ack_scope: AckScope | None = setting(
         None,
-        "Which messages are marked: `off`, `direct`, `group-mentions`, `group-all` or `all`. Default: "
+        "Which messages get the reaction: `off`, `direct`, `group-mentions`, `group-all` or `all`. Default: "
         "`group-mentions`.",
         effect=SettingEffect.MESSAGE,
     )
     remove_ack: bool | None = setting(
-        None, "Whether the mark is removed after the answer. Default: no.", effect=SettingEffect.MESSAGE
+        None, "Whether the reaction is removed after the answer. Default: no.", effect=SettingEffect.MESSAGE
     )
 
     def with_defaults(self, defaults: ReplyDelivery = DEFAULT_REPLY_DELIVERY) -> ReplyDelivery:

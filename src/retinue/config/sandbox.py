@@ -31,7 +31,7 @@ class SandboxKind(StrEnum):
 
 
 def check_allowed_host(text: str) -> str | None:
-    """Check HOST, *.HOST or HOST:PORT; an IPv6 address with a port needs brackets."""
+    """Check a text of the form HOST, *.HOST or HOST:PORT. An IPv6 address with a port needs brackets."""
     name, port = split_host_and_port(text)
     if port is not None and not 0 < port <= validators.PORT_MAX:
         return "must have a port from 1 to 65535 after the :"
@@ -42,7 +42,8 @@ def check_allowed_host(text: str) -> str | None:
 
 
 def split_host_and_port(text: str) -> tuple[str, int | None]:
-    """Split a host and its port; the port is -1 if the text after the colon is no port."""
+    """Split a text into host and port. The port is None if there is none, and -1 if the text after
+    the colon is no port."""
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -58,7 +59,7 @@ def split_host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def check_variable_name(text: str) -> str | None:
-    """Check the name of an environment variable that cannot change which code a command runs."""
+    """Check the name of an environment variable. Variables that control which program runs are not allowed."""
     if not _VARIABLE_NAME.fullmatch(text):
         return "is not a valid name of an environment variable"
     upper = text.upper()
@@ -90,7 +91,7 @@ class CommandLimitSettings:
         most=MIB_MAX,
     )
     processes: int = setting(
-        256, "Maximum number of processes and threads.", effect=SettingEffect.MESSAGE, least=4, most=32_768
+        256, "Maximum number of processes and threads of a command.", effect=SettingEffect.MESSAGE, least=4, most=32_768
     )
     file_mib: int = setting(
         1024,
@@ -109,7 +110,7 @@ class CommandLimitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerSettings:
-    """Containers, if `kind` is docker."""
+    """Settings of containers, if `kind` is `docker`."""
 
     image: str = setting(
         "debian:stable-slim",
@@ -130,19 +131,19 @@ class DockerSettings:
     )
     binds: tuple[str, ...] = setting(
         (),
-        "Additional folders in the container, as FROM:TO or FROM:TO:ro. An engine's socket, a home directory "
+        "Additional folders in a container, as FROM:TO or FROM:TO:ro. A container engine's socket, a home directory "
         "and the data directory are not allowed.",
         effect=SettingEffect.MESSAGE,
         example="/srv/data:/data:ro",
     )
     setup: str = setting("", "Shell command that runs once in a new container.", effect=SettingEffect.MESSAGE)
     idle_hours: float = setting(24.0, "Time until an unused container is removed, in hours.", least=0.1, most=8760)
-    age_days: float = setting(7.0, "Time until a container is removed, in days.", least=0.01, most=3650)
+    age_days: float = setting(7.0, "Age at which a container is removed, in days.", least=0.01, most=3650)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRule:
-    """A secret that commands may use without reading it, or read if a variable is set.
+    """A secret that commands may use. They can read it only if `variable` is set.
 
     With `header`, the proxy adds it to requests to `hosts`, and no command sees it. With
     `variable`, commands that match `commands` get it in their environment. `agents` are the agents
@@ -152,36 +153,36 @@ class SecretRule:
     secret: SecretReference | None = setting(None, "Location of the secret.", effect=SettingEffect.MESSAGE)
     agents: tuple[str, ...] = setting(
         (),
-        "Agents whose commands may use it. Default: all.",
+        "Agents whose commands may use the secret. Default: all agents.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_agent_name,
         example="ada",
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Hosts to which the proxy adds it, as HOST or HOST:PORT.",
+        "Hosts whose requests get the secret from the proxy, as HOST or HOST:PORT.",
         effect=SettingEffect.MESSAGE,
         check=check_allowed_host,
         example="api.example.com",
     )
     header: str = setting(
         "",
-        "Header that contains it.",
+        "Request header that contains the secret.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_header,
         example="Authorization",
     )
-    prefix: str = setting("", "Text before it in the header, such as `Bearer `.", effect=SettingEffect.MESSAGE)
+    prefix: str = setting("", "Text before the secret in the header, such as `Bearer `.", effect=SettingEffect.MESSAGE)
     variable: str = setting(
         "",
-        "Environment variable that contains it; the command can read it.",
+        "Environment variable that contains the secret. Commands can read it.",
         effect=SettingEffect.MESSAGE,
         check=check_variable_name,
         example="GH_TOKEN",
     )
     commands: tuple[str, ...] = setting(
         (),
-        "Commands that get the variable, by path, such as `/usr/bin/gh`. Default: none.",
+        "Paths of commands that get the variable, such as `/usr/bin/gh`. Default: none.",
         effect=SettingEffect.MESSAGE,
         example="/usr/bin/gh",
     )
@@ -193,7 +194,7 @@ class SandboxSettings:
 
     kind: SandboxKind = setting(
         SandboxKind.BUBBLEWRAP,
-        "Sandbox in which commands run. `off`: none; commands run directly on the host.",
+        "Sandbox in which commands run. `off`: commands run directly on the host.",
         effect=SettingEffect.MESSAGE,
     )
     mode: SandboxMode = setting(
@@ -213,8 +214,8 @@ class SandboxSettings:
     )
     visible_sessions: SandboxVisibleSessions = setting(
         SandboxVisibleSessions.SPAWNED,
-        "Sessions that tools in a sandboxed session can see without the owner present: its subagents' "
-        "(`spawned`), or all of its agent (`all`).",
+        "Sessions that tools in a sandboxed session can see if the owner is not present: sessions of its subagents "
+        "(`spawned`), or all sessions of its agent (`all`).",
         effect=SettingEffect.MESSAGE,
     )
     browser: bool = setting(True, "Whether sandboxed sessions may use the browser.", effect=SettingEffect.MESSAGE)
@@ -233,7 +234,7 @@ class SandboxSettings:
         example="nas.lan",
     )
     hidden: tuple[Path, ...] = setting(
-        (), "Folders that no command can see, even inside a folder it may read.", effect=SettingEffect.RESTART
+        (), "Folders that no command can see, even inside a folder that it may read.", effect=SettingEffect.RESTART
     )
     limits: CommandLimitSettings = CommandLimitSettings()
     docker: DockerSettings = DockerSettings()

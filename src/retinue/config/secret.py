@@ -1,4 +1,4 @@
-"""Secrets stay in the environment or in a file of the owner, and are read when they are needed."""
+"""Secrets. They stay in the environment or in a file of the owner, and are read when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretReference:
-    """Says where a secret is, never its value: not in `repr`, `str` or a comparison."""
+    """The location of a secret. It never contains the value, so `repr`, `str` and comparisons do not reveal it."""
 
     env: str | None = None
     file: Path | None = None
@@ -25,12 +25,12 @@ class SecretReference:
 
     @property
     def as_text(self) -> str:
-        """`env:NAME` or `file:PATH`, to store the location as one text."""
+        """The location as one text, to store it: `env:NAME` or `file:PATH`."""
         return f"env:{self.env}" if self.env else f"file:{self.file}"
 
     @staticmethod
     def from_text(text: str) -> SecretReference:
-        """Parse such a text. It was validated on input by `check_secret_reference`."""
+        """Parse `env:NAME` or `file:PATH`. The text must have passed `check_secret_reference`."""
         kind, _, where = text.partition(":")
         return SecretReference(env=where) if kind == "env" else SecretReference(file=Path(where).expanduser())
 
@@ -49,7 +49,7 @@ class SecretReference:
         except OSError as error:
             raise SecretFileUnusable(path, because=error.strerror or "it cannot be opened") from None
         try:
-            found = os.fstat(descriptor)  # of the opened file, not of what the path may name a moment later
+            found = os.fstat(descriptor)  # of the opened file, because the path may name another file by now
             if not stat.S_ISREG(found.st_mode):
                 raise SecretFileUnusable(path, because="it is not a file")
             if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o077:

@@ -39,14 +39,14 @@ class ResetSettings(ResetRules):
     )
     idle_minutes: float | None = setting(
         None,
-        "Minutes without activity before a context is reset; scheduled runs do not count. 0: never.",
+        "Minutes without activity after which a context is reset. Scheduled runs do not count. 0: never.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=IDLE_MINUTES_MAX,
     )
     context_tokens_max: int | None = setting(
         None,
-        "Maximum size of a context that the next run continues, in tokens. 0: no limit.",
+        "Maximum size of a context, in tokens. If it is larger, the next run resets it. 0: no limit.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
@@ -55,7 +55,7 @@ class ResetSettings(ResetRules):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionResetSettings(ResetSettings):
-    """When contexts are reset: for all sessions, and for some.
+    """When contexts are reset, for all sessions and for some kinds and channels.
 
     An agent's own rules come first, then those for the connector, the chat type and the kind of
     session. An unset value comes from the next level.
@@ -82,14 +82,22 @@ class SessionResetSettings(ResetSettings):
 class SendRuleSettings(SendRule):
     """A rule on what is sent to channels. It applies if all its set conditions match."""
 
-    action: SendAction = setting(SendAction.DENY, "Result of the rule if it matches.", effect=SettingEffect.MESSAGE)
-    channel: str | None = setting(
-        None, "Connector to match.", effect=SettingEffect.MESSAGE, check=validators.check_name, example="telegram"
+    action: SendAction = setting(
+        SendAction.DENY,
+        "What happens to replies that match: `allow` sends them, `deny` does not.",
+        effect=SettingEffect.MESSAGE,
     )
-    chat_type: ChatType | None = setting(None, "Chat type to match.", effect=SettingEffect.MESSAGE)
+    channel: str | None = setting(
+        None,
+        "Connector of the replies that match.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_name,
+        example="telegram",
+    )
+    chat_type: ChatType | None = setting(None, "Chat type of the replies that match.", effect=SettingEffect.MESSAGE)
     key_prefix: str | None = setting(
         None,
-        "Prefix of the session key to match, case-insensitive.",
+        "Prefix of the session keys that match, case-insensitive.",
         effect=SettingEffect.MESSAGE,
         check=check_key_prefix,
         example="channel:telegram:-100",
@@ -104,7 +112,9 @@ class SendSettings:
     """
 
     default: SendAction = setting(
-        SendAction.ALLOW, "Result if no rule matches. A rule that denies wins.", effect=SettingEffect.MESSAGE
+        SendAction.ALLOW,
+        "What happens to replies that no rule matches. If several rules match, `deny` wins.",
+        effect=SettingEffect.MESSAGE,
     )
     rules: Mapping[str, SendRuleSettings] = setting(
         cast("Mapping[str, SendRuleSettings]", {}),
@@ -121,13 +131,13 @@ class SessionSettings:
 
     dm_scope: DmScope = setting(
         DmScope.PER_ACCOUNT_CHANNEL_PEER,
-        "Which direct messages share a session: all (`main`), those of one person (`per-peer`), also per "
-        "platform (`per-channel-peer`), or also per account (`per-account-channel-peer`).",
+        "Which direct messages share a session: all (`main`), those of one person (`per-peer`), separately per "
+        "platform (`per-channel-peer`), or per platform and account (`per-account-channel-peer`).",
         effect=SettingEffect.MESSAGE,
     )
     identity_links: Mapping[str, tuple[str, ...]] = setting(
         cast("Mapping[str, tuple[str, ...]]", {}),
-        "Platform ids of one person, as `PLATFORM:ID`, under a name that replaces them in session keys.",
+        "Names that replace platform ids in session keys, each with the ids of one person, as `PLATFORM:ID`.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_name,
         example="maria",
@@ -145,5 +155,5 @@ BUILT_IN_SESSION_SETTINGS = SessionSettings()
 
 
 def built_in_session_settings() -> SessionSettings:
-    """Return the built-in defaults, for an instance without such settings."""
+    """Return the built-in session settings, for an instance whose settings contain none."""
     return BUILT_IN_SESSION_SETTINGS

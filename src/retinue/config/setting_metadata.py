@@ -1,4 +1,4 @@
-"""Metadata of one setting: its description, limits, and when a change takes effect."""
+"""Metadata of settings: descriptions, limits, and when a change takes effect."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ class SettingEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRule:
-    """What is required of a setting besides its type, and its description."""
+    """The description of a setting, and requirements besides its type."""
 
     description: str = ""
     effect: SettingEffect = SettingEffect.HOT
     least: float | None = None
     most: float | None = None
-    check: Callable[[str], str | None] | None = None  # for a text or each item of a list: returns what is wrong
+    check: Callable[[str], str | None] | None = None  # checks a text, or each item of a list: returns what is wrong
     example: str = ""
     in_file: bool = True
-    values: SettingRule | None = None  # for a table: the rule of each value
+    values: SettingRule | None = None  # if the setting is a table: the rule for each of its values
 
 
 NO_RULE = SettingRule()
 FLAT_METADATA: Mapping[str, bool] = {"flat": True}
-"""The metadata of a group whose keys stand in the table of the group that holds it, and not in one of their own."""
+"""The metadata of a group whose keys are in the table of the group that contains it, not in a table of their own."""
 
 
 def setting(default: T, description: str, **rule: Any) -> T:
-    """Declare a field of a settings class. The return type is that of the default, for the type
-    checker."""
+    """Declare a field of a settings class. For the type checker, the return type is the type of the default."""
     made: Any
     metadata = {"rule": SettingRule(description=description, **rule)}
     if isinstance(default, dict):

@@ -1,4 +1,4 @@
-"""All settings. Each field has a description, limits and when a change takes effect."""
+"""All settings. Each field has a description, limits, and the time at which a change takes effect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ListenSettings:
     """The TCP listener. The Unix socket is always open and not configurable."""
 
     enabled: bool = setting(
-        True, "Whether the server listens on TCP in addition to its socket.", effect=SettingEffect.RESTART
+        True, "Whether the server listens on TCP in addition to its Unix socket.", effect=SettingEffect.RESTART
     )
     host: str = setting(
         "127.0.0.1",
@@ -92,7 +92,7 @@ class LogSettings:
     )
     bytes_max: int = setting(
         10 * MIB,
-        "Maximum size of a log file, in bytes; then a new one is started.",
+        "Maximum size of a log file, in bytes. At this size, a new file is started.",
         least=64 * 1024,
         effect=SettingEffect.RESTART,
     )
@@ -109,7 +109,10 @@ class RetentionSettings:
         None, "Days to keep envelopes after their outcome. Default: forever.", least=1, most=DAYS_MAX
     )
     events_days: int | None = setting(
-        None, "Days to keep events, from which clients resume. Default: forever.", least=1, most=DAYS_MAX
+        None,
+        "Days to keep events, which clients read after a lost connection. Default: forever.",
+        least=1,
+        most=DAYS_MAX,
     )
     runs_days: int | None = setting(
         None, "Days to keep the steps of finished runs. Default: forever.", least=1, most=DAYS_MAX
@@ -149,7 +152,9 @@ class Settings:
     home: Path = field(
         metadata={
             "rule": SettingRule(
-                description="Data directory: `RETINUE_HOME`.", effect=SettingEffect.RESTART, in_file=False
+                description="Data directory, set by the environment variable `RETINUE_HOME`.",
+                effect=SettingEffect.RESTART,
+                in_file=False,
             ),
         }
     )
@@ -176,7 +181,7 @@ class Settings:
     )
     default_agent: str | None = setting(
         None,
-        "Agent that answers if none is named. Default: the agent `main`, otherwise the first declared one.",
+        "Agent that answers if none is named. Default: the agent `main`, otherwise the first declared agent.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_agent_name,
         example="ada",
@@ -203,7 +208,7 @@ class Settings:
     )
     permission_policy: Mapping[str, PermissionLevel] = setting(
         cast("Mapping[str, PermissionLevel]", {}),
-        "Permission level that an operation requires. Default: the operation's own.",
+        "Permission level that an operation requires, by its name. Default: the built-in level of the operation.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_operation,
         example="agent.set",
@@ -256,4 +261,4 @@ TOP_LEVEL_SECTIONS = (
     "hooks",
     "speech",
 )
-"""Fields of the settings that are sections of the file on their own."""
+"""Fields of the settings that are top-level sections of the file."""

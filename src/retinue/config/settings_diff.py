@@ -1,4 +1,4 @@
-"""The differences between two configurations, by path, and when each change takes effect."""
+"""The differences between two configurations: the changed paths, and when each change takes effect."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from retinue.config.table_parser import setting_rule
 
 @dataclass(frozen=True, slots=True, order=True)
 class SettingChange:
-    """One changed path. The values are left out because some are secret."""
+    """The path of one changed setting. The values are left out, because some are secret."""
 
     path: str
     effect: SettingEffect
 
 
 def diff_configurations(old: tuple[Settings, Declarations], new: tuple[Settings, Declarations]) -> list[SettingChange]:
-    """Return every changed path, sorted. An added or removed agent or person is one path; a changed
-    one is listed by key."""
+    """Return every changed path, sorted. For an added or removed agent or person there is one path,
+    for a changed one a path per key."""
     settings = _changed_paths(dict(_setting_values(old[0])), dict(_setting_values(new[0])))
     staff = _declaration_changes(_declared_tables(old[1]), _declared_tables(new[1]))
     return sorted([*settings, *staff])
@@ -80,7 +80,7 @@ def _iterate_values(
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[str, object]", value).items():
             for leaf in _iterate_values(inner, (*path, key), effect):
-                # An unset key of a named table is no change, whether the table exists or not.
+                # An unset key in a named table is left out, so that a new table has only its set keys as changes.
                 if not is_dataclass(inner) or leaf[1][0] not in (None, ()):
                     yield leaf
     else:

@@ -51,9 +51,9 @@ effect:
 
 | key | meaning |
 | --- | --- |
-| `config_version` | version of the file: 2, which is also the default |
+| `config_version` | version of the file format: 2, which is also the default |
 | `include` | other files, by name or pattern; at most {INCLUDE_DEPTH_MAX} levels and {FILES_MAX} files |
-| `[server]` | the settings below |
+| `[server]` | settings of the server |
 | `[providers.NAME]` | a model provider: key, URL, limits |
 | `[models]` | which models agents use; `[models.entries."PROVIDER/MODEL"]` describes one |
 | `[context]` | how much of a session a model reads |
@@ -74,11 +74,12 @@ In any text, `${{NAME}}` is replaced by the environment variable, which must be 
 _AGENT_HEADER = f"""
 ## `[agents.NAME]` and `[templates.NAME]`
 
-`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`; `default` there means the server's.
+`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`. The model `default` is the server's.
 
 In addition to the keys below, `extends` names one template or a list of them, `clear` lists keys that are not
 inherited, and `external.secret`, the key that signs requests to an external agent, is `{{ env }}` or `{{ file }}`.
 Runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take effect with `retinue apply`.
+The parameters of [`agent.set`](operations.md#agentset) describe the same keys, with `_` instead of a dot.
 """
 
 
@@ -98,7 +99,7 @@ def _render_platforms() -> Iterator[str]:
     """Yield the additional keys of each built-in platform."""
     for name in PLATFORM_NAMES:
         group = load_platform_settings(name)
-        yield f'\n### `kind = "{name}"`\n'
+        yield f'\n### `platform = "{name}"`\n'
         yield f"{_doc_summary(group)}\n"
         yield _TABLE_HEADER
         yield _TABLE_RULE
@@ -108,7 +109,7 @@ def _render_platforms() -> Iterator[str]:
 def _render_section(
     cls: type[Any], path: str, *, leave_out: Iterable[str] = (), is_list: bool = False
 ) -> Iterator[str]:
-    """Yield a section's table, then its subsections. With `is_list`, it is a list of tables."""
+    """Yield the table of a section, then its subsections. With `is_list`, the section is a list of tables."""
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
     rows = list(_render_rows(cls, path, leave_out=leave_out))
@@ -131,7 +132,7 @@ def _render_section(
 
 
 def _render_subsections(cls: type[Any], path: str) -> Iterator[str]:
-    """Yield the subsections of a flat group, whose own keys are listed with the group that contains it."""
+    """Yield the subsections of a flat group. Its own keys are listed with the group that contains it."""
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         group, inner = _settings_class_at(hints[each.name], f"{path}.{each.name}")
@@ -140,7 +141,7 @@ def _render_subsections(cls: type[Any], path: str) -> Iterator[str]:
 
 
 def _settings_class_at(hint: Any, path: str) -> tuple[Any, str]:
-    """Return the settings class at a path and the path of its keys; None for a single value."""
+    """Return the settings class at a path, and the path of its keys. The class is None for a single value."""
     if is_dataclass(hint) and not hasattr(hint, "SHORT"):
         return hint, path
     if typing.get_origin(hint) is tuple and is_dataclass(several := typing.get_args(hint)[0]):
@@ -184,8 +185,8 @@ def _render_agent_rows(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str
 
 
 def _render_type(hint: Any, least: float | None, most: float | None) -> str:
-    bounds = f", from {least:g}" if least is not None else ""
-    bounds += f" to {most:.12g}" if most is not None else ""
+    bounds = f", from {least:.15g}" if least is not None else ""
+    bounds += f" to {most:.15g}" if most is not None else ""
     names = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
     kind = names[0]
     match typing.get_origin(hint), kind:

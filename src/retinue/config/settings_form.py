@@ -1,4 +1,4 @@
-"""The settings as a form: each setting with its current value and where that comes from."""
+"""The settings as a form: each setting with its current value and the origin of that value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PRIVATE_PATHS: frozenset[KeyPath] = frozenset({("server", "store")})  # a datab
 
 
 class SettingControl(StrEnum):
-    """The form control of a setting. A setting of any other type is changed in the file."""
+    """The form control of a setting. A setting with `OTHER` can be changed in the file only."""
 
     SWITCH = "switch"
     INTEGER = "integer"
@@ -55,7 +55,7 @@ class SettingOrigin(StrEnum):
 
 
 class SettingField(Struct, frozen=True, kw_only=True):
-    """One setting. `defined_at` says where its value comes from: a file and line, or a variable."""
+    """One setting in the form. `defined_at` is where its value is set: a file and line, or an environment variable."""
 
     path: tuple[str, ...]
     description: str
@@ -76,7 +76,7 @@ class SettingField(Struct, frozen=True, kw_only=True):
 
 
 class SettingSection(Struct, frozen=True, kw_only=True):
-    """One table of the file."""
+    """One section of the form: a table of the file."""
 
     path: tuple[str, ...]
     description: str
@@ -84,7 +84,8 @@ class SettingSection(Struct, frozen=True, kw_only=True):
 
 
 def build_settings_form(examined: ExaminedSettings, environment: Mapping[str, str]) -> list[SettingSection]:
-    """Return every section, in the order of the reference page, with the named tables that exist."""
+    """Return all sections, in the order of the reference page. Of tables with chosen names, those
+    that exist are included."""
     return list(_FormBuilder(examined, environment).sections())
 
 
@@ -138,7 +139,7 @@ class _FormBuilder(Struct, frozen=True):
         elif written is not None:
             origin, where = SettingOrigin.FILE, str(place or SettingPosition(self.examined.configuration.file))
             if _has_variable(written):
-                value = written  # as written: the variable may hold a secret
+                value = written  # without expansion, because the variable may contain a secret
         else:
             origin, where = SettingOrigin.DEFAULT, ""
         default = _DEFAULTS.get(path) if field.default is MISSING else field.default
@@ -170,7 +171,7 @@ class _FormBuilder(Struct, frozen=True):
 
 
 def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """Yield the keys of one table with type and value: those of the group and of its flat groups."""
+    """Yield the keys of one table with their types and values. The keys of flat groups in this group are included."""
     hints = cached_type_hints(cast("type[Any]", type(group)))
     for each in fields(group):
         value = getattr(group, each.name)
@@ -182,7 +183,7 @@ def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
 
 
 def _is_group(value: Any, hint: Any) -> bool:
-    """Whether it is a table with its own rows. A choice that may be a plain text is not."""
+    """Whether a value has a section of its own. A group that can be written as a plain text (`SHORT`) has none."""
     if is_dataclass(value):
         return not hasattr(type(value), "SHORT") and not isinstance(value, SecretReference)
     held = typing.get_args(hint)[-1] if isinstance(value, Mapping) and typing.get_args(hint) else None
@@ -234,7 +235,7 @@ def _has_variable(value: object) -> bool:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to JSON: a secret to its location, a variable to its name."""
+    """Convert a value to JSON values. A secret becomes its location, and a text with a variable stays as written."""
     match value:
         case ExpandedText():
             return value.original

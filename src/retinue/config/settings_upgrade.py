@@ -1,8 +1,8 @@
-"""Rewrites settings files of an earlier version: settings with an old name get their new one.
+"""Rewrites settings files of an earlier version, so that all settings have their new names.
 
-Only the names change: every other byte stays, with comments, order and indentation. tomlkit cannot
-rename a key in its place, so the text is edited at the position of each name, and the result is
-parsed and compared before it is written.
+Only the names change. All other bytes stay, including comments, order and indentation. tomlkit
+cannot rename a key in its place. So the text is edited at the position of each name, and the result
+is parsed and compared before it is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retinue.config.toml_positions import find_spans
 
 
 class RewrittenFile(Struct, frozen=True, kw_only=True):
-    """One settings file, and what was renamed in it. `problem` says why it could not be written."""
+    """One settings file, and the names that were renamed in it. `problem` says why it could not be written, if so."""
 
     file: Path
     renamed: tuple[RenamedSetting, ...]
@@ -38,7 +38,7 @@ class RewrittenFile(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
     def format_lines(self) -> list[str]:
-        """Return what a person reads: what happened to the file, then each name once."""
+        """Return lines for people: first what happened to the file, then each renamed setting."""
         heading = (
             f"{self.file} has old names of settings, and cannot be rewritten: {self.problem}"
             if self.problem
@@ -48,16 +48,15 @@ class RewrittenFile(Struct, frozen=True, kw_only=True):
 
 
 def upgrade_settings_files(environment: Mapping[str, str]) -> tuple[RewrittenFile, ...]:
-    """Rename the old settings in all files of this instance, each after a backup. Does nothing if there are none.
+    """Rename settings with old names in all settings files of this instance. Each file is backed up first.
 
-    Raises InvalidSettings, and changes no file, if a file has a setting under both names: only a person
-    knows which of the two is meant. Each file is replaced as a whole, so a kill leaves some files with
-    old names and some with new ones, and the next start continues.
+    If a file has a setting under both names, this raises InvalidSettings and changes no file. Only
+    a person knows which of the two is meant. Each file is replaced atomically. If the process is
+    killed, some files still have old names, and the next start continues.
 
-    A file that cannot be written, such as one on a read-only file system, is no error: `problem` says
-    so. The server then runs with the new names in memory and logs a warning at every start. A person who
-    upgrades expects a server that ran before to run again, and the tool that writes such files (an image, a
-    configuration management) can change them at any time.
+    A file that cannot be written, such as one on a read-only file system, is no error. A server
+    that ran before an upgrade must also run after it. `problem` has the reason. The server then
+    uses the new names in memory, and logs a warning at every start until the file is changed.
     """
     examined = examine_configuration(environment, accept_old_names=True)
     renamed = examined.configuration.renamed
@@ -77,7 +76,7 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
     if new is None:
         return RewrittenFile(file=file, renamed=renamed, backup=backup, problem="its form is unusual; edit it yourself")
     try:
-        if not backup.exists():  # one that exists stays: it is from before the first renaming
+        if not backup.exists():  # an existing backup stays: it is from before the first renaming
             write_durably(backup, text, mode=file.stat().st_mode & 0o7777)
         replace_settings_file(file, new, expected_hash=hash_settings_text(text))
     except OSError as error:
@@ -86,7 +85,7 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
 
 
 def rename_text(text: str, platforms: Platforms) -> str | None:
-    """Return the text with the new names; None if that would change anything else."""
+    """Return the text with the new names. None if this would change anything else."""
     tree = cast(Table, tomllib.loads(text))
     found = rename_settings(tree, platforms)
     values = {each.path: each.value for each in found.renamed if each.value is not None}

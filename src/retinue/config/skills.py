@@ -32,7 +32,7 @@ def check_env_name(text: str) -> str | None:
 
 
 def check_plugin_name(text: str) -> str | None:
-    """Check the name of a plugin or plugin instance. It names a folder and a CLI noun."""
+    """Check the name of a plugin or of a plugin instance. A folder and a CLI noun have this name."""
     if len(text) <= PLUGIN_NAME_LENGTH_MAX and _PLUGIN_NAME.fullmatch(text):
         return None
     return f"must have at most {PLUGIN_NAME_LENGTH_MAX} lowercase letters and digits, with single hyphens between them"
@@ -47,7 +47,7 @@ class OperationExposure(StrEnum):
 
 
 class TrustedSkillSource(StrEnum):
-    """Sources whose skills may be used without an approval."""
+    """Sources of skills. The skills of a trusted source may be used without an approval."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"
@@ -57,7 +57,7 @@ class TrustedSkillSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillLists:
-    """Which skills are used, by globs over their names.
+    """Which skills are used, as globs over their names.
 
     An empty list matches nothing, as in every setting.
     """
@@ -71,15 +71,15 @@ class SkillLists:
     deny: tuple[str, ...] = setting((), "Skills that are never used, as globs.", effect=SettingEffect.MESSAGE)
     available: tuple[str, ...] = setting(
         ("*",),
-        "Skills listed in the system prompt, which the agent reads when it needs them.",
+        "Skills that are listed in the system prompt. The agent reads them when it needs them.",
         effect=SettingEffect.MESSAGE,
     )
     inline: tuple[str, ...] = setting(
-        (), "Skills included in full in every system prompt.", effect=SettingEffect.MESSAGE
+        (), "Skills that are included in full in every system prompt.", effect=SettingEffect.MESSAGE
     )
     exposure: OperationExposure = setting(
         OperationExposure.TOOLS,
-        "How agents use operations: `tools`, `skills` (command lines), or `mixed`.",
+        "How agents use operations: as `tools`, by the command lines of `skills`, or both (`mixed`).",
         effect=SettingEffect.MESSAGE,
     )
 
@@ -110,7 +110,7 @@ class SkillEntry:
     enabled: bool = setting(True, "Whether the skill is enabled.", effect=SettingEffect.MESSAGE)
     env: Mapping[str, VariableValue | SecretReference] = setting(
         cast("Mapping[str, VariableValue | SecretReference]", {}),
-        "Environment variables for commands of runs with this skill.",
+        "Environment variables for the commands of runs that use this skill.",
         effect=SettingEffect.MESSAGE,
         check=check_env_name,
         example="WEATHER_KEY",
@@ -119,14 +119,14 @@ class SkillEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillSettings(SkillLists):
-    """Folders with a SKILL.md that explain to an agent how to do something."""
+    """Skills: folders with a SKILL.md that explains to an agent how to do something."""
 
     folders: tuple[str, ...] = setting(
         (), "Additional folders with skills, relative to the data directory.", effect=SettingEffect.MESSAGE
     )
     trusted: tuple[TrustedSkillSource, ...] = setting(
         (),
-        "Sources whose skills are used without approval: `instance`, `extra`, `agent`, `workspace`.",
+        "Sources whose skills are used without approval: `instance`, `extra` (`folders`), `agent`, `workspace`.",
         effect=SettingEffect.MESSAGE,
     )
     entries: Mapping[str, SkillEntry] = field(default_factory=dict[str, SkillEntry])
@@ -144,6 +144,4 @@ class PluginSettings:
         example="diary",
     )
     enabled: bool = setting(True, "Whether the plugin is loaded.")
-    settings: Mapping[str, Any] = setting(
-        cast("Mapping[str, Any]", {}), "Settings of the plugin itself, which declares them."
-    )
+    settings: Mapping[str, Any] = setting(cast("Mapping[str, Any]", {}), "Settings that the plugin declares.")

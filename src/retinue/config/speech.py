@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 
 
 class SpeechMode(StrEnum):
-    """When an answer is spoken."""
+    """Which answers are spoken."""
 
     OFF = "off"
     ALWAYS = "always"
@@ -25,26 +25,30 @@ class SpeechMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCommand:
-    """A program and its settings. It runs without a shell, in the sandbox."""
+    """A program that converts speech or text. It runs in the sandbox, without a shell."""
 
     command: tuple[str, ...] = setting(
         (),
-        "Program and its arguments. `{input}` is the file to read and `{output}` the file to write; a "
-        "speaker also has `{voice}`, `{speed}` and `{model}`, a summarizer `{chars}`. Without `{input}` it "
-        "reads standard input, without `{output}` its standard output is used.",
+        "Program and its arguments. `{input}` is the file to read and `{output}` the file to write. A "
+        "speaker also has `{voice}`, `{speed}` and `{model}`, and a summarizer has `{chars}`. Without `{input}` the "
+        "program reads standard input. Without `{output}` its standard output is used.",
         effect=SettingEffect.MESSAGE,
         example="piper",
     )
-    media_type: str = setting("audio/ogg", "Media type that a speaker writes.", effect=SettingEffect.MESSAGE)
-    file_extension: str = setting("ogg", "File name extension of such a file.", effect=SettingEffect.MESSAGE)
+    media_type: str = setting(
+        "audio/ogg", "Media type of the audio that a speaker writes.", effect=SettingEffect.MESSAGE
+    )
+    file_extension: str = setting(
+        "ogg", "File name extension of the audio that a speaker writes.", effect=SettingEffect.MESSAGE
+    )
     voice: str = setting("", "Value of `{voice}`.", effect=SettingEffect.MESSAGE)
     speed: str = setting("1.0", "Value of `{speed}`.", effect=SettingEffect.MESSAGE)
     model: str = setting("", "Value of `{model}`.", effect=SettingEffect.MESSAGE)
     hosts: tuple[str, ...] = setting(
-        (), "Hosts that the program may reach. Default: none.", effect=SettingEffect.MESSAGE
+        (), "Hosts that the program may reach. Default: no network.", effect=SettingEffect.MESSAGE
     )
     readable: tuple[str, ...] = setting(
-        (), "Folders that the program may read, such as that of its voices.", effect=SettingEffect.MESSAGE
+        (), "Folders that the program may read, such as the folder of its voices.", effect=SettingEffect.MESSAGE
     )
     env: Mapping[str, VariableValue | SecretReference] = setting(
         cast("Mapping[str, VariableValue | SecretReference]", {}),
@@ -60,7 +64,8 @@ class SpeechSettings:
 
     mode: SpeechMode = setting(
         SpeechMode.OFF,
-        "Which answers are spoken: `off`, `always`, `inbound` or `tagged`.",
+        "Which answers are spoken: none (`off`), all (`always`), answers to voice messages (`inbound`), or those that "
+        "the agent tags (`tagged`).",
         effect=SettingEffect.MESSAGE,
     )
     speakers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
@@ -68,13 +73,13 @@ class SpeechSettings:
     summarizers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     overrides: tuple[str, ...] = setting(
         (),
-        "What a tag of an agent may set: `provider`, `voice`, `speed`, `model`.",
+        "What a tag in an agent's answer may override: `provider`, `voice`, `speed`, `model`.",
         effect=SettingEffect.MESSAGE,
         example="voice",
     )
     summarize: bool = setting(
         True,
-        "Whether a long answer is summarized before it is spoken; without a summarizer its beginning is spoken.",
+        "Whether a long answer is summarized before it is spoken. Without a summarizer, its beginning is spoken.",
         effect=SettingEffect.MESSAGE,
     )
     summarize_over_chars: int = setting(
@@ -86,7 +91,7 @@ class SpeechSettings:
     )
     text_chars_max: int = setting(
         4_096,
-        "Maximum length of a spoken answer, in characters; the rest is left out.",
+        "Maximum length of a spoken answer, in characters. The rest is left out.",
         effect=SettingEffect.MESSAGE,
         least=50,
         most=100_000,
@@ -99,7 +104,7 @@ class SpeechSettings:
     )
     audio_bytes_max: int = setting(
         25 * MIB,
-        "Maximum size of a voice message, in bytes, inbound or outbound.",
+        "Maximum size of an inbound or outbound voice message, in bytes.",
         effect=SettingEffect.MESSAGE,
         least=1024,
         most=1024 * MIB,

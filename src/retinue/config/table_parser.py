@@ -1,4 +1,4 @@
-"""Parses a TOML table into a frozen dataclass: unknown keys, wrong types and values out of range are reported."""
+"""Parses a TOML table into a frozen dataclass. Unknown keys, wrong types and values out of range are reported."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ INVALID = _Invalid()
 
 @runtime_checkable
 class SelfCheckedSettings(Protocol):
-    """A settings class that checks whether its keys fit each other, after each was validated."""
+    """A settings class that also checks whether its values fit each other. `check` is called if each value is valid."""
 
     def check(self, path: KeyPath, faults: FaultCollector) -> None: ...
 
 
 def expect_table(value: object, path: KeyPath, faults: FaultCollector) -> Table:
-    """Return the table at this path; an empty one if the value is not a table. None was already
-    reported."""
+    """Return the value as a table. If it is not a table, report that and return an empty table.
+    None was already reported."""
     if isinstance(value, dict):
         return cast(Table, value)
     if value is not None:
         faults.add(
             path,
             f"must be a table, not {format_value(value)}",
-            because="it contains keys",
+            because="this setting contains other keys",
             try_this=_section_example(path),
         )
     return {}
@@ -71,8 +71,7 @@ def parse_table(
     rules: Rules | None = None,
     leave_out: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the valid values of a table by field name of `cls`. Invalid ones are reported and left
-    out."""
+    """Return the valid values of a table, by field name of `cls`. Invalid values are reported and left out."""
     hints = cached_type_hints(cls)
     known = {each.name: each for each in fields(cls) if each.name not in leave_out and setting_rule(each).in_file}
     found: dict[str, Any] = {}
@@ -90,8 +89,8 @@ def parse_table(
 
 @functools.cache
 def cached_type_hints(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields. Cached, because computing them takes longer than parsing a
-    table."""
+    """Return the types of the fields of a class. They are cached, because computing them takes
+    longer than parsing a table."""
     return typing.get_type_hints(cls)
 
 
@@ -100,7 +99,7 @@ def setting_rule(field: Field[Any]) -> SettingRule:
 
 
 def is_required(field: Field[Any]) -> bool:
-    """Whether a table must have this key: it has no default."""
+    """Whether a table must have this key, because it has no default."""
     return field.default is MISSING and field.default_factory is MISSING
 
 
@@ -175,7 +174,7 @@ def _parse_value(
 
 
 def _parse_group(cls: type[Any], table: Table, path: KeyPath, faults: FaultCollector, rules: Rules) -> object:
-    """Parse a nested table. If a required key is missing or invalid, there is no value."""
+    """Parse a nested table. If a required key is missing or invalid, returns `INVALID`."""
     before = faults.count
     found = parse_table(cls, table, path, faults, rules=rules)
     needed = [each for each in fields(cls) if is_required(each)]
@@ -201,7 +200,7 @@ def _parse_list(hint: Any, value: object, path: KeyPath, faults: FaultCollector,
         faults.add(
             path,
             f"must be a list, not {format_value(value)}",
-            because="it can have several items",
+            because="this setting can have several values",
             try_this=f"write each as [[{format_key_path(path)}]]"
             if is_dataclass(hint)
             else f"write {path[-1]} = [ ... ]",
@@ -234,7 +233,7 @@ def _parse_mapping(hint: Any, value: object, path: KeyPath, faults: FaultCollect
 
 
 def _parse_json_value(value: object, path: KeyPath, faults: FaultCollector) -> object:
-    """Parse a value that is passed through unchecked: anything JSON can express."""
+    """Parse a value that is passed on without a check. It may be anything that JSON can express."""
     match value:
         case str():
             return str(value)
@@ -262,8 +261,8 @@ def _parse_json_value(value: object, path: KeyPath, faults: FaultCollector) -> o
 
 
 def _parse_named_values(hint: Any, value: object, path: KeyPath, faults: FaultCollector, rule: SettingRule) -> object:
-    """Parse a table whose keys are names. An unquoted `agent.set = "boss"` is a nested table and
-    means the same."""
+    """Parse a table whose keys are names. A name with a dot may be unquoted: `agent.set = "boss"`
+    is a nested table in TOML."""
     read: dict[str, object] = {}
     for key, inner in expect_table(value, path, faults).items():
         if isinstance(inner, dict):

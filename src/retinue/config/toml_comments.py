@@ -1,7 +1,8 @@
-"""Keeps the comments above a table attached to that table.
+"""Keeps the comments above a table with that table when a file is edited.
 
-tomlkit assigns comments above a `[table]` to the previous table. A key added there would land below
-an unrelated comment, and removing that table would remove the comment too.
+tomlkit assigns the comments above a `[table]` to the table before it. If a key were added to that
+table, it would be below an unrelated comment. If that table were removed, the comment would be
+removed too.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import tomlkit
 from tomlkit.container import Container
 from tomlkit.items import AoT, Comment, Null, Table, Whitespace
 
-# Placeholder for the lines above a table. TOML forbids these characters, and tomlkit expects a newline there.
+# Placeholder for the lines above a table. TOML forbids the NUL characters; tomlkit expects the newline.
 _PLACEHOLDER = re.compile(r"\n\0(\d+)\0")
 
 
 class CommentedDocument:
-    """An editable document that keeps every comment above its table."""
+    """An editable document in which every comment stays above its table."""
 
     def __init__(self, text: str) -> None:
         self.document = tomlkit.parse(text)
         self._comments_above: list[str] = []
         self._unattached = ""  # comments and blank lines since the last key, from top to bottom
         self._walk(self.document)
-        is_all_comments = not self.document  # then there is no key, and anything added comes last
+        is_all_comments = not self.document  # a document without keys, to which anything is added at the end
         if is_all_comments or self.text() != text:
             self.document, self._comments_above, self._unattached = tomlkit.parse(text), [], ""
 
@@ -35,10 +36,11 @@ class CommentedDocument:
         return _PLACEHOLDER.sub(lambda mark: above[int(mark[1])], written) + above[-1]
 
     def _comments_for_remaining(self, remaining: set[int]) -> list[str]:
-        """Return the lines above each remaining table, and last those at the end of the file.
+        """Return the comment lines above each table, empty for removed tables, and as the last item
+        those at the end of the file.
 
-        A removed table leaves lines that were not its own to the next table: the file header, and
-        comments followed by a blank line.
+        Some lines above a removed table do not belong to it: the file header, and comments followed
+        by a blank line. They go to the next table.
         """
         above: list[str] = []
         carried = ""
@@ -76,7 +78,8 @@ class CommentedDocument:
 
 
 def _has_no_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
-    """Return for each item whether no key of this table follows: it stands above the next table or at the end."""
+    """Return for each item whether no key of this table follows it. Then the item is above the next
+    table or at the end."""
     found: list[bool] = []
     is_last = True
     for _, item in reversed(body):

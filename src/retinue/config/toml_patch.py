@@ -1,4 +1,4 @@
-"""Changes the text of a settings file as a person would: only what was requested changes, and comments stay."""
+"""Changes the text of a settings file as a person would: only the requested keys change, and comments stay."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
     """Return the text with the changes applied. `validate` raises if the result is invalid.
 
     `changes` is a nested mapping: a table is merged into the existing one, None removes a key, and
-    anything else replaces the value. In an array whose tables all have an `id` (or all a `name`),
-    existing tables are merged and others added; other arrays are replaced.
+    anything else replaces the value. If all tables of an array have an `id`, or all have a `name`,
+    existing tables are merged and new ones added. Any other array is replaced.
     """
     if hash_settings_text(text) != expected_hash:
         raise SettingsFileChanged
@@ -42,7 +42,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
     _check_names(text, changes)
     result = _apply_changes(text, changes)
     if result is None:
-        validate(text)  # reports errors in the text with their line
+        validate(text)  # raises if the text itself has errors, with their lines
         raise SettingsFileUnchangeable
     if len(result.encode()) > FILE_BYTES_MAX:
         raise SettingsFileTooLarge(bytes_max=FILE_BYTES_MAX)
@@ -51,7 +51,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
 
 
 def _apply_changes(text: str, changes: Changes) -> str | None:
-    """Return the new text; None if its values would not be exactly the old ones with the changes."""
+    """Return the new text. None if its values would not be exactly the old values with the changes."""
     try:
         before = tomllib.loads(text)
         wanted = _merge_changes(before, changes)
@@ -64,8 +64,8 @@ def _apply_changes(text: str, changes: Changes) -> str | None:
 
 
 def _has_values(text: str, wanted: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether a text has the wanted values. A table that only held other tables disappears with the
-    last of them."""
+    """Whether a text has exactly the wanted values. A table that contained only tables may be
+    missing if all of these were removed."""
     found = tomllib.loads(text)
     _drop_emptied(wanted, found, before)
     return repr(_normalize(found)) == repr(_normalize(wanted))
@@ -81,11 +81,12 @@ def _drop_emptied(wanted: dict[str, Any], found: dict[str, Any], before: dict[st
 
 
 def _check_names(text: str, changes: Changes) -> None:
-    """Raise SettingRenamed if a value is set under a name of an earlier version. Such a key can still be removed."""
+    """Raise SettingRenamed if a change sets a value under a name of an earlier version. A change
+    may remove such a key."""
     try:
         platforms = find_platforms(merge_tables(tomllib.loads(text), dict(changes)))
     except tomllib.TOMLDecodeError:
-        return  # reported with its line later
+        return  # it is reported later, with its line
     set_ = cast("dict[str, Any]", _without_none(changes))
     for each in list_old_names(rename_settings(set_, platforms).renamed, set_, platforms):
         if _sets_value(changes, each.path):
@@ -93,7 +94,7 @@ def _check_names(text: str, changes: Changes) -> None:
 
 
 def _sets_value(changes: Changes, path: KeyPath) -> bool:
-    """Whether the changes set anything at a path or in a table there, instead of only removing it."""
+    """Whether the changes set a value at this path or below it. If not, they only remove values."""
     found: Any = changes
     for part in path:
         found = found[part]
@@ -151,7 +152,7 @@ def _patch_array(array: object, changes: Sequence[Changes], identity: str) -> No
 
 
 def _merge_changes(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Compute the expected values on plain dicts, to verify the new text against them."""
+    """Compute the expected values as plain dicts. The new text is compared with them."""
     merged = dict(table)
     for key, change in changes.items():
         value: object = change
@@ -171,8 +172,8 @@ def _merge_changes(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]
 
 
 def _shared_identity_key(there: object, value: object) -> str | None:
-    """Return the key by which two arrays of tables can be merged: every table of both has it, and
-    it is unique in each."""
+    """Return the key by which two arrays of tables can be merged. Every table has this key, with a
+    different value in each table of an array."""
     if not isinstance(there, list) or not isinstance(value, list | tuple) or not there or not value:
         return None
     arrays = [list(cast("Sequence[object]", there)), list(cast("Sequence[object]", value))]
@@ -188,7 +189,7 @@ def _is_unique_key(array: list[object], key: str) -> bool:
 
 
 def _normalize(value: object) -> object:
-    """Normalize a value for comparison: keys sorted, with 1, 1.0 and true distinct."""
+    """Normalize a value for a comparison by `repr`: keys are sorted. Then 1, 1.0 and true differ."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return [(key, _normalize(table[key])) for key in sorted(table)]

@@ -1,6 +1,6 @@
 """Finds the position of each key in a TOML text. The standard parser does not keep positions.
 
-The text was parsed before, so it is well-formed: this only scans it and does not validate.
+The text was parsed before, so it is well-formed. This module scans it without validating it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from retinue.config.errors import KeyPath
 
-KEYS_MAX = 100  # per dotted key; no setting is deeper, and such a file is refused for its depth
+KEYS_MAX = 100  # parts of a dotted key; a file with more is refused, because no setting is so deep
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -23,7 +23,7 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 
 class TextSpan(Struct, frozen=True):
-    """Where a key, or a text that is a value, stands in the file, with its quotes."""
+    """The position in the file of a key, or of a value that is a text. The quotes are included."""
 
     path: KeyPath
     start: int
@@ -32,7 +32,8 @@ class TextSpan(Struct, frozen=True):
 
 
 def find_spans(text: str) -> list[TextSpan]:
-    """Return every key and every text of a well-formed TOML text, in order. A header repeats the keys around it."""
+    """Return the spans of all keys and text values of a well-formed TOML text, in order. A header
+    has a span for each part of its path."""
     scanner = _Scanner(text)
     scanner.scan()
     return scanner.spans
@@ -43,7 +44,7 @@ def find_key_lines(text: str) -> dict[KeyPath, int]:
     scanner = _Scanner(text.replace("\r\n", "\n"))
     try:
         scanner.scan()
-    except (IndexError, RecursionError):  # Lines are best effort: return those found so far.
+    except (IndexError, RecursionError):  # The lines that were found so far are returned.
         pass
     return scanner.key_lines
 
@@ -84,7 +85,7 @@ class _Scanner:
         return path
 
     def _resolve_last_table(self, path: KeyPath) -> KeyPath:
-        """In the path of a header, an array of tables means its last table."""
+        """Return the path of the last table if there is an array of tables at this path, as in the path of a header."""
         return (*path, self._counts[path] - 1) if path in self._counts else path
 
     def _scan_pair(self, table: KeyPath) -> None:
@@ -99,7 +100,7 @@ class _Scanner:
         self._scan_value(path)
 
     def _scan_dotted_key(self) -> list[tuple[str, int, int]]:
-        """Return each part of a dotted key with its start and end."""
+        """Return each part of a dotted key as (name, start, end)."""
         keys: list[tuple[str, int, int]] = []
         while True:
             self._skip(_SPACE)

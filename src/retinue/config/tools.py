@@ -13,14 +13,14 @@ from retinue.domain.agent import ToolLists
 
 
 class CommandLocation(StrEnum):
-    """Where commands run, strictest first."""
+    """Where commands run. The strictest value is first."""
 
     SANDBOX = "sandbox"
     HOST = "host"
 
 
 class CommandSecurity(StrEnum):
-    """Which commands may run, strictest first."""
+    """Which commands may run. The strictest value is first."""
 
     DENY = "deny"
     ALLOWLIST = "allowlist"
@@ -28,7 +28,7 @@ class CommandSecurity(StrEnum):
 
 
 class CommandAsk(StrEnum):
-    """When a person is asked, strictest first.
+    """When a person is asked. The strictest value is first.
 
     With `off`, a command that the allowlist does not name is denied.
     """
@@ -46,12 +46,9 @@ class ElevatedPolicy(StrEnum):
     FULL = "full"
 
 
-_GLOBS_TEXT = "Tool names, globs with `*`, or groups such as `group:web`."
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolListSettings(ToolLists):
-    """Rules over tools. Each level can only remove tools that the others leave."""
+    """Tool rules of one level. Each level can only remove tools that the other levels leave."""
 
     profile: str | None = setting(
         None,
@@ -60,16 +57,20 @@ class ToolListSettings(ToolLists):
         check=validators.check_tool_profile,
         example="coding",
     )
-    allow: tuple[str, ...] = setting(("*",), f"Tools that may be used; an empty list means none. {_GLOBS_TEXT}")
+    allow: tuple[str, ...] = setting(
+        ("*",), "Tools that may be used: names, globs with `*`, or groups such as `group:web`. An empty list: none."
+    )
     also_allow: tuple[str, ...] = setting(
-        (), "Tools in addition to the profile or to `allow`.", effect=SettingEffect.MESSAGE
+        (), "Tools that may be used in addition to the profile or to `allow`.", effect=SettingEffect.MESSAGE
     )
     ask: tuple[str, ...] = setting(
         (), "Tools that need a person's approval for every call.", effect=SettingEffect.MESSAGE
     )
     deny: tuple[str, ...] = setting((), "Tools that may never be used.", effect=SettingEffect.MESSAGE)
     capabilities_allow: tuple[str, ...] = setting(
-        ("*",), "Capabilities that a tool may have; a tool without any is always allowed.", effect=SettingEffect.MESSAGE
+        ("*",),
+        "Capabilities that a tool may have. A tool without capabilities is always allowed.",
+        effect=SettingEffect.MESSAGE,
     )
     capabilities_deny: tuple[str, ...] = setting(
         (), "Capabilities that no tool may have.", effect=SettingEffect.MESSAGE, example="terminal.exec"
@@ -78,14 +79,14 @@ class ToolListSettings(ToolLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelToolSettings(ToolListSettings):
-    """Rules for senders on one channel; `*` applies to channels without rules."""
+    """Tool rules for senders on one channel. `*` applies to channels without rules."""
 
     by_sender: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideSenderToolSettings(ToolListSettings):
-    """Rules for senders who are neither the owner nor a member.
+    """Tool rules for senders who are neither the owner nor a member.
 
     They are guests, paired senders, people in groups and webhooks. A profile in the rules for one
     of them (`by_sender`, `by_channel`) replaces this one.
@@ -102,27 +103,42 @@ class OutsideSenderToolSettings(ToolListSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSettings:
-    """Commands: where they run, which may, and when a person is asked.
+    """Where commands run, which commands may run, and when a person is asked.
 
     More is allowed in a sandbox, which confines them.
     """
 
-    host: CommandLocation = setting(CommandLocation.SANDBOX, "Where commands run.", effect=SettingEffect.MESSAGE)
+    host: CommandLocation = setting(
+        CommandLocation.SANDBOX, "Where commands run: in the `sandbox` or on the `host`.", effect=SettingEffect.MESSAGE
+    )
     security: CommandSecurity = setting(
-        CommandSecurity.ALLOWLIST, "Which commands may run outside a sandbox.", effect=SettingEffect.MESSAGE
+        CommandSecurity.ALLOWLIST,
+        "Which commands may run outside a sandbox: none (`deny`), those in `allow` and approved ones (`allowlist`), or "
+        "all (`full`).",
+        effect=SettingEffect.MESSAGE,
     )
     ask: CommandAsk = setting(
-        CommandAsk.ON_MISS, "When a command outside a sandbox needs approval.", effect=SettingEffect.MESSAGE
+        CommandAsk.ON_MISS,
+        "When a command outside a sandbox needs approval: `always`, or if the allowlist does not name it (`on-miss`). "
+        "With `off`, such a command is denied.",
+        effect=SettingEffect.MESSAGE,
     )
     sandbox_security: CommandSecurity = setting(
-        CommandSecurity.FULL, "Which commands may run in a sandbox.", effect=SettingEffect.MESSAGE
+        CommandSecurity.FULL,
+        "Which commands may run in a sandbox: none (`deny`), those in `allow` and approved ones (`allowlist`), or all "
+        "(`full`).",
+        effect=SettingEffect.MESSAGE,
     )
     sandbox_ask: CommandAsk = setting(
-        CommandAsk.OFF, "When a command in a sandbox needs approval.", effect=SettingEffect.MESSAGE
+        CommandAsk.OFF,
+        "When a command in a sandbox needs approval: `always`, or if the allowlist does not name it (`on-miss`). With "
+        "`off`, such a command is denied.",
+        effect=SettingEffect.MESSAGE,
     )
     elevated: ElevatedPolicy = setting(
         ElevatedPolicy.OFF,
-        "Whether a command that requests to run outside the sandbox is allowed, needs approval, or is denied.",
+        "Whether a command that requests to run outside the sandbox is denied (`off`), needs approval (`ask`) or is "
+        "allowed (`full`).",
         effect=SettingEffect.MESSAGE,
     )
     allow: tuple[str, ...] = setting(
@@ -146,7 +162,7 @@ class ToolSettings(ToolListSettings):
     )
     invoke_allow: tuple[str, ...] = setting(
         (),
-        "Tools that may be called directly, outside a run, although they normally cannot be.",
+        "Tools that may be called directly, outside a run, although this is normally denied.",
         effect=SettingEffect.MESSAGE,
         example="write",
     )
@@ -159,11 +175,11 @@ class ToolSettings(ToolListSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSettings:
-    """How people are asked for approvals."""
+    """How long approvals wait for an answer, and who else is asked."""
 
     expires_s: float = setting(
         86_400.0,
-        "Time until an approval request expires, in seconds.",
+        "Time until an approval expires without an answer, in seconds.",
         effect=SettingEffect.MESSAGE,
         least=10,
         most=30 * 86_400,
@@ -177,7 +193,7 @@ class ApprovalSettings:
     )
     escalate_to: tuple[str, ...] = setting(
         cast("tuple[str, ...]", ()),
-        "People who are asked next, in this order.",
+        "People who are asked if the person before them does not answer, in order.",
         effect=SettingEffect.MESSAGE,
         example="maria",
     )

@@ -1,4 +1,4 @@
-"""Checks of single texts in the settings. Each returns what is wrong, or None."""
+"""Checks of single texts in the settings. Each returns what is wrong, or None if the text is valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISPLAY_NAME_LENGTH_MAX = 64  # characters
 PATH_LENGTH_MAX = 1000
 ICON_LENGTH_MAX = 16  # a family emoji has eleven characters
 TOOL_PROFILES = ("minimal", "coding", "messaging", "full")
-DEFAULT_VALUE = "default"  # for a model or effort: same as not set
+DEFAULT_VALUE = "default"  # a model or effort with this value counts as not set
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -44,7 +44,7 @@ def check_host(text: str) -> str | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether only this machine can reach this host."""
+    """Whether a host is this machine's loopback interface, which no other machine can reach."""
     return ipaddress.ip_address(text).is_loopback if _is_ip(text) else text.lower() in LOOPBACK_NAMES
 
 
@@ -87,7 +87,8 @@ def check_store(text: str) -> str | None:
 
 
 def find_password(address: str) -> str:
-    """Return the password in a database URL, before the @ or in its options; empty if there is none."""
+    """Return the password in a database URL, before the @ or in its options. Empty if there is
+    none. If the URL cannot be parsed, the whole text is returned."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -119,7 +120,7 @@ def check_name(text: str) -> str | None:
 
 
 def check_model_reference(text: str) -> str | None:
-    """Check PROVIDER/MODEL, an alias, or the name of a built-in model."""
+    """Check a model reference: PROVIDER/MODEL, an alias, or the name of a built-in model."""
     if not text or len(text) > MODEL_LENGTH_MAX or not text.isprintable() or re.search(r"\s", text):
         return f"must be the name of a model, of 1 to {MODEL_LENGTH_MAX} characters without spaces"
     provider, slash, model = text.partition("/")
@@ -149,7 +150,7 @@ def check_tool_profile(text: str) -> str | None:
 
 
 def check_icon(text: str) -> str | None:
-    """Check an emoji or a few letters: no invisible or bidirectional characters."""
+    """Check an icon: an emoji or a few letters, without invisible or bidirectional characters."""
     seen = all(sign == _JOINER or unicodedata.category(sign) not in _INVISIBLE_CATEGORIES for sign in text)
     if len(text) <= ICON_LENGTH_MAX and seen and text.strip(_JOINER) == text:
         return None
@@ -157,7 +158,7 @@ def check_icon(text: str) -> str | None:
 
 
 def check_display_name(text: str) -> str | None:
-    """Check a single visible line without bidirectional characters."""
+    """Check a name for people: one line of visible characters, without bidirectional characters."""
     seen = all(sign in (" ", _JOINER) or unicodedata.category(sign) not in _INVISIBLE_CATEGORIES for sign in text)
     if len(text) <= DISPLAY_NAME_LENGTH_MAX and seen and text.strip() == text:
         return None
@@ -165,7 +166,7 @@ def check_display_name(text: str) -> str | None:
 
 
 def check_folder(text: str) -> str | None:
-    """Check a path that starts with / or ~/, or is relative and does not leave its base folder."""
+    """Check the path of a folder: it starts with / or ~/, or is relative and does not leave its base folder."""
     path = PurePosixPath(text)
     if len(text) > PATH_LENGTH_MAX or not text.isprintable() or not text.strip() or ".." in path.parts:
         return f"must be a path of at most {PATH_LENGTH_MAX} characters, without .."
@@ -173,7 +174,7 @@ def check_folder(text: str) -> str | None:
 
 
 def check_context_file(text: str) -> str | None:
-    """Check a relative path or pattern that does not leave its base folder."""
+    """Check the path or pattern of a context file: it is relative and does not leave the workspace."""
     path = PurePosixPath(text)
     if len(text) > PATH_LENGTH_MAX or not text.isprintable() or not text.strip() or ".." in path.parts:
         return f"must be a path of at most {PATH_LENGTH_MAX} characters, without .."
@@ -183,14 +184,15 @@ def check_context_file(text: str) -> str | None:
 
 
 def check_glob(text: str) -> str | None:
-    """Check a name or an `fnmatch` pattern. An unclosed [ would be taken literally."""
+    """Check a name or an `fnmatch` pattern. A [ that is not closed is refused, because `fnmatch`
+    would take it literally."""
     if not text.strip() or not text.isprintable():
         return "must be a name or a pattern with `*`, and not empty"
     return "must close every [ with a ]" if "[" in re.sub(r"\[!?\]?[^\]]*\]", "", text) else None
 
 
 def check_command_rule(text: str) -> str | None:
-    """Check a rule of the command allowlist; `policy/tools/exec_allowlist.py` says what it means."""
+    """Check the form of a rule of the command allowlist. `policy/tools/exec_allowlist.py` says what a rule means."""
     words = text.split()
     if not words:
         return "must name a program"
@@ -212,8 +214,7 @@ def check_image(text: str) -> str | None:
 
 
 def check_secret_reference(text: str) -> str | None:
-    """Check the location of a secret. Any other text may be the secret itself, so errors do not
-    show it."""
+    """Check the location of a secret. Any other text may be the secret itself, so the error does not show the text."""
     if re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]{0,99}", text) or (
         re.fullmatch(r"file:[/~].{1,1000}", text) and text.isprintable()
     ):

@@ -1,8 +1,8 @@
-"""The connector API: what the code for one platform implements, and what the server gives it.
+"""The connector API: what the code for a platform implements, and what the server gives to that code.
 
-A connector receives and delivers messages, and owns nothing else. It cannot confirm a message that
-is not stored, because `accept` returns only after the commit. It sends only what the outbox gives
-it, one delivery part at a time.
+A connector only receives and delivers messages. It cannot confirm a message to the platform before
+the message is stored, because `accept` returns only after the commit. It sends only what the outbox
+gives it, one delivery part at a time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from retinue.domain.ports import Clock
 
 
 class FailureKind(StrEnum):
-    """Why an envelope did not reach its channel. The texts are fixed, so they may be shown to an
-    agent."""
+    """The reason why an envelope did not reach its channel. The values are fixed texts, so they are
+    safe to show to an agent."""
 
     INVALID_ADDRESS = "invalid_address"  # the platform has no such channel
     INVALID_SENDER = "invalid_sender"  # the platform refuses us as the sender
@@ -68,11 +68,11 @@ class DeliveryFailed(RetinueError):
 
 
 class ConnectionLost(RetinueError):
-    """The connection to the platform broke, or the platform refused the login. Raised by `listen`.
+    """The connection to the platform broke, or the platform refused the login. The connector's `listen` raises it.
 
-    `retry_after_s` is the delay that the platform requested. With `needs_owner` waiting does not
-    help: a token was revoked, or a name is taken. The server then notifies its owner and retries
-    rarely.
+    `retry_after_s` is the delay that the platform requested. `needs_owner` means that only the
+    owner can solve the problem, such as a revoked token. The server then notifies the owner and
+    retries rarely.
     """
 
     code = "connector.connection_lost"
@@ -97,7 +97,7 @@ class ConnectionLost(RetinueError):
 
 class Delivery(Struct, frozen=True):
     """A platform's proof that it accepted a delivery part: the message id that it assigned, or its
-    acknowledgement. Never empty."""
+    acknowledgement. `receipt` is never empty."""
 
     receipt: str
 
@@ -109,14 +109,14 @@ class InboundKind(StrEnum):
     """The kind of event that a connector received."""
 
     MESSAGE = "message"
-    PRESS = "press"  # of a button: `text` is the button's data, `quoted` the message that has the button
+    PRESS = "press"  # a button was pressed: `text` is the button's data, `quoted` the message that has the button
     REACTION = "reaction"  # `text` is the emoji, or empty if it was removed; `quoted` is the message
     MOVED = "moved"  # the channel has a new id: `text` is the new id
 
 
 class PlatformUser(Struct, frozen=True, kw_only=True):
-    """The platform user who sent a message. `id` never changes; names can be changed by anyone and
-    prove nothing."""
+    """The platform user who sent a message. `id` never changes. Users can change their names at any
+    time, so a name proves nothing."""
 
     id: str
     name: str = ""
@@ -149,16 +149,16 @@ class RemoteFile(Struct, frozen=True, kw_only=True):
 class InboundMessage(Struct, frozen=True, kw_only=True):
     """One message as a connector received it.
 
-    The connector does not know which agent it is for, nor whether the sender may write.
+    The connector does not know which agent the message is for, nor whether the sender may write.
 
     `message_id` is assigned by the platform and identifies the message within its channel.
-    `revision` identifies an edit of it, if the platform marks edits. If it does not, the same id
-    with different content is an edit.
+    `revision` identifies an edit of the message, if the platform marks edits. On other platforms,
+    the same `message_id` with different content is an edit.
 
-    `peer` is the permanent id of the other person in a channel with one person. It is empty if
-    several people write there. `service` is the name of the platform, such as `telegram`. Empty
-    means the name of the connector. `parent` is the channel that this one is a topic of. `guild`
-    and `team` are the levels that the platform has above channels.
+    `peer` is the permanent id of the person in a private channel. It is empty if several people can
+    write in the channel. `service` is the name of the platform, such as `telegram`. Empty means the
+    name of the connector. If the channel is a topic, `parent` is the channel that contains it.
+    `guild` and `team` are the levels above channels, on platforms that have them.
     """
 
     room: str
@@ -184,61 +184,58 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
 
 
 Accept = Callable[[InboundMessage], Awaitable[Receipt | None]]
-"""Passes a message to the server. A receipt means that it is stored, so confirm it to the platform. None means that
-it was refused, with the reason in the log; confirm it too, or it is delivered forever. If it raises, do not confirm it,
-and pass it again."""
+"""Passes a message to the server. A receipt means that the message is stored, so confirm it to the
+platform. None means that the server refused it and logged the reason. Confirm it too, or the
+platform delivers it forever. If the call raises, do not confirm the message, and pass it again."""
 
 
 # --- the connector ---
 
 REMOTE_ATTEMPTS_MAX = 40
-"""For a remote platform, which may be unreachable for a while. The delay between attempts grows to a minute, so that an
-envelope outlasts an outage of half an hour."""
+"""Maximum number of delivery attempts for a remote platform, which may be unreachable for a while.
+The delay between attempts grows to a minute, so these attempts outlast an outage of half an hour."""
 
 
 def get_attempts_max(connector: object) -> int | None:
-    """The connector's own maximum number of delivery attempts (`attempts_max`), or None for the
-    server's default."""
+    """Return the connector's maximum number of delivery attempts (`attempts_max`), or None for the server's default."""
     own: int | None = getattr(connector, "attempts_max", None)
     return own
 
 
 def get_capabilities(connector: object) -> ConnectorCapabilities | None:
-    """The platform's capabilities if the connector declares them (`capabilities`). None: it accepts
-    every envelope unsplit."""
+    """Return the capabilities that the connector declares. None means that it accepts every envelope unsplit."""
     own: ConnectorCapabilities | None = getattr(connector, "capabilities", None)
     return own
 
 
 def has_numbered_answers(connector: object | None) -> bool:
-    """Whether questions in its channels are answered with numbers, because the platform has no
-    buttons."""
+    """Whether people answer questions in the connector's channels with numbers, because the platform has no buttons."""
     able = get_capabilities(connector)
     return able is not None and not able.can_show_buttons
 
 
 class Connector(Protocol):
-    """Connects one platform. Knows its API and delivery parts, and nothing about agents.
+    """Connects one platform. A connector knows the platform's API and delivery parts, and nothing about agents.
 
-    It may also have `capabilities`, `attempts_max`, and the methods of `SupportsPreview`,
-    `SupportsReactions`, `SupportsTyping`, `SupportsPressAnswers` and `SupportsCheck`.
+    It may also have the attributes `capabilities` and `attempts_max`, and the methods of
+    `SupportsPreview`, `SupportsReactions`, `SupportsTyping`, `SupportsPressAnswers` and
+    `SupportsCheck`.
     """
 
     @property
     def name(self) -> str:
-        """The name of this connector: the CONNECTOR of `channel:CONNECTOR:CHANNEL`."""
+        """The name of this connector: the part CONNECTOR of an address `channel:CONNECTOR:CHANNEL`."""
         ...
 
     @property
     def repeats_safely(self) -> bool:
-        """Whether delivering a part twice has one effect, because the platform deduplicates by the
-        part's key."""
+        """Whether a part that is sent twice appears only once, because the platform deduplicates by the part's key."""
         ...
 
     async def listen(self, accept: Accept) -> None:
         """Pass received messages to `accept`, in order within each channel, until cancelled.
 
-        Returning or raising means that the connection broke. The server waits and calls again.
+        If `listen` returns or raises, the connection broke. The server then waits and calls it again.
         """
         ...
 
@@ -259,8 +256,8 @@ class SupportsPreview(Protocol):
     async def preview(self, channel: str, text: str, *, preview_id: str = "", quoted_message_id: str = "") -> str:
         """Show text that is still being written, and return the platform's message id.
 
-        `preview_id` is the id of the preview to replace; empty posts a new message. A preview is
-        never a delivery: it may be lost, and the answer itself is sent by `deliver`.
+        `preview_id` is the id of the preview to replace. If it is empty, a new message is posted. A
+        preview is not a delivery: it may be lost, and `deliver` sends the complete answer.
         """
         ...
 
@@ -274,7 +271,7 @@ class SupportsReactions(Protocol):
     """A connector that can react to a message with an emoji."""
 
     async def react(self, channel: str, message_id: str, emoji: str) -> None:
-        """Set our reaction to a message; an empty `emoji` removes it. Raises `DeliveryFailed`."""
+        """Set our reaction to a message. An empty `emoji` removes it. Raises `DeliveryFailed`."""
         ...
 
 
@@ -283,7 +280,7 @@ class SupportsTyping(Protocol):
     """A connector that can show a typing indicator."""
 
     async def show_typing(self, channel: str) -> None:
-        """Show the typing indicator, for as long as the platform shows it (some seconds)."""
+        """Show the typing indicator. The platform removes it after some seconds."""
         ...
 
 
@@ -292,13 +289,13 @@ class SupportsPressAnswers(Protocol):
     """A connector that can answer the press of a button."""
 
     async def answer_press(self, press_id: str, text: str) -> None:
-        """Show a text only to the person who pressed a button. `press_id` is the press's
-        `message_id`."""
+        """Show a text only to the person who pressed a button. `press_id` is the `message_id` of
+        the inbound message of kind `press`."""
         ...
 
 
 def get_preview_support(connector: object) -> SupportsPreview | None:
-    """The connector, if it implements previews and its capabilities declare them."""
+    """Return the connector if it implements previews and its capabilities declare them, else None."""
     return connector if _has_capability(connector, "can_edit") and isinstance(connector, SupportsPreview) else None
 
 
@@ -318,10 +315,10 @@ def _has_capability(connector: object, capability: str) -> bool:
 
 
 class ConnectorCheckResult(Struct, frozen=True, kw_only=True):
-    """The result of asking a platform which account we have there."""
+    """The result of a connector check: whether the login works, and for which account."""
 
     ok: bool
-    account: str  # our account name there, such as `@example_bot`
+    account: str  # our account name on the platform, such as `@example_bot`
     sentence: str
     because: str = ""
     try_this: str = ""
@@ -340,8 +337,8 @@ class SupportsCheck(Protocol):
 
 
 class ConnectorState(Protocol):
-    """A connector's own key-value state in the store, such as its read position. Committed when
-    `put` returns."""
+    """The key-value state of one connector in the store, such as its read position. A value is
+    committed when `put` returns."""
 
     async def get(self, key: str) -> str | None: ...
 
@@ -378,11 +375,10 @@ class SettingQuestion(Struct, frozen=True, kw_only=True):
 
 
 class Platform(Struct, frozen=True, kw_only=True):
-    """A platform, for which any number of connectors can be created: each `[connectors.NAME]` with
-    `kind = name`.
+    """A platform. Each settings section `[connectors.NAME]` with `kind = name` creates one connector for it.
 
-    `settings` is a frozen dataclass of `retinue.config.setting_metadata.setting`s. They come in
-    addition to the settings that every connector has.
+    `settings` is a frozen dataclass whose fields are `retinue.config.setting_metadata.setting`s:
+    those of this platform, besides the settings that every connector has.
     """
 
     name: str

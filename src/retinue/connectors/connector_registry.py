@@ -1,7 +1,7 @@
 """The registry of platforms: the built-in ones, imported by name on first use, and those of
 plugins.
 
-A well-known platform that is not supported is refused by name, with the reason.
+For a well-known platform that is not supported, the error gives the reason.
 """
 
 from __future__ import annotations

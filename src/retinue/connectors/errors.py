@@ -9,7 +9,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 
 
 class ConnectorNameMismatch(Invalid):
-    """The factory of a platform returned a connector with another name."""
+    """The factory of a platform returned a connector with another name than the requested one."""
 
     code = "connector.name_mismatch"
 
@@ -22,7 +22,7 @@ class ConnectorNameMismatch(Invalid):
 
 
 class ConnectorSecretAmbiguous(Invalid):
-    """A secret is set in two ways."""
+    """A secret of a connector is set in two ways."""
 
     code = "connector.secret_ambiguous"
 
@@ -35,7 +35,7 @@ class ConnectorSecretAmbiguous(Invalid):
 
 
 class ConnectorSecretMissing(Invalid):
-    """A secret is not set."""
+    """A secret that a connector needs is not set."""
 
     code = "connector.secret_missing"
 
@@ -57,7 +57,7 @@ class PlatformImportFailed(RetinueError):
 
 
 class PlatformNotSupported(NotFound):
-    """A well-known platform that retinue does not support."""
+    """Retinue does not support this well-known platform."""
 
     code = "connector.platform_not_supported"
 
@@ -79,7 +79,7 @@ class PlatformNotFound(NotFound):
 
 
 class FileNotFetched(RetinueError):
-    """A file that a person sent cannot be downloaded."""
+    """A file that a person sent cannot be downloaded from the platform."""
 
     code = "connector.file_not_fetched"
 
@@ -92,33 +92,33 @@ class FileNotFetched(RetinueError):
 
 
 class PoisonMessageNotFound(NotFound):
-    """No poison message has this id."""
+    """No poison message (unprocessed message) has this id."""
 
     code = "poison_message.not_found"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no unprocessed message '{id_[:64]}'",
-            because="there is none with this id, or it was closed",
+            because="no unprocessed message has this id, or it was closed",
             try_this="list the unprocessed messages: retinue poison-message list",
         )
 
 
 class PoisonMessageClosed(Conflict):
-    """The poison message was closed before."""
+    """The poison message (unprocessed message) is closed already."""
 
     code = "poison_message.closed"
 
     def __init__(self, state: PoisonMessageState) -> None:
         super().__init__(
-            "the unprocessed message is closed",
+            "the unprocessed message is closed already",
             because=f"its state is {state}",
             try_this="list the unprocessed messages: retinue poison-message list",
         )
 
 
 class PoisonMessageDamaged(Invalid):
-    """The stored body of a poison message cannot be decoded."""
+    """The stored body of a poison message (unprocessed message) cannot be decoded."""
 
     code = "poison_message.damaged"
 

@@ -1,4 +1,4 @@
-"""A wrapper that redacts secrets from everything just before a connector sends it."""
+"""Redacts secrets from everything that a connector sends, just before it is sent."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ class RedactedConnector:
         return delivery
 
     def redact_part(self, part: DeliveryPart) -> DeliveryPart:
-        """Return the delivery part with secrets redacted. Most have none and are returned
-        unchanged."""
+        """Return the delivery part with secrets redacted. A part without secrets is returned unchanged."""
         text, whole = self.redact(part.text), self.redact(part.envelope.text)
         if whole != part.envelope.text:
             part = replace(part, envelope=replace(part.envelope, text=whole))

@@ -16,23 +16,23 @@ class DmPolicy(StrEnum):
     """Who may send direct messages."""
 
     CLOSED = "closed"  # only people of this instance, by their linked platform ids
-    PAIRING = "pairing"  # these, listed senders, and senders whose pairing code the owner accepts
-    ALLOWLIST = "allowlist"  # these, and listed senders
+    PAIRING = "pairing"  # as ALLOWLIST, and senders whose pairing code the owner accepts
+    ALLOWLIST = "allowlist"  # as CLOSED, and listed senders
     OPEN = "open"
 
 
 class GroupPolicy(StrEnum):
-    """Which groups the connector listens in."""
+    """In which groups the connector listens, and to which senders."""
 
     CLOSED = "closed"
-    ALLOWLIST = "allowlist"  # listed groups, listed senders
-    OPEN = "open"  # every sender in the group
+    ALLOWLIST = "allowlist"  # in listed groups; listed senders, paired senders and people of this instance
+    OPEN = "open"  # in listed groups, or in all groups if none is listed; every sender
 
 
 class Activation(StrEnum):
     """Which group messages are addressed to the agent."""
 
-    MENTION = "mention"  # messages that mention it, reply to it or are a command
+    MENTION = "mention"  # messages that mention the agent, reply to it or are a command
     ALWAYS = "always"
 
 
@@ -70,13 +70,14 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 PLATFORMS_WITH_LOCAL_IDS = frozenset({"irc"})
-"""Services of which there are many, each with ids of its own: who is `maria` on one network is anybody on another."""
+"""Platforms on which an id is valid within one network only: `maria` on another network may be another person."""
 
 
 def id_namespace(platform: str, connector: str) -> str:
     """Return the name under which platform ids are linked.
 
-    That is the platform if an id means the same person everywhere on it, otherwise the connector.
+    The name is the platform if an id means the same person everywhere on that platform. Otherwise
+    it is the connector.
     """
     return connector if platform in PLATFORMS_WITH_LOCAL_IDS else platform
 
@@ -89,8 +90,7 @@ class PairingState(StrEnum):
 
 
 class Pairing(Struct, frozen=True, kw_only=True):
-    """A request for access from an unknown sender. `name` is chosen by the sender and proves
-    nothing."""
+    """A request for access from an unknown sender. The sender chooses `name`, so it proves nothing."""
 
     id: str
     connector: str
@@ -137,8 +137,7 @@ class AmbientMessage(Struct, frozen=True, kw_only=True):
 
 
 class RefusedSender(Struct, frozen=True, kw_only=True):
-    """A refused sender and how often they were refused since the server started. Kept in memory
-    only."""
+    """A refused sender and the number of refusals since the server started. Kept in memory only."""
 
     connector: str
     sender_id: str

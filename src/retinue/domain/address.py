@@ -1,5 +1,5 @@
-"""Addresses: the sender and recipient of an envelope. Parsed strictly at the edge, canonical
-inside."""
+"""Addresses: the sender and recipient of an envelope. `parse_address` is strict, so every `Address`
+is in canonical form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AddressKind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> AddressKind | None:
-        return cls.SERVER if value == FORMER_SERVER else None  # in JSON that an earlier version has stored
+        return cls.SERVER if value == FORMER_SERVER else None  # in JSON that a version before 1.0 has stored
 
 
 class Address(Struct, frozen=True):
@@ -60,16 +60,16 @@ class Address(Struct, frozen=True):
 
     @property
     def channel(self) -> str:
-        """`CONNECTOR:CHANNEL` of a channel address; empty for any other kind."""
+        """`CONNECTOR:CHANNEL` for a channel address; empty for any other kind."""
         return f"{self.name}:{self.rest}" if self.kind is AddressKind.CHANNEL else ""
 
     @property
     def is_external(self) -> bool:
-        """Whether this is the address at which an external agent answers for one of its sessions."""
+        """Whether this address stands for a session of an external agent."""
         return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL
 
 
-# `name` stays: an address in stored JSON must equal this one. It is never shown.
+# The name is still the former one, because this address must equal the one in stored JSON. It is never shown.
 SERVER_ADDRESS = Address(AddressKind.SERVER, FORMER_SERVER)
 
 

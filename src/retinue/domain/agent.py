@@ -1,4 +1,4 @@
-"""Agents: named definitions. An agent is a template; its conversations are sessions."""
+"""Agents: named definitions of purpose, model, tools and limits. The conversations of an agent are its sessions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CrashPolicy(StrEnum):
 
 
 class Color(StrEnum):
-    """Colors in which the web app shows an agent. Without one, it derives a color from the name."""
+    """Colors in which the web app shows an agent. If none is set, the web app derives a color from the agent's name."""
 
     RED = "red"
     ORANGE = "orange"
@@ -63,9 +63,9 @@ class ToolLists:
     """Globs over tool names and tool groups (`group:web`). `deny` wins, then `ask`; a tool that
     `allow` does not match is not offered.
 
-    The default of `allow` matches everything; an empty list matches nothing, as in every setting.
-    `also_allow` adds to a profile or to `allow` without replacing it. A tool passes
-    `capabilities_allow` if each of its capabilities does.
+    The default of `allow` matches every tool; an empty list matches none. `also_allow` adds to a
+    profile or to `allow` without replacing it. `capabilities_allow` admits a tool if it matches
+    each of the tool's capabilities.
     """
 
     profile: str | None = None
@@ -79,8 +79,8 @@ class ToolLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules(ToolLists):
-    """An agent's tool rules. `policy` names one of the server's policies; `by_provider` applies per
-    model provider."""
+    """An agent's tool rules. `policy` names one of the server's tool policies; `by_provider` has
+    further lists per model provider."""
 
     policy: str | None = None
     by_provider: Mapping[str, ToolLists] = field(default_factory=dict[str, ToolLists], hash=False)
@@ -91,9 +91,9 @@ class DelegationRules:
     """Which agents an agent can see and write to, and the limits of its delegations.
 
     `allow` and `deny` are globs over agent names. `depth_max` limits the delegation depth below a
-    run that a person or a schedule started: at 1, the agents it delegates to cannot delegate
-    further. `open_max` limits the open delegations of one session. `exchanges_max` limits how often
-    two sessions may answer each other.
+    run that a person or a schedule started. At 1, the agents to which this run delegates cannot
+    delegate further. `open_max` limits the open delegations of one session. `exchanges_max` limits
+    how often two sessions may answer each other.
     """
 
     allow: tuple[str, ...] = ("*",)
@@ -101,16 +101,15 @@ class DelegationRules:
     depth_max: int = DELEGATION_DEPTH_MAX
     open_max: int = OPEN_DELEGATIONS_MAX
     exchanges_max: int = EXCHANGES_MAX
-    allow_cycles: bool = False  # whether work may be delegated back to an agent that is above it
-    other_sessions: bool = False  # whether it may read and write to sessions of other agents
+    allow_cycles: bool = False  # whether work may be delegated to an agent that is already in the chain of delegations
+    other_sessions: bool = False  # whether the agent may read sessions of other agents, and write to them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentRules:
     """Which agents an agent may start as subagents besides itself, and their limits.
 
-    A value that is not set comes from `[defaults.subagents]`, then from the subagent's own
-    definition.
+    An unset value comes from `[defaults.subagents]`, then from the definition of the subagent.
     """
 
     allow: tuple[str, ...] = ()
@@ -122,11 +121,10 @@ class SubagentRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRules:
-    """How often an agent checks in on its own, and how.
+    """How often an agent checks in without being asked, and how.
 
-    A value that is not set comes from `[defaults.heartbeat]`. An agent with any value set has its
-    own heartbeat. If no agent has one, the default agent gets the heartbeat of
-    `[defaults.heartbeat]`.
+    An unset value comes from `[defaults.heartbeat]`. An agent with any value set has a heartbeat.
+    If no agent has one, the default agent gets the heartbeat of `[defaults.heartbeat]`.
     """
 
     every_s: float | None = None  # 0: never
@@ -191,7 +189,7 @@ class Agent:
     external: ExternalAgentEndpoint = field(default_factory=ExternalAgentEndpoint)  # used by the runner `external` only
     provider: str | None = None  # None: the provider of the model
     model: str = ""  # empty: the server's default
-    fallbacks: tuple[str, ...] | None = None  # None: the server's fallbacks; empty: none
+    fallbacks: tuple[str, ...] | None = None  # None: the server's fallbacks; empty: no fallbacks
     effort: str | None = None  # None: the server's default, otherwise the model's default
     verbose: Verbosity | None = None  # None: the server's default
     elevated: Elevation | None = None  # None: the server's default; `off`: its commands never leave the sandbox
@@ -200,7 +198,7 @@ class Agent:
     workspace: str = ""  # absolute, or below the agent directory; empty: the server's default
     context_files: tuple[str, ...] = ()  # paths or globs in its workspace, included in the instructions
     crash_policy: CrashPolicy = CrashPolicy.RESUME
-    concurrency: int | None = None  # None: the server's default
+    concurrency: int | None = None  # limit of active runs; None: the server's default
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     reset: ResetRules = field(default_factory=ResetRules)  # when its contexts are reset
     tools: ToolRules = field(default_factory=ToolRules)
@@ -212,7 +210,7 @@ class Agent:
     run_seconds_max: float | None = None  # None: the server's default
     tokens_max: int | None = None
     cost_microusd_max: int | None = None  # limit of one run
-    tree_microusd_max: int | None = None  # limit of a run and all runs below it
+    tree_microusd_max: int | None = None  # limit of a run and all runs that it starts, directly or not
     day_microusd_max: int | None = None
     month_microusd_max: int | None = None
     attempts_max: int = ATTEMPTS_MAX

@@ -12,18 +12,18 @@ from retinue.domain.trust import Trust
 
 
 class RecipientStrategy(StrEnum):
-    """How to find the recipient session if none is named: the most recent of its kind."""
+    """How to find the recipient session if none is named: which kind of session to take the most recent of."""
 
     MOST_RECENT_FOREGROUND = "most-recent-foreground"  # a session that a person opened
     HEARTBEAT = "heartbeat"
 
 
 class AgentMessage(Struct, frozen=True, kw_only=True):
-    """An agent message to send. `recipient` is an agent name, a session id or a session key.
+    """An agent message to send. `recipient` is an agent name, a session id, a session key or empty.
 
-    Without a recipient it goes to the session that started the caller, otherwise to the last
-    session of the run principal. `own_sessions_only`: only sessions below the caller's own may be
-    named.
+    A message without a recipient goes to the session that started the caller. If there is none, it
+    goes to the last session of the run principal. `own_sessions_only`: the recipient must be a
+    session that the caller's session started, or the one that started it.
     """
 
     run: RunId
@@ -38,7 +38,7 @@ class AgentMessage(Struct, frozen=True, kw_only=True):
 
 
 class AgentMessageReceipt(Struct, frozen=True, kw_only=True):
-    """Where the message went. `refused_because` is the reason if it was not accepted."""
+    """Where an agent message went. `refused_because` is the reason if it was not accepted."""
 
     envelope: EnvelopeId
     agent: str
@@ -47,6 +47,6 @@ class AgentMessageReceipt(Struct, frozen=True, kw_only=True):
 
 
 class DeliverAgentMessage(Protocol):
-    """Sends an agent message, once per tool call."""
+    """Sends an agent message. A repeated tool call does not send it again."""
 
     async def __call__(self, message: AgentMessage) -> AgentMessageReceipt: ...

@@ -22,7 +22,7 @@ class ApprovalState(StrEnum):
     ALLOWED = "allowed"
     DENIED = "denied"
     EXPIRED = "expired"
-    CLOSED = "closed"  # its run was cancelled before it was answered
+    CLOSED = "closed"  # the run was cancelled before a person answered
 
 
 class Approval(Struct, frozen=True, kw_only=True):
@@ -36,9 +36,9 @@ class Approval(Struct, frozen=True, kw_only=True):
     expires_at: datetime
     decided_by: str = ""
     decided_at: datetime | None = None
-    is_released: bool = False  # its run continued without the answer, so a decision starts a new run
-    call_permissions: tuple[Permission, ...] = ()  # given to these calls by any yes: what they need and was not granted
-    grant_permissions: tuple[Permission, ...] = ()  # granted by a yes that outlasts these calls; empty if none can
+    is_released: bool = False  # the run continued without the answer, so a decision starts a new run
+    call_permissions: tuple[Permission, ...] = ()  # what these calls need beyond their grants; any yes allows it
+    grant_permissions: tuple[Permission, ...] = ()  # granted by a yes that is remembered; empty if it cannot be
     recipients: tuple[Address, ...] = ()
     agent: str = ""  # the agent that receives the grant; empty: the agent that asked
     scope: GrantScope | None = None  # how long a yes lasts

@@ -1,9 +1,9 @@
 """The audit log: one entry per decision and effect, in hash chains.
 
-There is one chain per session and one for the server. An entry holds the hash of its subject, never
-the content, so content can be erased without breaking the chain. Changing, dropping or moving an
-entry requires changing every later entry and every later anchor; `check_chains` finds whatever was
-not changed.
+There is one chain per session and one for the server. An entry holds the hash of its content, never
+the content, so content can be erased without breaking the chain. To change, drop or move an entry
+unnoticed, every later entry and anchor must be changed too. `check_chains` finds the first one that
+was not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 SERVER_CHAIN = ""
-SERVER_CHAIN_NAME = "server"  # in texts
+SERVER_CHAIN_NAME = "server"  # the name of the server's chain in texts
 GENESIS_HASH = ""  # the hash before the first entry of a chain
 BECAUSE_CHARS_MAX = 1_000
 NAME_CHARS_MAX = 200
@@ -32,7 +32,7 @@ class AuditKind(StrEnum):
     APPROVAL_ASKED = "approval-asked"
     APPROVAL_DECIDED = "approval-decided"
     APPROVAL_EXPIRED = "approval-expired"
-    APPROVAL_REFUSED = "approval-refused"  # answered by someone without the right to
+    APPROVAL_REFUSED = "approval-refused"  # the answer came from someone without the right to decide
     GRANT_GIVEN = "grant-given"
     GRANT_REVOKED = "grant-revoked"
     SETTINGS_CHANGED = "settings-changed"
@@ -51,8 +51,8 @@ class AuditKind(StrEnum):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """An audit entry to write. `subject` is a tool, an approval or a setting; `content` is the hash
-    of its content."""
+    """An audit entry to write. `subject` names a tool, an approval or a setting; `content` is the
+    hash of the content."""
 
     kind: AuditKind
     who: str
@@ -83,8 +83,8 @@ class AuditLink(Struct, frozen=True):
 
 
 class AuditAnchor(Struct, frozen=True):
-    """The position and hash of a chain at one time. Kept elsewhere, it proves later truncation or
-    rewriting."""
+    """The position and hash of a chain at one time. A copy outside the database proves later
+    truncation or rewriting."""
 
     at_ms: int
     chain: str
@@ -113,7 +113,7 @@ def canonical_json(value: Any) -> str:
 
 
 def hash_content(value: Any) -> str:
-    """Return the SHA-256 of a content: of a string itself, of anything else as canonical JSON."""
+    """Return the SHA-256 of a content. A string is hashed directly, any other value as canonical JSON."""
     text = value if isinstance(value, str) else _encode(value)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -124,13 +124,13 @@ def hash_link(previous_hash: str, link_fields: Mapping[str, Any]) -> str:
 
 
 def hashed_fields(link: AuditLink) -> dict[str, Any]:
-    """Return the fields of a link that are hashed and exported: all but its hash."""
+    """Return the fields of a link that are hashed and exported: all but `hash`."""
     return {name: getattr(link, name) for name in _HASHED_FIELDS}
 
 
 class AuditChainChecker:
-    """Checks links one by one, each chain in order. Each inconsistency is reported once, not again
-    for every later link."""
+    """Checks links one by one, chain by chain and in order. An inconsistency is reported once, not
+    again for every later link."""
 
     def __init__(self) -> None:
         self.link_count = 0
@@ -143,7 +143,7 @@ class AuditChainChecker:
         self._at_ms = 0
 
     def check_link(self, link: AuditLink) -> Iterator[AuditChainFlaw]:
-        """Check the next link and yield what is wrong with it."""
+        """Check the next link and yield its flaws."""
         self.link_count += 1
         if link.chain != self._chain:
             self.chain_count += 1
@@ -151,7 +151,7 @@ class AuditChainChecker:
             self._chain, self._position, self._previous_hash, self._at_ms = link.chain, 0, GENESIS_HASH, 0
         missing = link.position - self._position - 1
         if missing:
-            what = f"{missing} entries before it are missing" if missing > 0 else "it is out of order"
+            what = f"entries before it are missing: {missing:,}" if missing > 0 else "it is out of order"
             yield AuditChainFlaw(link.chain, link.position, what)
         elif link.at_ms < self._at_ms:
             yield AuditChainFlaw(link.chain, link.position, "it is older than the entry before it")
@@ -164,8 +164,8 @@ class AuditChainChecker:
         self._position, self._previous_hash, self._at_ms = link.position, link.hash, max(link.at_ms, self._at_ms)
 
     def finish(self) -> Iterator[AuditChainFlaw]:
-        """Yield what only the complete set shows: missing chains, and chains that the server chain
-        does not announce."""
+        """Yield the flaws that are known only after the last link: missing chains, and chains that
+        the server's chain does not announce."""
         for chain in sorted(self.announced_chains - self.seen_chains):
             yield AuditChainFlaw(chain, 1, "the whole chain is missing")
         for chain in sorted(self.seen_chains - self.announced_chains - {SERVER_CHAIN}):
@@ -173,7 +173,7 @@ class AuditChainChecker:
 
 
 def check_chains(links: Iterable[AuditLink], anchors: Iterable[AuditAnchor] = ()) -> list[AuditChainFlaw]:
-    """Return everything that is wrong with complete chains, each in order, and with their anchors."""
+    """Return all flaws of complete chains and their anchors. The links of each chain are in order."""
     checker = AuditChainChecker()
     wanted: dict[tuple[str, int], set[str]] = {}
     for anchor in anchors:
@@ -193,15 +193,16 @@ CHAIN_TRUNCATED = "an anchor has an entry at this position, which is missing"
 
 
 def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
-    """Return the hash of one hour's anchors, which the server chain stores."""
+    """Return the hash of the anchors of one hour. The server's chain stores it."""
     return hash_content(sorted([each.chain, each.position, each.hash] for each in anchors))
 
 
-# --- what is written down, and where ---
+# --- one function for each kind of entry ---
 
 
 def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
-    """Written in the commit of the call's intent, before the call is performed."""
+    """Return the entry that a call was allowed. It is written in the commit of the call's intent,
+    before the call is performed."""
     return AuditEntry(
         kind=AuditKind.CALL_ALLOWED,
         who=f"agent:{agent}",
@@ -215,7 +216,8 @@ def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: st
 
 
 def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) -> AuditEntry:
-    """Written in the commit of the result. `verdict` is done, failed or interrupted."""
+    """Return the entry that a call ended, written in the commit of its result. `verdict` is done,
+    failed or interrupted."""
     return AuditEntry(
         kind=AuditKind.CALL_ENDED,
         who=f"agent:{agent}",
@@ -228,9 +230,11 @@ def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) ->
 
 
 def call_refused(tool: str, output: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
-    """Written in the commit of `output`, which the model reads in place of a result.
+    """Return the entry that a call was refused. It is written in the commit of `output`, which the
+    model reads in place of a result.
 
-    `because` is the text of a rule, never of a person or a web page: it is kept forever.
+    `because` is the text of a rule, never of a person or a web page, because entries are kept
+    forever.
     """
     return AuditEntry(
         kind=AuditKind.CALL_REFUSED,
@@ -245,7 +249,7 @@ def call_refused(tool: str, output: str, *, agent: str, run: str, because: str =
 
 
 def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> AuditEntry:
-    """`question` is everything that was asked: calls, permissions and reasons."""
+    """Return the entry that a person was asked. `question` holds the calls, permissions and reasons."""
     return AuditEntry(
         kind=AuditKind.APPROVAL_ASKED,
         who=f"agent:{agent}",
@@ -260,7 +264,8 @@ def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> Aud
 def approval_decided(
     approval: str, *, by: str, agent: str, run: str, state: str, scope: str = "", comment: str = ""
 ) -> AuditEntry:
-    """`state` is the approval's state: allowed, denied or closed. `scope` is how long a yes lasts."""
+    """Return the entry that an approval was decided. `state` is allowed, denied or closed; `scope`
+    is how long a yes lasts."""
     return AuditEntry(
         kind=AuditKind.APPROVAL_DECIDED,
         who=by,
@@ -292,7 +297,7 @@ def approval_refused(approval: str, *, by: str, agent: str, run: str, because: s
 
 
 def grant_given(permission: str, *, by: str, agent: str, grant: str, run: str | None = None) -> AuditEntry:
-    """`grant` is the id of the grant."""
+    """Return the entry that a permission was granted. `grant` is the id of the grant."""
     return AuditEntry(
         kind=AuditKind.GRANT_GIVEN,
         who=by,
@@ -316,9 +321,10 @@ def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> AuditE
 
 
 def operation_performed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> AuditEntry:
-    """An administrative change: a setting, agent, person, token, credential, skill or MCP server.
+    """Return the entry of an administrative change: of a setting, agent, person, token, credential,
+    skill or MCP server.
 
-    Records that it was done and by whom. The parameters are not kept, not even as a hash, because
-    they may contain secrets. `agent` is the agent concerned, if any.
+    It records the operation and who performed it. The parameters are not kept, not even as a hash,
+    because they may contain secrets. `agent` is the agent that was changed, if any.
     """
     return AuditEntry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")

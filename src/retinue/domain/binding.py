@@ -10,7 +10,7 @@ BINDING_AGENTS_MAX = 16  # agents that may answer in one channel
 
 
 class PeerKind(StrEnum):
-    """The kind of a channel. A binding without one matches every kind."""
+    """The kind of a channel. A binding that names no kind matches every channel."""
 
     DM = "dm"
     GROUP = "group"
@@ -18,7 +18,7 @@ class PeerKind(StrEnum):
 
 
 class MatchedBy(StrEnum):
-    """Why this agent answers: the first of these that matches, in this order."""
+    """Which part of a binding matched the channel. The first of these decides which agent answers."""
 
     PEER = "peer"
     PARENT = "parent-peer"
@@ -30,8 +30,7 @@ class MatchedBy(StrEnum):
 
 
 class BindingMatch(Struct, frozen=True, kw_only=True):
-    """What a binding matches. Empty fields match anything: no account means every account of the
-    connector.
+    """What a binding matches. An empty field matches anything: an empty `account` means every account of the connector.
 
     `connector` is a platform, such as `telegram`, or the name of one connector; `account` is the
     name of one connector.
@@ -52,8 +51,7 @@ class BindingMatch(Struct, frozen=True, kw_only=True):
 
 
 class Binding(Struct, frozen=True, kw_only=True):
-    """`agent` answers in the matched channels. Each of `extra_agents` answers there too,
-    independently."""
+    """`agent` answers in the matched channels. Each of `extra_agents` also answers in them, independently."""
 
     id: str
     agent: str
@@ -67,12 +65,12 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 class ChannelFacts(Struct, frozen=True, kw_only=True):
-    """What bindings match against: the channel in which a message was sent."""
+    """Facts about the channel in which a message was sent. Bindings match against them."""
 
     platform: str
     connector: str
     kind: PeerKind
-    peer: str  # of a direct message, the sender's id; otherwise the channel
+    peer: str  # the sender's id for a direct message; otherwise the channel
     channel: str = ""
     parent: str = ""
     guild: str = ""
@@ -80,7 +78,8 @@ class ChannelFacts(Struct, frozen=True, kw_only=True):
 
 
 class BindingResult(Struct, frozen=True, kw_only=True):
-    """The agents that answer in a channel, and the binding that decided; None for the default agent."""
+    """The agents that answer in a channel. `binding` is the binding that decided, or None if the
+    default agent answers."""
 
     agents: tuple[str, ...]
     matched_by: MatchedBy

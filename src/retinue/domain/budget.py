@@ -1,5 +1,5 @@
-"""Money: what a model call may cost before it is made, and what it cost. All amounts are millionths
-of a dollar."""
+"""Money: the limits of what model calls may cost, and the cost reserved for a call. Amounts are
+millionths of a dollar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from retinue.domain.errors import RetinueError
 from retinue.domain.model import ModelRef, Price
 
-MICROUSD_PER_USD = 1_000_000  # per dollar
+MICROUSD_PER_USD = 1_000_000
 DEFAULT_WARN_SHARE = 0.8
 
 _NO_FOUR, _NO_THREE = (None,) * 4, (None,) * 3
@@ -71,9 +71,9 @@ class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
 
 
 class ModelCallReservation(Struct, frozen=True, kw_only=True):
-    """The reservation that a model call gets: it may use no more output tokens than this.
+    """The reservation that a model call gets: the output tokens that it may use at most, and the reserved amount.
 
-    `warnings` name the budgets that the run's last call took over the warning threshold.
+    `warnings` name the budgets that rose above the warning threshold with the run's last call.
     """
 
     output_tokens_max: int
@@ -112,7 +112,7 @@ def format_usd(microusd: int) -> str:
 
 
 class BudgetSpent(RetinueError):
-    """A call was not made because a budget does not leave enough for it."""
+    """A model call was not made, because what is left of a budget is not enough for it."""
 
     code = "budget.spent"
 

@@ -1,8 +1,8 @@
 """How a budget is enforced: the maximum cost of a model call is reserved before the call is made.
 
-The bound assumes the longest possible input at the highest input price, and an output no longer
-than requested. Nothing is estimated downwards, so a budget holds whatever the call costs.
-`store/runs/budgets` provides the sums, in the same commit.
+The maximum assumes the longest possible input at the highest input price, and the longest output
+that the call may produce. It is never too low, so no call exceeds a budget. `store/runs/budgets`
+provides the sums, in the commit of the reservation.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class BudgetBalance(Struct, frozen=True, kw_only=True):
 
 
 class BudgetPayer(Struct, frozen=True, kw_only=True):
-    """Who makes a call and for whom, for error texts. An empty `person` means that no person is
-    charged.
+    """The agent that makes a call and the person who is charged, for error texts. If `person` is
+    empty, no person is charged.
 
-    `delegators` are the agents that delegated the work. Their budgets limit it too.
+    `delegators` are the agents that delegated the work. Their budgets limit the call too.
     """
 
     agent: str
@@ -50,7 +50,8 @@ class BudgetPayer(Struct, frozen=True, kw_only=True):
 
 
 def max_cost_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
-    """Return the maximum cost of a call that reads and writes at most this much, rounded up like its actual cost."""
+    """Return the maximum cost of a call with at most this many tokens, rounded up in the same way
+    as its actual cost."""
     total = input_tokens * price.highest_input + output_tokens * price.output
     return price.call - (-total // PRICE_UNIT_TOKENS)
 
@@ -58,7 +59,7 @@ def max_cost_microusd(price: Price, *, input_tokens: int, output_tokens: int) ->
 def affordable_output_tokens(
     price: Price, *, input_tokens_max: int, output_tokens_max: int, remaining_microusd: int
 ) -> int:
-    """Return how many output tokens are affordable, up to the maximum; 0 if not even the input is."""
+    """Return how many output tokens are affordable, up to the maximum; 0 if even the input costs too much."""
     left = (remaining_microusd - price.call) * PRICE_UNIT_TOKENS - input_tokens_max * price.highest_input
     if left < 0:
         return 0
@@ -90,9 +91,9 @@ def grant_output_tokens(
 
 
 def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, payer: BudgetPayer) -> str | None:
-    """Return a warning if the latest settled cost took a budget over this share of its limit.
+    """Return a warning if, with the cost of the last call, the budget has reached this share of its limit.
 
-    Settled sums only rise, so exactly one call per day, month or run triggers the warning.
+    Spent sums only rise, so exactly one call per day, month or run triggers the warning.
     """
     bar = budget.limit_microusd * share
     if budget.spent_microusd < bar or budget.spent_microusd - last_microusd >= bar:
@@ -103,14 +104,14 @@ def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, p
 
 
 def reset_date(budget_name: str, period: BudgetPeriod) -> date | None:
-    """Return the day on which this budget resets. The budget of one run never does."""
+    """Return the day on which this budget resets; None for the budget of a run, which never resets."""
     if budget_name.endswith("day"):
         return date_of_day_number(period.day + 1)
     return date_of_day_number(period.month_last_day + 1) if budget_name.endswith("month") else None
 
 
 def budget_setting(budget_name: str, agent: str) -> str:
-    """Return what to raise for a higher budget: a setting, or a field of an agent."""
+    """Return the setting, or the field of an agent, to raise for a higher budget."""
     match budget_name:
         case "run":
             return f"the lower of `cost_microusd_max` of agent '{agent}' and `budgets.run_usd`"

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from retinue.domain.model import ModelFailureKind
 
-FAILURE_FORGOTTEN_AFTER = timedelta(hours=24)  # older failures do not count
+FAILURE_FORGOTTEN_AFTER = timedelta(hours=24)  # older failures do not lengthen a cooldown
 
 
 class CredentialKind(StrEnum):
@@ -21,11 +21,11 @@ class CredentialKind(StrEnum):
 
 
 class Credential(Struct, frozen=True, kw_only=True):
-    """Access to one provider. `id` is PROVIDER:NAME, unique per agent; an empty `agent` means the
-    whole server.
+    """Access to one provider. `id` is PROVIDER:NAME, unique per agent. If `agent` is empty, all
+    agents can use the credential.
 
-    `source` says where the key is: `env:NAME` or `file:PATH`. `position` is its place in an order
-    that a person has set.
+    `source` says where the key is: `env:NAME` or `file:PATH`. `position` is its place in the order
+    that a person has set, if any.
     """
 
     id: str
@@ -39,15 +39,15 @@ class Credential(Struct, frozen=True, kw_only=True):
 
     @property
     def row_key(self) -> tuple[str, str]:
-        """The unique key of its row."""
+        """The unique key of the stored row."""
         return self.agent, self.id
 
 
 class CredentialFailureRecord(Struct, frozen=True, kw_only=True):
     """A failure to record for a credential: for one model, or for all models if `model` is empty.
 
-    `asked_at` is when the request was decided. Requests that were decided before a failure was
-    known count as one failure.
+    `requested_at` is when the request was started. All requests that started before the first
+    failure was known count as one failure.
     """
 
     credential: Credential

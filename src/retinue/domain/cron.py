@@ -1,10 +1,11 @@
 """Cron expressions: strict parsing, description in words, and the next times in a time zone.
 
 An expression has five fields (minute, hour, day of month, month, weekday), or six with seconds
-first, or is a preset such as `@daily`. cronsim defines the syntax and finds the next time in the
-calendar: `*`, lists, ranges, steps, names, `L` for the last day, `5L` for the last Friday, `2#1`
-for the first Tuesday. If both day fields are limited, either may match; if one begins with a star,
-both must. This is the behavior of every cron since Vixie's.
+first, or is a preset such as `@daily`. The library cronsim defines the syntax and finds the next
+time in the calendar. The syntax has `*`, lists, ranges, steps, names, `L` for the last day, `5L`
+for the last Friday, `2#1` for the first Tuesday. If both day fields are limited, a day needs to
+match only one of them. If one begins with a star, a day must match both. Every cron since Vixie's
+does this.
 
 Clock changes are handled here, the same way for five and six fields:
 
@@ -61,7 +62,7 @@ def normalize_cron(expression: str) -> str:
         return text.lower()
     if len(text.split()) not in FIELD_COUNTS:
         raise CronInvalid(
-            expression, because=f"it has {len(text.split())} fields; it must have 5, or 6 with seconds first"
+            expression, because=f"it must have 5 fields, or 6 with seconds first, and has {len(text.split())}"
         )
     from cronsim import CronSimError
 
@@ -81,7 +82,7 @@ def next_time(expression: str, moment: datetime, zone: ZoneInfo) -> datetime | N
 
 
 def iterate_times(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield all times after `moment`. Cheaper than searching for each one separately."""
+    """Yield all times after `moment`. This is cheaper than a call of `next_time` for each."""
     fields = PRESETS.get(expression, expression)
     try:
         yield from (_interval_times if _is_interval(fields) else _wall_clock_times)(fields, moment, zone)
@@ -110,7 +111,8 @@ def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator
 
 
 def _interval_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield interval times, one stretch between clock changes at a time: within it the offset is constant."""
+    """Yield interval times. Each stretch between two clock changes is searched on its own, since
+    its offset is constant."""
     at: datetime | None = moment.astimezone(UTC)
     while at is not None:
         offset = _offset(at + _SECOND, zone)
@@ -142,7 +144,7 @@ def _is_interval(fields: str) -> bool:
 
 
 def _wall_clock_to_utc(wall: datetime, zone: ZoneInfo) -> datetime:
-    """Return when the clock first shows this time; if it skips it, when the clock continues."""
+    """Return when the clock first shows this time or, if the clock skips it, when the clock continues."""
     before = wall.replace(tzinfo=zone, fold=0)
     real = before.astimezone(UTC)
     if real.astimezone(zone).replace(tzinfo=None, fold=0) == wall:
@@ -175,12 +177,13 @@ def _next_offset_change(begin: datetime, end: datetime, offset: timedelta, zone:
 def _collapse_single_range(field: str) -> str:
     """Replace a range of one value, such as `2-2/3`, by that value.
 
-    cronsim would step on from it, and other implementations read `2-2` as every value.
+    cronsim would read `2-2/3` as 2, 5, 8 and so on, and some other implementations read `2-2` as
+    every value.
     """
     return _SINGLE_VALUE_RANGE.sub(r"\1", field)
 
 
 def _explain_cronsim_error(message: str) -> str:
-    """Explain an error of cronsim, which says no more than `Bad day-of-month`."""
+    """Return a reason for an error of cronsim, whose text is no more than `Bad day-of-month`."""
     field = message.removeprefix("Bad ").lower()
     return f"its {field} is invalid, or never occurs" if message.startswith("Bad ") else message.lower()

@@ -1,8 +1,8 @@
-"""Delegations: work that one session gives to another, and what happens to the result.
+"""Delegations: work that one session gives to another, and how the result returns.
 
 A delegation is an envelope of kind `delegation` plus the row described here. The envelope takes the
-same path as any other. Its result, or the notice that it failed, is an envelope that replies to it.
-Nothing else carries a result.
+same path as any other. The result, or the notice that the work failed, is an envelope that replies
+to the delegation. A result is sent in no other way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ TASK_SHOWN_MAX = 200  # characters of a task shown in lists
 LABEL_LENGTH_MAX = 100
 LABEL_FROM_TASK_MAX = 60
 
-# Which session of the target agent to use: the last one the two shared, that one or a new one, a new one.
+# Which session of the target agent to use: the last one that the two sessions shared, that one or else a new one, or
+# always a new one.
 LATEST_SESSION = "latest"
 LATEST_OR_NEW_SESSION = "latest-or-create"
 NEW_SESSION = "create"
@@ -30,12 +31,12 @@ class DelegationKind(StrEnum):
     MESSAGE = "message"  # to another agent, in a session that the two share
     SEND = "send"  # into an existing session
     SPAWN = "spawn"  # to a subagent, in a new session
-    BACKGROUND = "background"  # one shot, without a particular agent or instructions
+    BACKGROUND = "background"  # a one-shot run, without a particular agent or instructions
     EXTERNAL = "external"  # to an external agent
 
 
 class NotifyMode(StrEnum):
-    """What a result does to a session that does not wait for it."""
+    """What happens when a result arrives for a session that does not wait for it."""
 
     WAKE = "wake"  # starts a run at once
     NOTE = "note"  # stored for the next turn
@@ -61,15 +62,15 @@ class DelegationState(StrEnum):
 
 
 class Lineage(Struct, frozen=True, kw_only=True):
-    """Where a run that another run started comes from, and the limits it inherits besides its own
-    agent's settings.
+    """The origin of a run that another run started, and the limits that it inherits in addition to
+    its agent's settings.
 
     `root` is the first run of the tree, and `behalf` is that run's principal: work on behalf of a
     guest has no more rights than the guest. If the principal is a channel, `speakers` are the
-    people who wrote there. `agents` are all agents from the root to this run's own agent, which is
-    last. `sent_by` are the agents whose rules also apply because this run is a subagent of theirs.
-    A run may not spend more than the run above it (`run_microusd_max`), and all runs together not
-    more than `tree_microusd_max`.
+    people who wrote there. `agents` are all agents from the root to this run's agent, which is
+    last. `sent_by` are the agents that started this run as a subagent; their rules apply too. A run
+    may spend at most as much as the run that started it (`run_microusd_max`). All runs of the tree
+    together may spend at most `tree_microusd_max`.
     """
 
     root: RunId
@@ -82,7 +83,7 @@ class Lineage(Struct, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """The delegation depth."""
+        """The number of delegations between the root run and this run."""
         return len(self.agents) - 1
 
 
@@ -92,13 +93,14 @@ class AgentExchange(Struct, frozen=True, kw_only=True):
     about: EnvelopeId
     turn: int  # the turn of the reader, from 1
     turns_max: int
-    announces: bool = False  # the exchange is over: the reader reports to the person of its session
+    announces: bool = False  # the exchange is over, and the reader reports it to the person of its session
 
 
 class Delegation(Struct, frozen=True, kw_only=True):
-    """One delegation. `id` is the id of its envelope.
+    """A delegation, as stored. `id` is the id of its envelope.
 
-    `call` is the tool call of `run` that made it. A repeated call finds the existing delegation.
+    `call` is the tool call of `run` that made the delegation. If the call is repeated, it finds the
+    existing delegation.
     """
 
     id: EnvelopeId
@@ -129,7 +131,7 @@ class Delegation(Struct, frozen=True, kw_only=True):
 
     @property
     def worker_run_id(self) -> RunId:
-        """The run that does the work. It is known before the run starts."""
+        """The id of the run that does the work. It is known before that run starts."""
         return self.worker_run or derive_run_id(self.id)
 
     @property
@@ -147,10 +149,10 @@ def make_label(label: str, task: str) -> str:
 
 
 def derive_run_id(delegation_id: EnvelopeId) -> RunId:
-    """Return the id of the run that a delegation starts. It is known before the run exists."""
+    """Derive the id of the run that a delegation starts, so that it is known before the run exists."""
     return RunId(derive_id(delegation_id, "run"))
 
 
 def derive_session_id(delegation_id: EnvelopeId) -> SessionId:
-    """Return the id of the session created for a delegation if none existed."""
+    """Derive the id of the session that is created for a delegation, if it needs a new one."""
     return SessionId(derive_id(delegation_id, "session"))

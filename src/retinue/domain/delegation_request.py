@@ -1,4 +1,4 @@
-"""A delegation as a tool call requests it, and its status."""
+"""A delegation that a tool call requests, and its status."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from retinue.domain.webhook import Webhook
 
 
 class DelegationRequest(Struct, frozen=True, kw_only=True):
-    """What a tool call delegates.
+    """A delegation requested by a tool call: the task, the agent and the options.
 
     `session` is `latest`, `latest-or-create`, `create` or a session id. `wait_s` is how long the
-    call stays open.
+    call waits for the result.
     """
 
     kind: DelegationKind
@@ -43,16 +43,15 @@ class DelegationRequest(Struct, frozen=True, kw_only=True):
     request: RunRequest | None = None
     attachments: tuple[Attachment, ...] = ()
     webhook: Webhook | None = None  # URL to notify with the result
-    reply_to: EnvelopeId | None = None  # the envelope it follows up
-    own_sessions_only: bool = False  # only sessions below the caller's own may be named
+    reply_to: EnvelopeId | None = None  # the envelope that this task follows up
+    own_sessions_only: bool = False  # `session` may only name a session that the caller's session started
 
 
 class DelegationStatus(Struct, frozen=True, kw_only=True):
-    """The status of a delegation. `answer` is set once the result has arrived, and then belongs to
-    this call.
+    """The status of a delegation. `answer` is set once the result has arrived and this call returns it.
 
-    `is_timed_out`: the call has waited for its full time. `is_already_delivered`: the result was
-    already read as an envelope.
+    `is_timed_out`: the call has waited for its full time. `is_already_delivered`: the session has
+    already read the result as an envelope, so this call does not return it.
     """
 
     delegation: Delegation
@@ -68,11 +67,11 @@ class DelegationStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the call stays open."""
+        """Whether the call still waits for the result."""
         return self.delegation.state.is_open and self.delegation.wait_until is not None
 
 
 class DelegateWork(Protocol):
-    """Delegates work, once per tool call. A repeated call returns the current status."""
+    """Delegates work. A repeated tool call does not delegate again: it returns the current status."""
 
     async def __call__(self, request: DelegationRequest) -> DelegationStatus: ...

@@ -19,7 +19,7 @@ class LengthUnit(StrEnum):
 
 
 class ConnectorCapabilities(Struct, frozen=True, kw_only=True):
-    """What a platform can do. For the rest, the server uses an alternative or does without."""
+    """What a platform can do. For anything else, the server uses an alternative or leaves it out."""
 
     text_max: int = 4000  # per message, measured in `unit`
     unit: LengthUnit = LengthUnit.CHARACTERS
@@ -40,19 +40,18 @@ NO_CAPABILITIES = ConnectorCapabilities()
 
 
 class Button(Struct, frozen=True):
-    """`data` comes back as the text of a button press."""
+    """A button below a message. When it is pressed, `data` arrives as the text of an inbound message."""
 
     label: str
     data: str
 
 
 class DeliveryPart(Struct, frozen=True, kw_only=True):
-    """One message to one channel: a whole envelope, or as much of it as the platform accepts at
-    once.
+    """One message to one channel: a whole envelope, or a piece that is small enough for one platform message.
 
     `envelope` provides the address and the id. The text to send is `text`, which may be shorter
-    than the envelope's. `quoted_message_id` is a platform id in the same channel. `key` is the same
-    on every attempt of the same part.
+    than the text of the envelope. `quoted_message_id` is the platform id of a message in the same
+    channel. `key` is the same for every attempt to send this part.
     """
 
     envelope: Envelope

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Verbosity(StrEnum):
-    """What is shown of tool calls while they are made."""
+    """What a person sees of tool calls while they are performed."""
 
     OFF = "off"
     ON = "on"  # one line per call
@@ -16,8 +16,8 @@ class Verbosity(StrEnum):
 
 
 class ReasoningDisplay(StrEnum):
-    """What is shown of a model's reasoning. If not set, live viewers see it as it streams and no
-    envelope contains it."""
+    """What a person sees of a model's reasoning. If it is not set, live viewers see it as it
+    streams, and it is not part of an answer."""
 
     OFF = "off"
     ON = "on"  # in a separate message, before the answer
@@ -25,7 +25,7 @@ class ReasoningDisplay(StrEnum):
 
 
 class Elevation(StrEnum):
-    """Where commands run. If not set, each call decides whether it asks to leave the sandbox."""
+    """Where commands run. If it is not set, each call decides whether it asks to leave the sandbox."""
 
     OFF = "off"  # no command leaves the sandbox
     ON = "on"  # same as ASK; the name that Crocbot uses
@@ -34,7 +34,7 @@ class Elevation(StrEnum):
 
 
 class UsageFooter(StrEnum):
-    """What is shown below an answer."""
+    """How much of the usage is shown below an answer."""
 
     OFF = "off"
     TOKENS = "tokens"
@@ -43,8 +43,8 @@ class UsageFooter(StrEnum):
 
 
 class DisplayOptions(Struct, frozen=True, kw_only=True):
-    """The display options of a message, a session, an agent or the server. Unset options come from
-    the next level."""
+    """The display options of a message, a session, an agent or the server. A message inherits unset
+    options from its session, a session from its agent, and an agent from the server."""
 
     verbose: Verbosity | None = None
     reasoning: ReasoningDisplay | None = None

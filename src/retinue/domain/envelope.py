@@ -20,21 +20,22 @@ ENVELOPE_TEXT_BYTES_MAX = 262_144
 ATTACHMENTS_MAX = 32
 IDEMPOTENCY_KEY_LENGTH_MAX = 256
 INTERIM_KEY = "said"
-"""Begins the idempotency key of an interim reply, and derives its id. The value must not change: a reply would be sent
-twice after an upgrade in the middle of a run."""
+"""The idempotency key of an interim reply begins with this, and its id is derived from it. The
+value must not change. Otherwise, after an upgrade in the middle of a run, a reply would be sent
+twice."""
 
 
 class EnvelopeKind(StrEnum):
-    """What an envelope is for. Messages, delegations, system messages and decisions get an answer."""
+    """The purpose of an envelope. Messages, delegations, system messages and decisions get an answer."""
 
     MESSAGE = "message"  # expects an answer
     DELEGATION = "delegation"  # work from another session; expects a result
     JOB = "job"  # a background job: the model reads only its text, and the result replies to its request
-    SYSTEM = "system"  # from another part of the server; the model reads it with its origin
+    SYSTEM = "system"  # from another part of the server; the model also reads where it comes from
     ANSWER = "answer"  # answers another envelope and gets no answer
     NOTICE = "notice"  # a text of the server about an envelope, made without a model
     APPROVAL = "approval"  # a question put to a person
-    DECISION = "decision"  # a person's yes or no, first in its lane
+    DECISION = "decision"  # a person's yes or no; it is claimed before other envelopes of its lane
 
 
 class EnvelopeStatus(StrEnum):
@@ -56,7 +57,7 @@ class Outcome(StrEnum):
 
 
 class EnvelopeContext(Struct, frozen=True, kw_only=True):
-    """What the connector or API knows about an envelope besides its text. Never set by the sender."""
+    """What the connector or API knows about an envelope besides its text. The sender cannot set any of it."""
 
     sender_name: str = ""
     username: str = ""
@@ -68,8 +69,8 @@ class EnvelopeContext(Struct, frozen=True, kw_only=True):
     chat_type: ChatType | None = None
     approval: str = ""  # the approval that a decision answers or a question asks
     verdict: str = ""
-    questionnaire: str = ""  # the questionnaire it shows in a channel
-    choices: tuple[str, ...] = ()  # options of a question, if one of them answers it
+    questionnaire: str = ""  # the questionnaire that the envelope shows in a channel
+    choices: tuple[str, ...] = ()  # options of a question that is answered with one of them
     request: RunRequest | None = None
     when_busy: WhenBusy | None = None  # None: as the queue settings say
     webhook: bool = False  # a URL is notified with the result
@@ -133,7 +134,7 @@ class Envelope(Struct, frozen=True, kw_only=True):
 
 
 class SettledOutcome(Struct, frozen=True, kw_only=True):
-    """How an envelope ended: exactly one per finished envelope."""
+    """How an envelope ended. Each finished envelope has exactly one outcome."""
 
     envelope: EnvelopeId
     outcome: Outcome
@@ -154,5 +155,6 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
 
 def needs_answer(kind: EnvelopeKind) -> bool:
-    """Whether a run owes this envelope an answer. Answers get none, or two agents would never stop."""
+    """Whether a run must answer an envelope of this kind. Answers get no answer, so that two agents
+    do not go on forever."""
     return kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM, EnvelopeKind.DECISION)

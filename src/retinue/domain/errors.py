@@ -77,7 +77,7 @@ class TooLarge(RetinueError):
 
 
 class AmbiguousId(RetinueError):
-    """A short id matches several things: `matches` of them, of which `candidates` are listed."""
+    """A short id matches several objects. `matches` is their number, and `candidates` are the ids to show."""
 
     code = "id.ambiguous"
 
@@ -107,7 +107,7 @@ class StaleEpoch(RetinueError):
 
     def __init__(self, session: str, epoch: int) -> None:
         super().__init__(
-            f"epoch {epoch} of session {session[:8]} is over",
+            f"this run no longer owns session {session[:8]}: its epoch {epoch} is over",
             because="the run was cancelled, or another worker has claimed the session",
             try_this="list the runs of the session: retinue run list",
         )

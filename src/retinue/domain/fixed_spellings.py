@@ -1,4 +1,4 @@
-"""Spellings in JSON and texts that are not ours to choose: a checklist line or a foreign protocol fixes them.
+"""Spellings in JSON and texts that a checklist line or a foreign protocol fixes, so that we cannot choose them.
 
 All other JSON keys, error codes and event kinds are in snake_case. `tests/test_json_casing.py` refuses
 any other spelling that is not in this list, and any entry of the list that nothing uses.
@@ -19,8 +19,9 @@ class Casing(StrEnum):
 class FixedSurface:
     """The fixed spellings of one surface.
 
-    `fixed_by` is the checklist line (such as A77) or the protocol that fixes them. `files` are the
-    files below `src/retinue` that write or read them; a name that ends with `/` is a folder.
+    `fixed_by` is the checklist line (such as A77, see CONTRIBUTING.md) or the protocol that fixes
+    them. `files` are the files below `src/retinue` that write or read them; a name that ends with
+    `/` is a folder.
     """
 
     surface: str
@@ -179,7 +180,7 @@ FIXED_SURFACES: tuple[FixedSurface, ...] = (
 
 
 def is_fixed(name: str, file: str) -> bool:
-    """Whether this spelling is fixed in this file below `src/retinue`."""
+    """Whether this spelling is fixed in this file. The path is relative to `src/retinue`."""
     return any(name in each.names and _belongs(file, each) for each in FIXED_SURFACES)
 
 

@@ -1,4 +1,4 @@
-"""Grants: a remembered yes, with its agent, permission and duration."""
+"""Grants: permissions that a person gave to an agent, each with its duration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GrantScope(StrEnum):
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """A permission of one agent, in one session or in all. It does not extend to subagents,
+    """A permission that one agent has in one session, or in all. It does not apply to subagents,
     schedules or background jobs."""
 
     id: GrantId

@@ -1,8 +1,8 @@
 """Heartbeats: periodic check-ins in which an agent looks for anything that needs attention.
 
-It works through its checklist: `HEARTBEAT.md` in its workspace, and the tasks in its `heartbeat`
-folder. Everything due goes into one prompt. If nothing needs attention, it replies `HEARTBEAT_OK`
-and no one is notified.
+The agent works through its checklist: `HEARTBEAT.md` in its workspace, and the tasks in its
+`heartbeat` folder. Everything due goes into one prompt. If nothing needs attention, the agent
+replies `HEARTBEAT_OK`, and no one is notified.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from retinue.domain.value_errors import HeartbeatTaskIdInvalid
 OK_TOKEN = "HEARTBEAT_OK"
 DEFAULT_EVERY_S = 1800.0
 HEARTBEAT_EVERY_S_MIN = 10.0
-DEFAULT_ACK_CHARS_MAX = 300  # besides the token, in a reply that still counts as an acknowledgement
+DEFAULT_ACK_CHARS_MAX = 300  # longest text besides the token in a reply that still counts as an acknowledgement
 ACK_CHARS_LIMIT = 10_000
 REPEAT_SUPPRESSED_S = 86_400  # a repeated alert is suppressed for this long
 TASKS_MAX = 100
 TASK_ID_LENGTH_MAX = 64
 TASK_TITLE_CHARS_MAX = 100
-TOKEN_MARKUP_CHARS_MAX = 200  # of markup around the token
+TOKEN_MARKUP_CHARS_MAX = 200  # longest markup around the token
 TOKENS_REMOVED_MAX = 20  # tokens removed from one text
 CHECKLIST_FILE = "HEARTBEAT.md"
 TASKS_FOLDER = "heartbeat"
@@ -49,10 +49,10 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 
 
 class HeartbeatVisibility(Struct, frozen=True, kw_only=True):
-    """Which heartbeat messages are shown; None: use the next level's value."""
+    """Which heartbeat messages are shown. None: use the value of the next level (see `Heartbeat.visibility_at`)."""
 
-    ok: bool | None = None  # replies that nothing needs attention
-    alerts: bool | None = None  # alerts
+    ok: bool | None = None  # acknowledgements: replies that nothing needs attention
+    alerts: bool | None = None  # replies that something needs attention
     indicator: bool | None = None  # a status indicator in clients
 
     def with_defaults(self, defaults: HeartbeatVisibility) -> HeartbeatVisibility:
@@ -73,7 +73,7 @@ DEFAULT_VISIBILITY = HeartbeatVisibility(ok=False, alerts=True, indicator=True)
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """The heartbeat settings of one agent, in addition to those of its schedule."""
 
-    asked_for: bool = True  # enabled in the settings; otherwise it runs because there are tasks
+    asked_for: bool = True  # enabled in the settings; if false, it runs only because there are tasks
     active_start: str = ""  # such as 08:00; empty: midnight
     active_end: str = ""  # at most 24:00; empty: midnight
     active_zone: str = ""  # empty: the schedule's zone
@@ -83,7 +83,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     accounts: Mapping[str, HeartbeatVisibility] = field(default_factory=dict[str, HeartbeatVisibility])
 
     def visibility_at(self, address: Address | None) -> HeartbeatVisibility:
-        """Return the visibility for an address: the connector's setting, then the platform's, then the general one."""
+        """Return the visibility for an address. The connector's value comes first, then the
+        platform's, then the general one."""
         plain = self.shown.with_defaults(DEFAULT_VISIBILITY)
         if address is None:
             return plain
@@ -97,7 +98,7 @@ def platform_of(connector: str) -> str:
     return connector.partition("-")[0]
 
 
-# --- when it beats ---
+# --- active hours ---
 
 
 def parse_minute_of_day(text: str) -> int | None:
@@ -121,11 +122,11 @@ def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
     return start <= minute < end if start < end else minute >= start or minute < end
 
 
-# --- what is to be done ---
+# --- tasks and the prompt ---
 
 
 class HeartbeatTask(Struct, frozen=True, kw_only=True):
-    """One task file, without its gate."""
+    """A task of the checklist, read from its file. Its gate is not included."""
 
     id: str
     title: str
@@ -133,7 +134,7 @@ class HeartbeatTask(Struct, frozen=True, kw_only=True):
 
 
 def validate_task_id(text: str) -> str:
-    """Return a task id that is a safe file name, or raise Invalid."""
+    """Return the task id without surrounding whitespace. Raises Invalid if it is not a safe file name."""
     given = text.strip()
     if len(given) > TASK_ID_LENGTH_MAX or not _TASK_ID.fullmatch(given) or ".." in given or given.endswith("."):
         raise HeartbeatTaskIdInvalid(given, chars_max=TASK_ID_LENGTH_MAX)
@@ -166,8 +167,8 @@ def format_tasks(tasks: Sequence[HeartbeatTask]) -> str:
 
 
 def build_prompt(custom_prompt: str, checklist: str, tasks: Sequence[HeartbeatTask]) -> str:
-    """Return one prompt for everything that is due. `custom_prompt` is text from the settings that
-    comes first."""
+    """Return one prompt for everything that is due. `custom_prompt` comes from the settings and
+    replaces the default instruction."""
     parts: list[str] = []
     if checklist:
         parts += [custom_prompt or CHECKLIST_PROMPT, f"# {CHECKLIST_FILE}\n\n{checklist}"]
@@ -195,8 +196,7 @@ _SPACE = re.compile(r"&nbsp;", re.IGNORECASE)
 
 
 def remove_token(text: str) -> str:
-    """Remove the token from the start and end of a text, with the markup around it. Elsewhere it
-    stays."""
+    """Remove the token, with the markup around it, from the start and end of a text. A token in the middle stays."""
     if OK_TOKEN not in text:
         return text.strip()
     left, taken = _SPACE.sub("\N{NO-BREAK SPACE}", text).strip(), 0
@@ -235,7 +235,7 @@ def _remove_from_end(text: str) -> str | None:
 
 
 def _is_whole_word(text: str, at: int) -> bool:
-    """Whether the token at this position is not part of a longer word."""
+    """Whether the token at this position is a word of its own, not part of a longer word."""
     before, after = text[max(0, at - TOKEN_MARKUP_CHARS_MAX) : at], text[at + len(OK_TOKEN) :]
     return not re.search(r"[A-Za-z0-9]_*\Z", before) and not re.match(r"_*[A-Za-z0-9]", after)
 
@@ -270,8 +270,8 @@ def _remove_opening(text: str, closed: re.Match[str]) -> str:
 def alert_text(text: str, *, ack_chars_max: int = DEFAULT_ACK_CHARS_MAX) -> str:
     """Return the alert in a heartbeat reply, without the token.
 
-    Empty if the reply is an acknowledgement: the token and at most `ack_chars_max` other
-    characters.
+    The alert is empty if the reply is an acknowledgement: the token and at most `ack_chars_max`
+    other characters.
     """
     left = remove_token(text)
     if left == text.strip():

@@ -1,11 +1,11 @@
 """Trimming a history: which records are kept, and their form in a new context.
 
 Records are append-only, so nothing is deleted. Kept records are copied after a new context start,
-in the same session or another, and the rest is no longer read. A copy belongs to no run, so a run's
-actions and cost are counted once.
+in the same session or another, and models no longer read the others. A copy belongs to no run, so
+the actions and cost of a run are counted once.
 
-A request is a user turn with everything that followed from it. Cuts fall between requests, so no
-call loses its result.
+A request is a user turn with all records that followed from it. A trim keeps or removes whole
+requests, so no call loses its result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retinue.domain.trust import Trust
 
 
 class TrimMode(StrEnum):
-    """What is removed: everything before the request of a record, everything after it, or that request."""
+    """What a trim removes: all requests before that of a given record, all requests after it, or that request."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -29,15 +29,14 @@ class TrimMode(StrEnum):
 
 
 def latest_context(records: Sequence[Record]) -> list[Record]:
-    """Return the newest context of a history, from its start record on. A compaction does not begin
-    a new context."""
+    """Return the records of the newest context, from its start record on. A compaction does not begin a new context."""
     marks = [i for i, record in enumerate(records) if isinstance(record.body, ContextStart)]
     return list(records[marks[-1] :] if marks else records)
 
 
 def split_requests(records: Sequence[Record]) -> list[list[Record]]:
-    """Split a context into its requests, in order. Records before the first request come first, as
-    an item of their own."""
+    """Split a context into its requests, in order. The first item holds the records before the
+    first request, if there are any."""
     ends = {record.run: i for i, record in enumerate(records)}
     results = {record.body.call: i for i, record in enumerate(records) if isinstance(record.body, ToolResult)}
     parts: list[list[Record]] = []
@@ -56,8 +55,8 @@ def split_requests(records: Sequence[Record]) -> list[list[Record]]:
 def trim_records(records: Sequence[Record], seq: int, mode: TrimMode) -> list[Record] | None:
     """Return what is left of a context after a trim, or None if no request contains that record.
 
-    A summary is dropped with any record that it covers. Replies of a model that had read a removed
-    record keep no more trust than that record had: a trim does not clean derived text.
+    A summary is dropped if a record that it covers is removed. If a removed record is untrusted,
+    the replies after it become untrusted: a model may have derived them from it.
     """
     parts = split_requests(records)
     at = next((i for i, part in enumerate(parts) if any(record.seq == seq for record in part)), None)
@@ -87,7 +86,8 @@ def trim_records(records: Sequence[Record], seq: int, mode: TrimMode) -> list[Re
 
 
 def _after_gap(record: Record, *, is_untrusted: bool) -> Record:
-    """Return a record after a gap, with its usage marked as estimated: the provider counted a different context."""
+    """Return a record that follows a removed one. A reply's usage becomes estimated, since the
+    provider counted a longer context."""
     if not isinstance(record.body, Reply):
         return record
     uncounted = replace(record.body, usage=replace(record.body.usage, estimated=True))
@@ -95,7 +95,7 @@ def _after_gap(record: Record, *, is_untrusted: bool) -> Record:
 
 
 def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
-    """Return a context without its last reply if results of that reply's calls are missing."""
+    """Return a context without its last reply and what follows it if results of that reply's calls are missing."""
     results = {record.body.call for record in records if isinstance(record.body, ToolResult)}
     last = next((i for i in range(len(records) - 1, -1, -1) if isinstance(records[i].body, Reply)), None)
     if last is None:
@@ -120,7 +120,7 @@ def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -
 
 
 def find_context_start(records: Sequence[Record]) -> tuple[int, int]:
-    """Return the seq at which the context of these records begins, and its number of summaries."""
+    """Return the seq at which the context of these records begins, and the number of summaries in it."""
     summaries = [record.body for record in records if isinstance(record.body, Summary)]
     return (summaries[-1].kept_from if summaries else records[0].seq), len(summaries)
 

@@ -48,6 +48,6 @@ def shortest_unique_prefixes(ids: list[str]) -> tuple[str, ...]:
 
 
 def derive_id(id_: str, purpose: str) -> str:
-    """Derive an id from another. It is deterministic, so a repeated transaction creates nothing
-    new."""
+    """Derive an id from another. The result is always the same, so a repeated transaction does not
+    create a second object."""
     return hashlib.sha256(f"{id_}/{purpose}".encode()).hexdigest()[:ID_LENGTH]

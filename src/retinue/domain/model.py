@@ -12,11 +12,11 @@ from retinue.domain.record import Usage
 EFFORTS = ("none", "low", "medium", "high", "xhigh")
 DEFAULT_WINDOW_TOKENS = 200_000
 DEFAULT_OUTPUT_TOKENS_MAX = 8_192
-PRICE_UNIT_TOKENS = 1_000_000  # the number of tokens that a price is for
+PRICE_UNIT_TOKENS = 1_000_000  # prices are per this many tokens
 
 
 class ModelRef(Struct, frozen=True):
-    """A model by provider and name: `anthropic/claude-opus-5-5`. A built-in model has no provider."""
+    """A model, by its provider and name: `anthropic/claude-opus-5-5`. A built-in model has no provider."""
 
     provider: str
     model: str
@@ -35,7 +35,7 @@ class Price(Struct, frozen=True, kw_only=True):
     call: int = 0
 
     def cost_microusd(self, usage: Usage) -> int:
-        """Return the cost of a call, rounded up so that a budget holds."""
+        """Return the cost of a call. It is rounded up, so that rounding never exceeds a budget."""
         plain = max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0)
         total = plain * self.input
         total += usage.cache_read_tokens * (self.input if self.cache_read is None else self.cache_read)
@@ -68,7 +68,7 @@ FREE_PRICE = Price()
 
 
 class ModelFailureKind(StrEnum):
-    """Why a model did not reply. It decides what is tried next."""
+    """Why a model did not reply. This decides what is tried next."""
 
     AUTH = "auth"
     PERMISSION = "permission"
@@ -87,7 +87,7 @@ class ModelFailureKind(StrEnum):
 
 
 class ModelFailed(RetinueError):
-    """The model could not reply; the texts are for the person who waits.
+    """The model could not reply. The person who waits for the answer reads the sentence, the reason and the next step.
 
     `may_be_charged` says that part of the reply arrived or may have been generated. Then the cost
     is unknown, unless `usage` is set: a complete reply that was unusable.

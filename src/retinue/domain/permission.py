@@ -1,8 +1,8 @@
 """Permissions: what an agent may access beyond its workspace, written as tags: `web`, `read:/path`,
 `write:/path`.
 
-This module is pure: it compares paths as strings. Code that opens files resolves both sides first
-(see `tools/files/paths`).
+This module compares paths as strings and reads no files. Code that opens files resolves both paths
+first (see `tools/files/paths`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from retinue.domain.value_errors import PermissionInvalid, PermissionPathInvalid
 
 PERMISSION_PATH_BYTES_MAX = 4096
 TOOL_GLOB_LENGTH_MAX = 128
-# Control, bidirectional, invisible and surrogate characters. A person is shown a path before it is
-# permitted, and must see all of it.
+# Control, bidirectional, invisible and surrogate characters. A person sees a path before it is
+# permitted, and must be able to see every character of it.
 _INVISIBLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -32,7 +32,7 @@ WRITABLE_IN_AGENT_DIRECTORY = ("SOUL.md", "USER.md", "internal_space", "heartbea
 # Kernel files, which expose the memory and environment of every process.
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
-# Where keys are stored, in a user's home directory and in the system. A grant for a folder above does not include them.
+# Where keys are stored, in a user's home directory and in the system. A grant of a parent folder does not include them.
 USER_KEY_PATHS = (
     ".ssh",
     ".gnupg",
@@ -124,9 +124,10 @@ WEB_PERMISSION = Permission(PermissionKind.WEB)
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether a path is this folder or inside it.
+    """Whether a path is the folder or inside the folder.
 
-    Both are compared as strings: absolute, without `..` and without a trailing `/`.
+    Both must be absolute, without `..` and without a trailing `/`, because they are compared as
+    strings.
     """
     return path == folder or path.startswith(folder if folder == "/" else f"{folder}/")
 
@@ -149,8 +150,8 @@ def parse_permission(tag: str) -> Permission:
 
 
 def parse_absolute_path(text: str) -> PurePosixPath:
-    """Return a path that a permission may name: absolute, fully visible and not too long. Raises
-    Invalid otherwise."""
+    """Parse a path that a permission may name: absolute, fully visible and not too long. Raises
+    Invalid for any other path."""
     because = ""
     if not text.startswith("/"):
         because = "it must be absolute"
@@ -190,8 +191,8 @@ class AgentRights(Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1024)
 def default_rights(agent_directory: Path, workspace: Path) -> AgentRights:
-    """Return the rights of an agent without any grant: its workspace and named parts of its agent
-    directory. No web."""
+    """Return the rights of an agent without any grant: its workspace and some paths of its agent
+    directory, but not the web."""
     return AgentRights(workspace=workspace, write=tuple(agent_directory / name for name in WRITABLE_IN_AGENT_DIRECTORY))
 
 
@@ -211,22 +212,21 @@ def add_permissions(rights: AgentRights, granted: Iterable[Permission]) -> Agent
 
 
 class ProtectedPaths(Struct, frozen=True, kw_only=True):
-    """Paths that no agent may access, whatever was granted, and paths that need a grant of exactly
-    that path.
+    """Paths that no agent may access, even with a grant, and paths of keys, which need a grant of exactly that path.
 
-    The first are the server's data, other agents' directories and kernel files. The second are the
-    keys of the user who runs the server. `data_directory` is RETINUE_HOME. These and all paths
-    below are resolved.
+    No agent may access the server's data, other agents' directories and kernel files. The keys are
+    those of the system and of the user who runs the server. `data_directory` is RETINUE_HOME. All
+    paths, in fields and arguments, must be resolved.
     """
 
     data_directory: Path | None = None
     user_home: Path | None = None
 
     def denied_because(self, path: str, *, agent_directory: Path, workspace: Path, granted: Iterable[Path]) -> str:
-        """Return why access to a path is denied; empty if it is not.
+        """Return why access to a path is denied; empty if it is not denied.
 
-        A grant includes keys only if it lies within their folder: a grant of `~/.ssh` does, a grant
-        of `~` does not.
+        A grant gives access to keys only if it names their folder or a path in it. So a grant of
+        `~/.ssh` does, and one of `~` does not.
         """
         if any(is_within(path, folder) for folder in KERNEL_FOLDERS):
             return "no agent may access files of the operating system"
@@ -260,8 +260,8 @@ class ProtectedPaths(Struct, frozen=True, kw_only=True):
 
 
 def is_lent_workspace(workspace: str, agent_directories: str) -> bool:
-    """Whether a workspace inside another agent's directory belongs to an agent it created:
-    `HOMES/ADA/staff/BERT`, or below."""
+    """Whether a workspace inside another agent's directory belongs to an agent that this other
+    agent created. Such a workspace is `AGENTS/ADA/staff/BERT`, or below it."""
     parts = (
         PurePosixPath(workspace).relative_to(agent_directories).parts if is_within(workspace, agent_directories) else ()
     )

@@ -23,8 +23,7 @@ class Person:
 
 
 class Requester(Struct, frozen=True):
-    """Someone on whose behalf a run works. No role means a sender who is not a person of this
-    instance."""
+    """Someone on whose behalf a run works. `role` is None for a sender who is not a person of this instance."""
 
     address: Address
     role: Role | None = None
@@ -35,5 +34,6 @@ class Requester(Struct, frozen=True):
 
     @property
     def is_outside(self) -> bool:
-        """Whether it is neither the owner nor a member: a guest, a paired sender, someone in a group, a webhook."""
+        """Whether the requester is neither the owner nor a member: a guest, a paired sender,
+        someone in a group, a webhook."""
         return self.role not in (Role.OWNER, Role.MEMBER)

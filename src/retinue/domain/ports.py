@@ -1,5 +1,5 @@
-"""Protocols for what a part needs from outside. Clock, ids and randomness are always passed in,
-never global."""
+"""Protocols for what a package needs from packages above it. The clock and the source of ids are
+always passed in, never global."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from retinue.domain.trust import Trust
 
 
 class Clock(Protocol):
-    """Wall-clock time, aware and UTC, and a way to wait. Wall time may jump; a sleep is unaffected."""
+    """The current time, aware and UTC, and ways to wait. The time may jump when the system's clock
+    is set; a wait is not affected."""
 
     def now(self) -> datetime: ...
     async def sleep(self, seconds: float) -> None: ...
@@ -51,12 +52,12 @@ class EnvelopeAcceptor(Protocol):
 
 
 class RunApprovals(Protocol):
-    """The answers so far to approvals of this run's calls."""
+    """The approvals that were requested for calls of this run, with the answers so far."""
 
     def state_of(self, call: Call) -> ApprovalState | None:
-        """Return the approval's state; None if none was requested.
+        """Return the state of the call's approval; None if no approval was requested.
 
-        `open` means that one was requested, and the run continues without the answer.
+        `open` means that an approval was requested, and the run continues without the answer.
         """
         ...
 
@@ -65,8 +66,8 @@ class RunApprovals(Protocol):
         ...
 
     def permissions_of(self, call: Call) -> Sequence[Permission]:
-        """Return the permissions the person was shown for this call. A yes allows these, and no
-        more."""
+        """Return the permissions that the person saw in the request for this call. A yes allows
+        these permissions only."""
         ...
 
 
@@ -90,16 +91,16 @@ class ReadChecklist(Protocol):
 
 
 class RunObserver(Protocol):
-    """Observes a run while it works. Called immediately, without delivery guarantees."""
+    """Observes a run while it works. It is called at once, but a call may be missed."""
 
     def on_delta(self, delta: Delta) -> None: ...
     def on_tool_call(self, run: RunId, tool: str) -> None:
-        """A tool call begins."""
+        """Called when a tool call begins."""
         ...
 
 
 CallModel = Callable[[int, ModelCallReservation], Awaitable[Reply]]
-"""Calls a model, with the number of the attempt and the reservation of its cost."""
+"""Calls a model. The arguments are the number of the attempt and the reservation of the cost."""
 
 
 class Journal(Protocol):
@@ -111,7 +112,7 @@ class Journal(Protocol):
 
     @property
     def records(self) -> Sequence[Record]:
-        """The whole context, with this run's own records last."""
+        """The whole context. This run's records are last."""
         ...
 
     @property
@@ -136,8 +137,8 @@ class Journal(Protocol):
     async def summarize(
         self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
     ) -> Reply:
-        """Call the model for a summary of the context, or of a part of it. Only `compact` stores
-        the result.
+        """Call the model for a summary of the context, or of a part of it. This does not store the
+        summary; `compact` does.
 
         `notice` is shown to a waiting person before the model is called.
         """
@@ -148,15 +149,15 @@ class Journal(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Store everything received so far, before a wait."""
+        """Store everything that was received so far. Call this before a wait."""
         ...
 
     async def compact(self, summary: Summary) -> None:
-        """Start the context with this summary, followed by the records it has kept."""
+        """Shorten the context to this summary, followed by the records that the summary does not cover."""
         ...
 
     async def add_note(self, note: Note) -> None:
-        """Add a text of the server for the model, as part of this run."""
+        """Add a text from the server that the model reads, as a record of this run."""
         ...
 
     def was_interrupted(self, turn: int, index: int) -> bool:
@@ -177,16 +178,17 @@ class Journal(Protocol):
     ) -> ToolResult:
         """Write the intent and why it is allowed, perform the call and store the result.
 
-        `is_late`: its turn is over, so the result is stored as a note. A call that a crash
-        interrupted is not performed again unless it is repeatable. A call that is read-only starts
-        at once, and its intent is written with its result or when it takes long.
+        `is_late`: the turn of the call is over, so the result is stored as a note. A call that a
+        crash interrupted is performed again only if it is repeatable. A read-only call starts at
+        once; its intent is written with its result, or earlier if the call takes long.
         """
         ...
 
     async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
-        """Store bodies that needed no action: results that are refused, unknown or pending, and calls no model made."""
+        """Store bodies for which nothing is performed: results of refused, unknown or pending
+        calls, and replies with calls that no model requested."""
         ...
 
     async def add_late_result(self, result: ToolResult) -> None:
-        """Store the result of a late call that needed no action."""
+        """Store the result of a late call for which nothing is performed."""
         ...

@@ -1,4 +1,4 @@
-"""Principals: who makes a request, as proved by a token. No one can act under another's name."""
+"""Principals: who makes a request, as proved by a token. A principal cannot act under another name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retinue.domain.trust import Trust
 class Principal(Struct, frozen=True, kw_only=True):
     """A person or an agent, with their rights. `token_id` names the token of the request.
 
-    `lineage` is that of the run in which an agent makes the request.
+    If an agent makes the request, `lineage` is the lineage of its run.
     """
 
     address: Address
@@ -26,13 +26,13 @@ class Principal(Struct, frozen=True, kw_only=True):
 
     @property
     def sees_everything(self) -> bool:
-        """Whether it sees everything: the owner and the server do. An agent does not, whatever its
-        level."""
+        """Whether the principal sees everything. The owner and the server do. An agent does not,
+        even with level boss."""
         return self.level is PermissionLevel.BOSS and self.address.kind in (AddressKind.PERSON, AddressKind.SERVER)
 
 
 SERVER_PRINCIPAL = Principal(address=address.SERVER_ADDRESS, level=PermissionLevel.BOSS, trust=Trust.OWNER)
-"""The server itself, for lookups that no one requested."""
+"""The server itself, for lookups that it makes without a request."""
 
 LEVEL_BY_ROLE = {
     Role.OWNER: PermissionLevel.BOSS,

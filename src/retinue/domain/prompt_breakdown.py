@@ -15,8 +15,8 @@ class PromptPartKind(StrEnum):
 
 
 class PromptPart(Struct, frozen=True, kw_only=True):
-    """One part and its approximate size. `within` names the part that contains it and already
-    counts it."""
+    """One part and its approximate size. If it is contained in another part, `within` names that
+    part, whose size includes it."""
 
     kind: PromptPartKind
     name: str

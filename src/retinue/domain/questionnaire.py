@@ -13,7 +13,7 @@ from retinue.domain.ids import EnvelopeId, QuestionnaireId, RunId, SessionId
 from retinue.domain.trust import Trust
 
 QuestionnaireAnswer = str | int | float | bool | list[str] | None
-"""The answer to one field; None if there is none."""
+"""The answer to one field; None if the field was left empty."""
 
 
 class QuestionnaireFieldKind(StrEnum):
@@ -28,7 +28,7 @@ class QuestionnaireState(StrEnum):
     OPEN = "open"
     ANSWERED = "answered"
     CANCELLED = "cancelled"
-    EXPIRED = "expired"  # never stored: the state of an open one after its expiry
+    EXPIRED = "expired"  # never stored: the state of an open questionnaire after its expiry
 
 
 class QuestionnaireField(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,8 @@ class QuestionnaireField(Struct, frozen=True, kw_only=True):
 
 
 class Questionnaire(Struct, frozen=True, kw_only=True):
-    """`trust` is the trust of the agent's context when it wrote the questions: selected options are its text."""
+    """`trust` is the trust of the agent's context when it wrote the questions. It applies to
+    selected options, which are the agent's text."""
 
     id: QuestionnaireId
     person: str
@@ -66,7 +67,7 @@ class Questionnaire(Struct, frozen=True, kw_only=True):
     envelope: EnvelopeId | None = None
 
     def state_at(self, now: datetime) -> QuestionnaireState:
-        """Return the state at this time. An open questionnaire expires without a write."""
+        """Return the state at this time. An open questionnaire counts as expired without a change in the store."""
         if self.state is QuestionnaireState.OPEN and now >= self.expires_at:
             return QuestionnaireState.EXPIRED
         return self.state

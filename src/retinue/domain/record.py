@@ -31,15 +31,15 @@ class RecordKind(StrEnum):
 
 
 class ContextStart(Struct, frozen=True, kw_only=True):
-    """Where a context begins. A reset may carry text into the new context. `because` is for people;
-    no model reads it."""
+    """The start of a context. A reset may carry `text` into the new context. `because` is for
+    people; no model reads it."""
 
     text: str = ""
     because: str = ""
 
 
 class UserTurn(Struct, frozen=True, kw_only=True):
-    """What a run was given to read, byte for byte as the model read it."""
+    """The input of a run, byte for byte as the model read it."""
 
     text: str
     envelopes: tuple[EnvelopeId, ...] = ()
@@ -50,7 +50,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Tokens and cost of a reply. `input_tokens` includes cached tokens; `output_tokens` includes
     reasoning tokens.
 
-    `estimated`: the provider reported nothing, so these are estimates, and no total includes them.
+    `estimated`: the numbers are estimates, because the provider reported none. No total includes
+    them.
     """
 
     input_tokens: int = 0
@@ -71,24 +72,24 @@ class StopReason(StrEnum):
     END = "end"
     CALLS = "calls"
     LENGTH = "length"
-    CUT_OFF = "cut-off"  # cancelled by us while streaming
+    CUT_OFF = "cut-off"  # the server cancelled the reply while it streamed
     FILTERED = "filtered"  # refused by the model or its provider
-    PAUSED = "paused"  # to continue, it needs its own output back
+    PAUSED = "paused"  # to continue, the provider needs its output sent back
 
 
 class ReplyPieceKind(StrEnum):
     TEXT = "text"
     THINKING = "thinking"
     CALL = "call"
-    SERVER = "server"  # executed by the provider: neither text nor a call of ours
+    SERVER = "server"  # a tool that the provider executed: neither text nor a call of ours
 
 
 class ReplyPiece(Struct, frozen=True, kw_only=True):
     """A section of a reply, in order: the next `length` characters of its text or reasoning, or the
     next `length` calls.
 
-    `seal` is opaque data to send back with it, such as a signature or encrypted reasoning. Only its
-    provider can use it.
+    `seal` is opaque data to send back with the section, such as a signature or encrypted reasoning.
+    Only the provider of the reply can use it.
     """
 
     kind: ReplyPieceKind
@@ -97,7 +98,7 @@ class ReplyPiece(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What a model replied in one turn, and the calls it requested.
+    """The text that a model replied in one turn, and the calls that it requested.
 
     `pieces` is set only if order or seals matter; otherwise the order is thinking, text, calls. A
     seal is valid only for the `provider` that made it.
@@ -114,8 +115,8 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """Summary of the context before `kept_from`. It is read first; the records it covers are not
-    read again."""
+    """A summary of the records before `kept_from`, which is a seq. Models read the summary in place
+    of these records."""
 
     text: str
     kept_from: int
@@ -123,11 +124,11 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """A text of the server that the model reads like a message: the end of a cancelled run, or
-    envelopes that were left out.
+    """A text of the server that the model reads like a message: for example, that a run was
+    cancelled or that envelopes were left out.
 
-    `call` names the stored call of which this is the result, if the call was performed after its
-    turn was over. `whole` and `attachments` are then as in a result.
+    A note can also be the result of a call that was performed after its turn was over. Then `call`
+    names the stored call, and `whole` and `attachments` are as in `ToolResult`.
     """
 
     text: str
@@ -170,9 +171,9 @@ class TextRecord(Record):
     """A text-only record as loaded from the store, whose body is built on first access.
 
     Such a record is a user turn without attachments, or a reply without calls, reasoning and
-    pieces. Most records are, and thousands are loaded before the first answer after a restart. It
-    behaves like the `Record` it stands for; code that processes a whole context can read only its
-    text.
+    pieces. Most records are, and thousands are loaded before the first answer after a restart. A
+    text record behaves like the `Record` that it replaces. Code that processes a whole context can
+    read `text` without building the body.
     """
 
     # The body's tuple slot holds a `LazyBody`, and the text follows after all fields of `Record`. A
@@ -194,7 +195,7 @@ class TextRecord(Record):
     def __eq__(self, other: object) -> bool:
         return self is other or self.full_record == (other.full_record if isinstance(other, TextRecord) else other)
 
-    def __ne__(self, other: object) -> bool:  # tuple defines its own
+    def __ne__(self, other: object) -> bool:  # `tuple` defines `!=` separately
         return not self == other
 
     def __hash__(self) -> int:
@@ -239,8 +240,7 @@ def record_texts(records: Iterable[TextRecord]) -> Iterator[str]:
 
 
 def body_trust(body: RecordBody) -> Trust:
-    """Return the trust of a body that carries its own. The trust of a user turn depends on its
-    senders."""
+    """Return the trust of a body from the body alone. Not for a user turn: its trust depends on its senders."""
     match body:
         case ToolResult(trust=trust) | Note(trust=trust) | Summary(trust=trust):
             return trust
@@ -256,7 +256,7 @@ def model_without_provider(reply: Reply) -> str:
 
 
 def effective_trust(record: Record) -> Trust:
-    """Return the trust of a record including its attachments.
+    """Return the trust of a record and its attachments together.
 
     The contents of files have no trust label, so files from anyone but the owner are untrusted.
     """
@@ -270,8 +270,8 @@ def effective_trust(record: Record) -> Trust:
 def least_trust_in(context: Sequence[Record]) -> Trust:
     """Return the least trust in a context.
 
-    It is computed every turn, and a context may have thousands of records. No Python code runs per
-    record, unless someone other than the owner has written.
+    This is called every turn, and a context may have thousands of records. So Python code runs per
+    record only if someone other than the owner has written.
     """
     met = set(zip(map(_get_kind, context), map(_get_trust, context), strict=True))
     trusts = {trust for _, trust in met}

@@ -110,7 +110,7 @@ FAULT_CASES: Mapping[str, str] = {
     "told-twice": "message-repeated",
 }
 
-# A code with several new ones was divided: the new code says which case it is.
+# Error codes. A former code with more than one new code was divided into one for each case.
 ERROR_CODES: Mapping[str, tuple[str, ...]] = {
     "address.no-reader": ("address.cannot_receive",),
     "agent.bounds-not-yours": ("agent.fields_not_allowed",),

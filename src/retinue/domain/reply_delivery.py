@@ -39,7 +39,7 @@ class HumanDelay(StrEnum):
 
 
 class StreamMode(StrEnum):
-    """What is shown of an answer before it is complete."""
+    """What a person sees of an answer before it is complete."""
 
     OFF = "off"
     BLOCKS = "blocks"  # short messages, sent as blocks are finished
@@ -91,7 +91,7 @@ class ReplyDelivery(Struct, frozen=True, kw_only=True):
 
     @property
     def delay_range_ms(self) -> tuple[int, int] | None:
-        """The minimum and maximum pause between two messages; None for no pause."""
+        """The minimum and maximum pause between two messages; None if there is no pause."""
         match self.human_delay:
             case HumanDelay.OFF:
                 return None
@@ -105,5 +105,5 @@ DEFAULT_REPLY_DELIVERY = ReplyDelivery()
 
 
 def default_reply_delivery(_connector: str) -> ReplyDelivery:
-    """Return the built-in defaults, for an instance without such settings."""
+    """Return the built-in reply delivery, for a server whose settings contain none."""
     return DEFAULT_REPLY_DELIVERY

@@ -1,6 +1,6 @@
 """Reset rules: when the context of a session is reset automatically.
 
-The history stays readable and searchable; only the model's context starts anew.
+The history stays readable and searchable; the model starts with an empty context.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from datetime import time
 NEVER = "never"
 IDLE_MINUTES_MAX = 366 * 24 * 60
 CONTEXT_TOKENS_LIMIT = 100_000_000
-REASONS_LENGTH_MAX = 500  # characters, of all reasons together
+REASONS_LENGTH_MAX = 500  # characters of all reasons together
 
 _TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetRules:
-    """The reset rules of an agent, a connector, a kind of session, or the server. Unset values come
-    from the next level."""
+    """The reset rules of an agent, a connector, a kind of session, or the server. An unset value
+    comes from the next more general rules."""
 
     daily_at: str | None = None  # HH:MM in the owner's zone, or `never`
     idle_minutes: float | None = None  # since the last activity that was not scheduled; 0: never
@@ -47,7 +47,7 @@ def parse_time_of_day(text: str) -> time | None:
 
 
 def add_reason(reasons: str, reason: str) -> str:
-    """Add a reason to a list, without duplicates: several requests for a reset cause one reset."""
+    """Add a reason to the reasons of a requested reset, without duplicates. More than one request causes one reset."""
     if not reasons or reason in reasons.split("; "):
         return reasons or reason[:REASONS_LENGTH_MAX]
     return f"{reasons}; {reason}"[:REASONS_LENGTH_MAX]

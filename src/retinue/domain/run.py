@@ -14,7 +14,7 @@ from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.session import LaneKind
 from retinue.domain.tool import Call
 
-# How the stored error of a run that exceeded its time limit begins: since codes have underscores, and before.
+# Beginnings of the stored error of a run that exceeded its time limit: the code, and its former spelling with a hyphen.
 TIMED_OUT_CODES = ("run.timed_out:", "run.timed-out:")
 
 
@@ -50,12 +50,12 @@ class Run(Struct, frozen=True, kw_only=True):
 
     @property
     def root_run(self) -> RunId:
-        """The first run of its tree. All runs of a tree share one budget."""
+        """The first run of this run's tree. All runs of a tree share one budget."""
         return self.lineage.root if self.lineage is not None else self.id
 
     @property
     def effective_lineage(self) -> Lineage:
-        """The lineage; for a root run, a lineage that starts with itself."""
+        """The lineage. For a root run, it is a lineage that begins with this run."""
         return self.lineage or Lineage(root=self.id, behalf=self.sender, agents=(self.agent,))
 
 

@@ -1,4 +1,4 @@
-"""Choices of how commands are confined: set for the server, and possibly stricter for an agent."""
+"""Options for how commands are confined. They are set for the server, and an agent's options may be stricter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ class SandboxMode(StrEnum):
 
 
 class SandboxScope(StrEnum):
-    """What shares one container. With bubblewrap nothing is shared: each command has its own
-    sandbox."""
+    """Which commands share one container. With bubblewrap, each command has a separate sandbox."""
 
     SESSION = "session"
     AGENT = "agent"

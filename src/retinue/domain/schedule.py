@@ -43,13 +43,13 @@ GATE_TIMEOUT_MS_MIN, GATE_TIMEOUT_MS, GATE_TIMEOUT_MS_MAX = 100, 30_000, 300_000
 GATE_DOMAINS_MAX = 50
 GATE_VARIABLES_MAX = 50
 GATE_PERMISSIONS_MAX = 50
-SESSION_WAKE_UPS_MAX = 25  # pending, per session
-PERSON_REMINDERS_MAX = 25  # pending, per person
+SESSION_WAKE_UPS_MAX = 25  # pending wake-ups per session
+PERSON_REMINDERS_MAX = 25  # pending reminders per person
 REMINDER_BYTES_MAX = 2_000
 SCHEDULES_MAX = 10_000  # per instance
 AGENT_SCHEDULES_MAX = 100  # per agent
 OCCURRENCES_KEPT_MAX = 500  # occurrences kept per schedule
-SKIPS_COUNTED_MAX = 1_000  # more skipped occurrences than this are not counted
+SKIPS_COUNTED_MAX = 1_000  # if more occurrences were skipped, their number is not counted
 LATENESS_S_MAX = 60  # later than this, an occurrence counts as missed: the server was down or asleep
 
 
@@ -61,7 +61,7 @@ class OnceTrigger(Struct, frozen=True, tag="once"):
 
 
 class EveryTrigger(Struct, frozen=True, tag="every"):
-    """A fixed interval from `start` on, unaffected by clock changes."""
+    """A fixed interval from `start` on. Clock changes do not affect it."""
 
     seconds: int
     start: datetime
@@ -88,7 +88,7 @@ class ScheduleKind(StrEnum):
 
 
 class ScheduleSession(StrEnum):
-    """In which session the agent works on it."""
+    """The session in which the agent works on an occurrence."""
 
     FRESH = "fresh"  # a dedicated session, reset before each occurrence
     OWN = "own"  # a dedicated session that keeps its history
@@ -96,15 +96,14 @@ class ScheduleSession(StrEnum):
 
 
 class MissedPolicy(StrEnum):
-    """What happens to an occurrence at which the server was down or asleep."""
+    """What happens to an occurrence if the server was down, or the computer asleep, at its time."""
 
     SKIP = "skip"
     RUN = "run"  # one run, however many were missed
 
 
 class ScheduleGate(Struct, frozen=True, kw_only=True):
-    """A command that decides whether an occurrence runs, before a token is spent. Exit code 0 means
-    yes."""
+    """A command that decides whether an occurrence runs, before any model is called. Exit code 0 means yes."""
 
     command: str
     cwd: str = ""
@@ -115,13 +114,13 @@ class ScheduleGate(Struct, frozen=True, kw_only=True):
 
 
 class GateResult(Struct, frozen=True, kw_only=True):
-    """The result of a gate. If it is closed, `because` is shown in the schedule's history."""
+    """The result of a gate. If the gate is closed, the schedule's history shows `because`."""
 
     is_open: bool
     because: str = ""
     output: str = ""
     trust: Trust = Trust.UNTRUSTED
-    text: str | None = None  # replaces the schedule's text: the prompt of a heartbeat
+    text: str | None = None  # replaces the schedule's text, as the prompt of a heartbeat does
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
@@ -143,8 +142,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     gate: ScheduleGate | None = None
     heartbeat: Heartbeat | None = None  # only for the kind `heartbeat`
     model: str | None = None
-    title: str = ""  # of the dedicated session
-    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the dedicated session
+    title: str = ""  # title of the dedicated session
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # attributes of the dedicated session
     trust: Trust = Trust.PRIVATE
     source: str = "api"  # who defined it: api, agent, file or settings
 
@@ -160,7 +159,7 @@ class ScheduleStatus(Struct, frozen=True, kw_only=True):
 
     enabled: bool
     because: str = ""  # why it is disabled
-    zone: str  # the zone in effect: its own, or the owner's
+    zone: str  # the zone in effect: the schedule's or, if it has none, the owner's
     occurrence_at: datetime | None = None
     envelope: EnvelopeId | None = None
     last_run_at: datetime | None = None
@@ -190,8 +189,8 @@ class OccurrenceCause(StrEnum):
 
 
 class Occurrence(Struct, frozen=True, kw_only=True):
-    """One occurrence of a schedule. If `until` is set, it stands for all occurrences before that
-    time."""
+    """One occurrence of a schedule. If `until` is set, this entry stands for all occurrences from
+    `at` up to that time."""
 
     schedule: ScheduleId
     seq: int = 0  # assigned when it is stored
@@ -222,8 +221,8 @@ def next_occurrence(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo) -> 
 
 
 def _round_to_stored(moment: datetime) -> datetime:
-    """Round to the stored precision. An occurrence that is later than its stored time by less than
-    that would repeat."""
+    """Round down to whole milliseconds, the stored precision. Otherwise an occurrence would be
+    later than its stored time, and would repeat."""
     return from_ms(to_ms(moment))
 
 
@@ -247,8 +246,8 @@ def next_occurrences(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo, *,
 
 
 def count_occurrences(when: ScheduleTrigger, first: datetime, until: datetime, zone: ZoneInfo) -> int | None:
-    """Count the occurrences from `first`, which is one, up to but not including `until`. None: too
-    many to count."""
+    """Count the occurrences from `first`, which is the first occurrence, up to but not including
+    `until`. Returns None if there are too many to count."""
     if isinstance(when, EveryTrigger):
         return -((to_ms(first) - to_ms(until)) // (when.seconds * 1000))
     later = cron.iterate_times(when.expression, first, zone) if isinstance(when, CronTrigger) else ()
@@ -257,7 +256,7 @@ def count_occurrences(when: ScheduleTrigger, first: datetime, until: datetime, z
 
 
 def describe_trigger(when: ScheduleTrigger, zone: ZoneInfo) -> str:
-    """Describe in English when it occurs."""
+    """Describe a trigger in English."""
     match when:
         case OnceTrigger(at):
             return f"Once, at {format_time(at, zone)}"
@@ -271,7 +270,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def format_duration(seconds: int) -> str:
-    """Format a duration: `1 hour 30 minutes`. A single unit is only its name: `hour`."""
+    """Format a duration: `1 hour 30 minutes`. One of a single unit is only the unit: `hour`, as in `every hour`."""
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
         amount, seconds = divmod(seconds, size)
@@ -285,12 +284,12 @@ def format_duration(seconds: int) -> str:
 def shortest_interval(
     when: ScheduleTrigger, moment: datetime, zone: ZoneInfo, *, sample_size: int = 10
 ) -> timedelta | None:
-    """Return the shortest interval between its next few occurrences; None if it occurs once."""
+    """Return the shortest interval between the next few occurrences; None if there is only one."""
     times = next_occurrences(when, moment, zone, count=sample_size)
     return min((later - earlier for earlier, later in pairwise(times)), default=None)
 
 
-# --- what may be set ---
+# --- limits ---
 
 
 def check_schedule(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None:
@@ -314,7 +313,7 @@ def check_schedule(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None
         check_gate(schedule.gate)
     if schedule.gate is not None and AddressKind.AGENT not in (schedule.to.kind, schedule.owner.kind):
         raise ScheduleGateInvalid(
-            because="a gate runs with the rights of an agent, and this schedule has none",
+            because="a gate runs with the rights of an agent, and this schedule has no agent",
             try_this="send it to an agent: to = agent:NAME",
         )
 
@@ -350,7 +349,7 @@ def check_gate(gate: ScheduleGate) -> None:
     ):
         if len(values) > count_max:
             raise ScheduleGateInvalid(
-                because=f"it has {len(values)} {label}; the limit is {count_max}", try_this=f"remove some {label}"
+                because=f"it has {len(values)} {label}, and the limit is {count_max}", try_this=f"remove some {label}"
             )
     if "*" in gate.domains:
         raise ScheduleGateInvalid(

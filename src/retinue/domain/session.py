@@ -44,7 +44,7 @@ class OriginKind(StrEnum):
 
 
 SPAWNED_ORIGINS = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
-"""Sessions that work on a task of an agent."""
+"""Origins of sessions that an agent's run started to work on a task."""
 
 
 class LaneKind(StrEnum):
@@ -75,11 +75,11 @@ class Origin(Struct, frozen=True):
 
     @property
     def channel(self) -> str:
-        """`CONNECTOR:CHANNEL` if it belongs to a chat; empty otherwise."""
+        """`CONNECTOR:CHANNEL` if the session belongs to a chat; empty for any other origin."""
         return self.key.removeprefix("channel:") if self.kind is OriginKind.CHAT else ""
 
     def belongs_to(self, address: str) -> bool:
-        """Whether a person opened it, from a terminal or the web app."""
+        """Whether the person with this address opened the session, in a terminal or the web app."""
         own = self.key == address or self.key.startswith(f"{address}/")
         return own and self.kind in (OriginKind.TERMINAL, OriginKind.WEB)
 
@@ -93,10 +93,10 @@ class QueueMode(StrEnum):
 
 
 class WhenBusy(StrEnum):
-    """What a sender wants for one envelope if a run is active. It overrides the queue mode."""
+    """What happens to one envelope if a run is active. The sender's choice overrides the queue mode."""
 
-    STEER = "steer"  # read by that run, at its next turn
-    COLLECT = "collect"  # wait until the run ends
+    STEER = "steer"  # the active run reads it at its next turn
+    COLLECT = "collect"  # it waits until the run ends
 
 
 class Overflow(StrEnum):
@@ -119,7 +119,7 @@ class QueuePolicy:
 
 
 class QueueOverride(Struct, frozen=True, kw_only=True):
-    """A session's own queue settings; None means the agent's."""
+    """Queue settings of a session. None means the agent's value."""
 
     mode: QueueMode | None = None
     cap: int | None = None
@@ -137,11 +137,11 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
 
 
 class SessionOptions(Struct, frozen=True, kw_only=True):
-    """A session's own model and display options; None means the agent's.
+    """Model and display options of a session. None means the agent's value.
 
-    `credential` is the one used last, kept for the provider's cache. If a person chose it
-    (`pinned`), it is never replaced. `send`: whether replies are sent to channels; None means as
-    the send policy decides.
+    `credential` is the credential used last. The session keeps it because the provider caches per
+    credential. If a person chose it (`pinned`), it is never replaced. `send` is whether replies are
+    sent to channels; if it is None, the send policy decides.
     """
 
     model: str | None = None
@@ -153,7 +153,8 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
 
 
 class SessionActivity(StrEnum):
-    """Stored, so that startup loads only sessions with something to do."""
+    """Whether a session has something to do. It is stored, so that the server loads only active
+    sessions when it starts."""
 
     ACTIVE = "active"
     SLEEPING = "sleeping"
@@ -186,7 +187,7 @@ class Session(Struct, frozen=True, kw_only=True):
 
 
 def validate_session_name(name: str) -> str:
-    """Return a session name stripped to one line, or raise Invalid."""
+    """Return the name without surrounding whitespace. Raises Invalid if it is not one line of printable characters."""
     name = name.strip()
     if not 0 < len(name) <= SESSION_NAME_LENGTH_MAX or not name.isprintable() or not is_storable(name):
         raise SessionNameInvalid(name, chars_max=SESSION_NAME_LENGTH_MAX)

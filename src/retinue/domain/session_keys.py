@@ -1,5 +1,4 @@
-"""Session keys: identify a conversation by agent, platform and sender. Lower case; parsing and
-formatting are inverse.
+"""Session keys: texts that identify a conversation by agent, platform and sender. They are lower case.
 
     agent:ada:main                             all direct messages to ada, with the scope `main`
     agent:ada:direct:maria                     one person, on any platform
@@ -63,7 +62,7 @@ _RESERVED = frozenset({*KeyKind, *_LEGACY_KINDS})
 class SessionKey(Struct, frozen=True, kw_only=True):
     """A parsed session key. `id` is the id of the peer, group, job, subagent or hook.
 
-    `platform` is, for example, `telegram`; `account` is one of our accounts there. `run` is one run
+    `platform` is, for example, `telegram`; `account` is one of our accounts on it. `run` is one run
     of a job.
     """
 
@@ -97,8 +96,9 @@ def direct_key(
 ) -> SessionKey:
     """Return the session key of a direct message to an agent.
 
-    `links` maps a name to that person's platform ids, as `CHANNEL:ID`. The name then replaces the
-    id, so with the scope `per-peer` they are one person on every platform.
+    `links` maps the name of a person to their platform ids, as `PLATFORM:ID`. The name replaces a
+    linked id in the key. So with the scope `per-peer`, all direct messages of that person share a
+    session, on every platform.
     """
     agent = agent.casefold()
     if scope is DmScope.MAIN:
@@ -128,7 +128,7 @@ def group_key(
 
 
 def cron_key(agent: str, job: str, *, run: str = "") -> SessionKey:
-    """Return the session key of a job; with `run`, of one run of it."""
+    """Return the session key of a job or, with `run`, of one run of the job."""
     return SessionKey(kind=KeyKind.CRON, agent=agent.casefold(), id=_require_id(job).casefold(), run=run.casefold())
 
 
@@ -141,8 +141,8 @@ def hook_key(id: str, *, name: str = "") -> SessionKey:
 
 
 def connector_names(key: str) -> tuple[str, ...]:
-    """Return the possible connector names of a session key: the account, then the platform. Empty
-    if it names neither."""
+    """Return the names that the connector of a session key can have: the account, then the
+    platform. Empty if the key has neither."""
     if key.startswith("channel:"):
         return (key.split(":", 2)[1],)
     try:
@@ -153,7 +153,7 @@ def connector_names(key: str) -> tuple[str, ...]:
 
 
 def parse_session_key(text: str) -> SessionKey:
-    """Parse a session key in any case. Raises Invalid if it has none of these forms."""
+    """Parse a session key; case does not matter. Raises Invalid if it has none of the forms above."""
     parts = [_unescape(part) for part in text.casefold().split(":")]
     if any(not part for part in parts):
         raise SessionKeyInvalid(text, because="a part of it is empty")
@@ -177,8 +177,8 @@ def parse_session_key(text: str) -> SessionKey:
 
 
 def _parse_conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
-    """Parse `[CHANNEL[:ACCOUNT]:]KIND:ID` with an optional topic or thread. An account may be named
-    like a kind."""
+    """Parse `[CHANNEL[:ACCOUNT]:]KIND:ID` with an optional topic or thread. An account may have the
+    same name as a kind."""
     for at, part in enumerate(parts[:3]):
         kind, below = _parse_kind(part), parts[at + 2 :]
         if kind is None or len(parts) < at + 2 or (kind in GROUP_KINDS and at != 1):

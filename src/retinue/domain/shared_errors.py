@@ -69,7 +69,7 @@ class ConnectorNotFound(NotFound):
 
 
 class McpServerNotFound(NotFound):
-    """The settings name no MCP server like this."""
+    """The settings have no MCP server with this name."""
 
     code = "mcp.not_found"
 
@@ -89,7 +89,7 @@ class ProviderNotFound(NotFound):
     def __init__(self, name: str, *, known: Sequence[str]) -> None:
         super().__init__(
             f"no model provider named '{shorten_name(name)}'",
-            because=f"this server has {', '.join(known)}",
+            because=f"the providers of this server are {', '.join(known)}",
             try_this=f"add it to retinue.toml: [providers.{shorten_name(name)}], with its `url`",
         )
 
@@ -118,8 +118,8 @@ class KeyInvalid(Invalid):
     def __init__(self, *, chars_max: int) -> None:
         super().__init__(
             "invalid idempotency key",
-            because=f"it must have 1 to {chars_max} characters, without NUL and lone surrogates",
-            try_this="use a random key, and the same key when you repeat the request",
+            because=f"it must have 1 to {chars_max} characters, without NUL or lone surrogates",
+            try_this="use a random key, and retry the request with the same key",
         )
 
 
@@ -167,7 +167,7 @@ class CredentialKeyInvalid(Invalid):
         length = f"1 to {chars_max:,} " if chars_max is not None else ""
         super().__init__(
             f"invalid key for {credential}",
-            because=f"a key has {length}ASCII letters, digits and signs, without spaces",
+            because=f"a key has {length}ASCII letters, digits and punctuation characters, without spaces",
             try_this="copy the key again, without the text around it",
         )
 
@@ -222,7 +222,7 @@ class SettingsFileTooLarge(TooLarge):
         super().__init__(
             "the settings file would be too large",
             because=f"the limit is {bytes_max:,} bytes",
-            try_this="move a part into a file of its own, and `include` that file",
+            try_this="move a part into another file, and `include` that file",
         )
 
 
@@ -252,7 +252,7 @@ class PermissionDenied(NotAllowed):
 
 
 class DelegationRefused(NotAllowed):
-    """An agent may not delegate to another, or not any deeper. `setting` is the setting that decides."""
+    """An agent may not delegate to this agent, or the maximum delegation depth is reached. `setting` decides."""
 
     code = "delegation.refused"
 

@@ -1,8 +1,8 @@
 """Slash commands: messages to the server itself, written in a conversation. No model reads them.
 
-A command is a whole message. A directive may also stand within a message: it then applies to that
-message only, and is removed before the agent reads it. A shortcut may too; the server answers it
-separately.
+Most commands must be a whole message. Two kinds may also stand within a message. A directive
+applies to that message only, and is removed before the agent reads it. A shortcut is answered by
+the server, separately from the message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 
 COMMAND_LENGTH_MAX = 32
 DESCRIPTION_LENGTH_MAX = 100
-INLINE_COMMANDS_MAX = 8  # per message; any further ones are plain text
+INLINE_COMMANDS_MAX = 8  # commands per message; any further ones are plain text
 COMMAND_TRUSTS = frozenset({Trust.OWNER, Trust.PERSON})  # trust levels whose commands are executed
 
 
@@ -96,7 +96,7 @@ COMMANDS_BY_WORD = {**{name.value: name for name in CommandName}, **COMMAND_ALIA
 SHORTCUTS = frozenset({CommandName.HELP, CommandName.STATUS, CommandName.WHOAMI})
 DEFAULT = "default"  # clears the session's own choice
 EFFORT_WORDS = {"off": "none", "minimal": "low", **{effort: effort for effort in EFFORTS}}
-"""What is written for an effort, and which it is."""
+"""Words for the effort of a model, each with the effort that it means."""
 QUEUE_MODES = {"queue": QueueMode.STEER, "steer+backlog": QueueMode.STEER_BACKLOG, **{m.value: m for m in QueueMode}}
 OVERFLOW_WORDS = {"old": Overflow.OLDEST, "new": Overflow.REFUSE, **{overflow.value: overflow for overflow in Overflow}}
 _DIRECTIVE_VALUES: dict[CommandName, frozenset[str]] = {
@@ -118,7 +118,7 @@ _NOTHING_MORE = re.compile(r"\s*\Z")
 _MODEL_REFERENCE = re.compile(r"\s*(\S+)")
 _QUEUE_WORD = re.compile(r"\s*((?:debounce|cap|drop):\S+|[A-Za-z+-]+)(?=\s|\Z)")
 _INLINE_WORDS = "|".join(sorted(word for word, name in COMMANDS_BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
-# Text in backticks, or in a line after `>`, is quoted and may be anyone's, so it is no command.
+# Text in backticks, or in a line that begins with `>`, is quoted and may be from anyone, so it contains no commands.
 _INLINE_COMMAND = re.compile(
     rf"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
@@ -126,11 +126,10 @@ _INLINE_COMMAND = re.compile(
 
 
 class SlashCommand(Struct, frozen=True):
-    """One command. `name` is None for an unknown command; `word` is what was written, without the
-    slash.
+    """One command. `name` is None for an unknown command; `word` is the word after the slash.
 
-    `raw` is the original text. `is_bare`: a word without a slash, which is a command only while
-    something runs.
+    `raw` is the original text. `is_bare`: the message is a word or number without a slash, such as
+    `stop`. It is a command only while there is something to stop or to answer.
     """
 
     name: CommandName | None
@@ -157,7 +156,7 @@ class ParsedCommands(Struct, frozen=True):
         return all(isinstance(piece, SlashCommand) or not piece.strip(_SEPARATORS) for piece in self.pieces)
 
     def text_without(self, commands: Iterable[SlashCommand]) -> str:
-        """Return the text without these commands. Surrounding whitespace is collapsed."""
+        """Return the text without these commands. The whitespace around a removed command becomes a single space."""
         out = list(commands)
         text, gap = "", False
         for piece in self.pieces:
@@ -243,8 +242,8 @@ def _parse_abort_word(text: str) -> ParsedCommands | None:
 
 
 def parse_number(text: str) -> ParsedCommands | None:
-    """Parse a single digit. It is an answer in a channel with a numbered question, and plain text
-    elsewhere."""
+    """Parse a message that is a single digit. In a channel with a numbered question it is the
+    answer; in any other it is plain text."""
     found = _NUMBER.fullmatch(text) if len(text) <= _ABORT_LENGTH_MAX else None
     return (
         ParsedCommands((SlashCommand(CommandName.APPROVE, found[1], raw=text, is_bare=True),), has_leading_slash=False)
@@ -276,7 +275,7 @@ def _parse_inline(text: str, at: int = 0, *, limit: int = INLINE_COMMANDS_MAX) -
 
 
 def _take_arguments(name: CommandName | None, text: str, at: int) -> tuple[str, int] | None:
-    """Return the arguments that follow a directive and where they end; None if they do not fit it."""
+    """Return the arguments of a directive and where they end; None if the text that follows is no argument for it."""
     if _NOTHING_MORE.match(text, at):
         return "", len(text)
     if name is CommandName.QUEUE:
@@ -308,7 +307,7 @@ def is_directive(command: SlashCommand) -> bool:
 
 
 def unescape_slash(text: str) -> str:
-    """Return `//text` as the agent reads it."""
+    """Return the text as the agent reads it: `//text` becomes `/text`."""
     return text[1:] if text.startswith("//") else text
 
 
@@ -319,7 +318,7 @@ def format_help(skills: Sequence[SkillCommand] = ()) -> list[str]:
 
 
 def unknown_command_text(word: str, skills: Sequence[SkillCommand] = ()) -> str:
-    """Return the answer to an unknown command. It never goes unanswered."""
+    """Return the answer to an unknown command."""
     from difflib import get_close_matches  # imported only for a mistyped command
 
     near = get_close_matches(word, [*COMMANDS_BY_WORD, *(each.name for each in skills)], n=1)

@@ -14,7 +14,7 @@ def is_storable(text: str) -> bool:
 
 
 def unstorable_error(field: str) -> TextUnstorable:
-    """Return the error for text whose sender can correct it."""
+    """Return the error for unstorable text, for a sender who can correct it."""
     return TextUnstorable(field)
 
 
@@ -24,8 +24,8 @@ def make_storable(text: str) -> str:
 
 
 def escape_markup(text: str) -> str:
-    """Escape text between tags, so that it cannot form a tag. Same as `html.escape`, without its
-    table of all entities."""
+    """Escape text that is put between tags, so that it cannot form a tag. Same as `html.escape`,
+    but without importing the table of all entities."""
     for plain, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
         text = text.replace(plain, entity)
     return text

@@ -1,5 +1,5 @@
-"""Functions over msgspec Structs and dataclasses alike: most domain types are Structs, those with
-settings dataclasses."""
+"""Functions for both msgspec Structs and dataclasses. Most domain types are Structs; those that
+settings use are dataclasses."""
 
 from __future__ import annotations
 

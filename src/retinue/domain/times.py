@@ -1,8 +1,7 @@
-"""Times as people write and read them. Inside the server every time is aware and UTC; only the
-edges use the owner's zone.
+"""Times as people write and read them, in the owner's time zone. Inside the server, every time is aware and UTC.
 
-Zones come from the system (`zoneinfo` reads /usr/share/zoneinfo). On systems without them, such as
-Windows, the `tzdata` package provides them.
+Time zones come from the system (`zoneinfo` reads /usr/share/zoneinfo). On a system without them,
+such as Windows, they come from the package `tzdata`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _NOT_A_ZONE = frozenset({"right", "posix", "posixrules", "localtime", "Factory"}
 
 
 def parse_time(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
-    """Parse a time written by a person, aware and UTC. A past time is valid: it is simply due.
+    """Parse a time written by a person. Returns it aware and UTC. A past time is valid: it is due at once.
 
     Three forms are accepted:
 
@@ -83,7 +82,8 @@ def format_time_12h(moment: datetime, zone: ZoneInfo) -> str:
 
 
 def to_ms(moment: datetime) -> int:
-    """Convert to whole Unix milliseconds, rounded down. Integer arithmetic, so nothing drifts."""
+    """Convert to whole Unix milliseconds, rounded down. The arithmetic is exact, so a conversion
+    back and forth does not drift."""
     return (moment - _EPOCH) // _MS
 
 
@@ -101,8 +101,8 @@ def from_ms(ms: int) -> datetime:
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """Return the zone of an IANA name such as `Europe/Berlin`. Raises ZoneUnknown if the
-    system has none."""
+    """Return the time zone with an IANA name such as `Europe/Berlin`. Raises ZoneUnknown if the
+    system has no such zone."""
     if len(name) <= ZONE_LENGTH_MAX and _ZONE.fullmatch(name) and name.partition("/")[0] not in _NOT_A_ZONE:
         try:
             return ZoneInfo(name)
@@ -131,7 +131,7 @@ def _parse_relative(text: str, now: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _shift_calendar(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> datetime:
-    if not months and not days:  # A round trip through wall-clock time loses which of two repeated hours it is now.
+    if not months and not days:  # Wall-clock time would not tell which of two repeated hours it is now.
         return now.astimezone(UTC)
     wall = now.astimezone(zone).replace(fold=0)
     year, month_index = divmod(wall.year * 12 + wall.month - 1 + months, 12)

@@ -1,5 +1,4 @@
-"""Tokens: proof of who makes a request. The secret is shown once and never stored; only its hash
-is."""
+"""Tokens: proof of who makes a request. The secret is shown once. Only its hash is stored."""
 
 from __future__ import annotations
 
@@ -32,5 +31,5 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 def hash_token(secret: str | bytes) -> str:
-    """Hash a token. A fast hash is enough: 256 random bits cannot be guessed."""
+    """Hash a token. A fast hash is enough, because a secret of 256 random bits cannot be guessed."""
     return hashlib.sha256(secret if isinstance(secret, bytes) else secret.encode()).hexdigest()

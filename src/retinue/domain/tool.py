@@ -29,13 +29,13 @@ _READ_ONLY_EFFECTS = frozenset({ToolEffect.READS_PRIVATE})
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """The declaration of a tool. `is_repeatable`: after a crash it may simply run again.
+    """The declaration of a tool. `is_repeatable`: if a crash interrupts a call, the call may be performed again.
 
-    `is_read_only`: it only reads, and only the server's own data. Its only effect is on the reader
-    of its result, so it may start before its intent is written (decision 0013). `must_be_named`: an
-    agent has it only if a rule names it more specifically than a bare `*`. `source` is what
-    provides it: `built_in`, `operation`, `plugin:NAME` or `mcp:NAME`. `capabilities` are
-    names such as `files.read` that rules can refer to.
+    `is_read_only`: the tool only reads, and only the server's own data. A call has no effect
+    besides its result, so it may start before its intent is written (decision 0013).
+    `must_be_named`: an agent has the tool only if a rule names it more specifically than a bare
+    `*`. `source` is what provides the tool: `built_in`, `operation`, `plugin:NAME` or `mcp:NAME`.
+    `capabilities` are names such as `files.read` that rules can refer to.
     """
 
     name: str
@@ -51,8 +51,8 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def is_safely_read_only(self) -> bool:
-        """Whether it is read-only. The claim is not trusted for a tool that declares an effect or
-        is not repeatable."""
+        """Whether calls may be treated as read-only. `is_read_only` is ignored for a tool that is
+        not repeatable or declares another effect than reading private data."""
         return self.is_read_only and self.is_repeatable and self.effects <= _READ_ONLY_EFFECTS
 
 
@@ -68,13 +68,13 @@ _encode_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separat
 
 
 def call_hash(call: Call) -> str:
-    """Return a hash of the tool and its arguments: an approval of one call is not an approval of another."""
+    """Return a hash of the tool and the arguments. An approval is valid only for a call with the same hash."""
     body = _encode_canonical([call.tool, call.arguments])
     return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 class ToolResult(Struct, frozen=True, kw_only=True):
-    """What the model reads as the result of a call. A failure is a result too.
+    """The result of a call, as the model reads it. A failure is a result too.
 
     `whole` names the file with the full output if only a part is shown here.
     """

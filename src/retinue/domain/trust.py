@@ -1,5 +1,5 @@
-"""Trust: how far content is believed, by its source. Stored with every envelope, record, result and
-file."""
+"""Trust: how far content is believed, depending on its source. It is stored with every envelope,
+record, result and file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Trust(StrEnum):
     OWNER = "owner"
     PERSON = "person"
     AGENT = "agent"
-    PRIVATE = "private"  # the server's own: its files, tools and notices
+    PRIVATE = "private"  # content of the server: its files, tools and notices
     UNTRUSTED = "untrusted"  # from outside, or derived from something that was
 
 
@@ -20,5 +20,5 @@ _RANK = {trust: rank for rank, trust in enumerate(_BEST_FIRST)}
 
 
 def least_trust(trusts: Iterable[Trust], *, default: Trust = Trust.PRIVATE) -> Trust:
-    """Return the trust of something derived from all of these: the lowest of them."""
+    """Return the trust of something that is derived from content with these trusts: the lowest of them."""
     return max(trusts, key=_RANK.__getitem__, default=default)

@@ -1,10 +1,10 @@
-"""The context line: what a person had on screen while writing, which the web app puts before their
-text.
+"""The context line: it says what a person had on the screen while writing. The web app puts it before their text.
 
-`<context panel-id="p1" panel-type="chat" panel-title="Garden" mode="brief" />` and a newline. The
-server stores it with the text as received and never creates or rewrites one. It strips the line
-only to show the text to people or to parse it. The line is as much the person's text as the rest:
-nothing in it is taken as a fact. The web app builds it in `web/src/lib/context.ts`.
+It is `<context panel-id="p1" panel-type="chat" panel-title="Garden" mode="brief" />` and a newline.
+The server stores the line with the text, as received, and never creates or changes one. It removes
+the line only to show the text to people or to parse it. The line can contain anything, like the
+rest of the person's text, so the server does not rely on it. The web app builds it in
+`web/src/lib/context.ts`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "#39": "'"}
 
 
 def text_without_context(text: str) -> str:
-    """Return the text the person wrote. A first line that is not exactly a context line belongs to
-    it."""
+    """Return the text that the person wrote. A first line that is not exactly a context line is part of that text."""
     found = _find(text)
     return text[found.end() :] if found else text
 
@@ -33,8 +32,8 @@ def context_line(text: str) -> str:
 
 
 def context_attributes(text: str) -> dict[str, str]:
-    """Return the attributes of the context line; empty if there is none. Of duplicates, the first
-    counts."""
+    """Return the attributes of the context line; empty if there is none. Of an attribute that
+    appears twice, the first counts."""
     found = _find(text)
     pairs = _ATTRIBUTE.findall(found["attributes"]) if found else ()
     return {name: _unescape(value) for name, value in reversed(pairs)}

@@ -24,7 +24,7 @@ class IdInvalid(Invalid):
         super().__init__(
             f"invalid id: {shorten_value(text)}",
             because=f"an id has {digits_min} to {digits_max} hex digits",
-            try_this="copy the id from a list or an answer",
+            try_this="copy the id from a list or a response",
         )
 
 
@@ -72,20 +72,20 @@ class SessionKeyInvalid(Invalid):
 
 
 class SessionKeyPlatformReserved(Invalid):
-    """The platform of a session key has the name of a kind of session."""
+    """A connector has the name of a kind of session, so session keys cannot contain it."""
 
     code = "session_key.reserved"
 
     def __init__(self, platform: str) -> None:
         super().__init__(
-            f"'{platform}' cannot be the platform in a session key",
-            because="it is the name of a kind of session",
+            f"a connector cannot be named '{platform}'",
+            because="session keys contain the name of the connector, and use this name for a kind of session",
             try_this="give the connector another name",
         )
 
 
 class SessionKeyIdMissing(Invalid):
-    """A session key was requested without the id of a sender, group, job, subagent or hook."""
+    """A session key cannot be built without the id of its sender, group, job, subagent or hook."""
 
     code = "session_key.no_id"
 
@@ -93,7 +93,7 @@ class SessionKeyIdMissing(Invalid):
         super().__init__(
             "the id in the session key is missing",
             because="without it, unrelated senders would share a session",
-            try_this="have the connector set the id of the sender or the chat",
+            try_this="correct the connector: it must set the id of the sender or the chat",
         )
 
 
@@ -176,8 +176,8 @@ class ScheduleTextMissing(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "this schedule has no text",
-            because="it has no gate either, whose output could be the text",
-            try_this="set its text",
+            because="a schedule needs a text, or a gate whose output becomes the text",
+            try_this="set a text or a gate",
         )
 
 
@@ -195,15 +195,15 @@ class ScheduleRecipientInvalid(Invalid):
 
 
 class ScheduleSessionInvalid(Invalid):
-    """A schedule names two sessions: the main one, and one in its recipient."""
+    """A schedule names two sessions: `main`, and the session in its recipient."""
 
     code = "schedule.session_invalid"
 
     def __init__(self, recipient: str) -> None:
         super().__init__(
             "this schedule names two sessions",
-            because=f"`main` is one, and {recipient} is another",
-            try_this="remove one of them",
+            because=f"`main` is one session, and the recipient {recipient} contains another",
+            try_this="leave out `main`, or the session in the recipient",
         )
 
 
@@ -237,7 +237,7 @@ class HeartbeatTaskIdInvalid(Invalid):
     def __init__(self, text: str, *, chars_max: int) -> None:
         super().__init__(
             f"invalid id for a heartbeat task: {shorten_value(text, chars_max=chars_max)}",
-            because=f"it is a file name: at most {chars_max} letters, digits, `.`, `_` and `-`",
+            because=f"the id is used as a file name: at most {chars_max} letters, digits, `.`, `_` and `-`",
             try_this="choose an id such as check-inbox",
         )
 

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`headers` are sent with the request and may hold a secret: they appear in no log, list or error."""
+    """`headers` are sent with the request. They may contain a secret, so no log, list or error shows them."""
 
     url: str
     headers: dict[str, str] = {}

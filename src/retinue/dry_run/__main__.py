@@ -41,7 +41,7 @@ class DryRunProgress:
             return
         self._printed_step = step
         day = min(self._plan.days, (now - self._plan.start).days + 1)
-        line = f"dry run: day {day} of {self._plan.days}, {runs:,} runs"
+        line = f"dry run: day {day} of {self._plan.days}, runs: {runs:,}"
         sys.stderr.write(f"\r{line}" if moves and share < 1 else f"\r{line}\n" if moves else f"{line}\n")
         sys.stderr.flush()
 

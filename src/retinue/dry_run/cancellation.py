@@ -1,7 +1,7 @@
-"""Cancels a dry run at a safe point, without leaving anything behind.
+"""Cancels a dry run at a safe point, so that it leaves nothing behind.
 
-A signal handler that raises could end a task that no code awaits, or be lost in a destructor. So
-the handler only records the signal, which is checked between two steps.
+An exception in a signal handler could end a task that no code awaits, or be lost in a destructor.
+So the handler only records the signal, which is checked between two steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHECK_INTERVAL_S = 0.05  # how often a wait for something outside checks for a s
 
 
 class DryRunCancelled(Exception):  # not an error
-    """The dry run was cancelled by a signal. `exit_code` is that of the process."""
+    """A signal cancelled the dry run. `exit_code` is that of the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -95,7 +95,7 @@ class DryRunContext(Struct, frozen=True, kw_only=True):
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
-    """The result of a dry run that is not in the copy."""
+    """The result of a simulation, apart from what is stored in the copy."""
 
     until: datetime
     stopped_because: str  # why it ended early, or empty
@@ -139,7 +139,7 @@ class NullConnectorMap(Mapping[str, Connector]):
 
 
 class SeededIds:
-    """Deterministic ids: the same dry run has the same ones. `seed` keeps them apart from those in the store."""
+    """Deterministic ids: a repeated dry run has the same ids. `seed` keeps them apart from those in the store."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"ids {seed}")
@@ -188,7 +188,7 @@ def run_simulation(
     on_progress: OnProgress = ignore_progress,
     after_step: Callable[[], None] | None = None,
 ) -> SimulationResult:
-    """Simulate. On return, the copy has the resulting runs and occurrences."""
+    """Run the simulation. Afterwards the copy contains the resulting runs and occurrences."""
     main = partial(
         _simulate,
         plan,
@@ -297,7 +297,7 @@ def _find_busy_sessions(conn: sa.Connection, *, now_ms: int) -> list[str]:
 
 
 def _restart_schedules(conn: sa.Connection, *, now_ms: int) -> None:
-    """Restart the enabled schedules at a later start: earlier occurrences are not missed, but not simulated."""
+    """Restart the enabled schedules at the later start time. Earlier occurrences are neither simulated nor missed."""
     page = Transaction(conn, now_ms)
     for kept in schedules.list_all(conn, limit=SCHEDULES_MAX):
         waiting = schedules.get_open_occurrence(conn, kept.id)
@@ -318,7 +318,7 @@ async def _pass_time(
     stub_runner: StubRunner,
     on_progress: OnProgress,
 ) -> str:
-    """Let the time pass. Returns why it ended early, or an empty string."""
+    """Advance the simulated time to the end. Returns why it ended early, or an empty string."""
     newest = sa.text(f"SELECT COALESCE(MAX(id), 0) FROM {RECORDED_TABLE}")
     while (left := until - clock.now()) > timedelta():
         try:

@@ -50,8 +50,8 @@ def copy_folder(keep: str) -> Generator[Path]:
 def copy_instance(settings: Settings, folder: Path) -> bool:
     """Copy the store as of one moment. Returns whether a server is running.
 
-    If no server is running, the schedule files are copied too: they may have changed since it
-    stopped.
+    If no server is running, the schedule files are copied too, because they may have changed since
+    it stopped.
     """
     if isinstance(settings.store, str):
         _copy_postgres(settings.store, folder / STORE)
@@ -77,7 +77,7 @@ def _check_free_space(store: Path, folder: Path) -> None:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copy plain files; links are not followed."""
+    """Copy plain files. Links are not followed."""
     target.mkdir(mode=0o700)
     for path in source.glob("*.md"):
         if path.is_file() and not path.is_symlink():
@@ -85,7 +85,7 @@ def _copy_files(source: Path, target: Path) -> None:
 
 
 def _copy_postgres(url: str, target: Path) -> None:
-    """Copy a PostgreSQL database to an SQLite file row by row, from one snapshot. It is only read."""
+    """Copy a PostgreSQL database to an SQLite file row by row, from one snapshot. The original is only read."""
     prepare_sqlite(target)
     try:
         source = sa.create_engine(_psycopg_url(url))

@@ -1,4 +1,4 @@
-"""A dry run from start to end: copy the instance, read it, simulate, report."""
+"""A dry run from start to end: copy the instance, read the copy, simulate, and report."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ NO_SANDBOX_REASON = "a dry run runs no command without a sandbox"
 
 
 class DryRunRequestInvalid(Invalid):
-    """The parameters of a dry run have a wrong type, or one is unknown."""
+    """A parameter of a dry run is unknown, or its value has the wrong type."""
 
     code = "dry_run.invalid"
 
@@ -66,7 +66,7 @@ class DryRunTargetExists(Conflict):
     def __init__(self, folder: Path) -> None:
         super().__init__(
             f"{folder} already exists",
-            because="a dry run overwrites nothing",
+            because="a dry run does not overwrite existing files",
             try_this="choose a folder that does not exist yet",
         )
 
@@ -88,7 +88,7 @@ class DryRunDiskFull(StoreError):
     def __init__(self, folder: Path, *, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(
             "not enough disk space for a dry run",
-            because=f"a copy of the store needs {needed_bytes:,} bytes, and {free_bytes:,} are free at {folder}",
+            because=f"a copy of the store needs {needed_bytes:,} bytes, and {free_bytes:,} bytes are free in {folder}",
             try_this="retinue dry-run --keep FOLDER, with a folder on a larger disk",
         )
 
@@ -99,4 +99,6 @@ class DryRunUnconfined(SandboxFailed):
     code = "dry_run.unconfined"
 
     def __init__(self) -> None:
-        super().__init__("it was not run", because=NO_SANDBOX_REASON, try_this='set `kind = "bubblewrap"` in [sandbox]')
+        super().__init__(
+            "the gate was not run", because=NO_SANDBOX_REASON, try_this='set `kind = "bubblewrap"` in [sandbox]'
+        )

@@ -62,14 +62,14 @@ _agent_runs_query = (
 
 
 class RunEstimator:
-    """Reads its data once, before the simulation, so that simulated runs do not count."""
+    """Estimates runs. It reads its data before the simulation, so that simulated runs do not count."""
 
     def __init__(
         self, conn: sa.Connection, schedules: Sequence[tuple[str, str]], agents: Sequence[str], *, run_s: float | None
     ) -> None:
-        """`schedules` are ids, each with the name of its agent, if it has one.
+        """`schedules` has the id of each schedule and the name of its agent, if it has one.
 
-        `run_s`: use this duration for every run.
+        `run_s` is a fixed duration for every run, in seconds.
         """
         self._run_s = run_s
         self._agents = {

@@ -39,7 +39,7 @@ ASSUMED_OPEN = "assumed open"
 
 
 class RefusingSandbox:
-    """Replaces the host, where commands run without a sandbox. It refuses every command."""
+    """Replaces running commands on the host without a sandbox. It refuses every command."""
 
     name = "none"
 
@@ -84,7 +84,7 @@ async def run_gates(
     folder: Path,
     environment: Mapping[str, str],
 ) -> RecordedGates:
-    """Run each gate that has no effects. `folder` is where the copy is."""
+    """Run each gate that has no effects. `folder` is the folder of the copy."""
     asked = RecordedGates()
     sandbox = BubblewrapSandbox(
         folder=folder / "sandbox",
@@ -141,7 +141,7 @@ def _copy_agent_directory(data_dir: Path, folder: Path, agent: str) -> str:
 
 
 async def _session_of(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
-    """Return the schedule's session if it has one, because grants made there apply."""
+    """Return the schedule's session if it has one, because grants made in that session apply."""
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
     found = await store.read(lambda conn: sessions.get_by_origin(conn, agent.name, origin))
     return found.id if found is not None else SessionId(derive_id(schedule.id, "dry_run"))

@@ -1,7 +1,7 @@
-"""Heartbeats in a dry run: each checklist is read once, in its original place, before the simulation.
+"""Heartbeats in a dry run: each original checklist is read once, before the simulation.
 
-It does not change during a dry run, so every heartbeat would read the same. The gates of its tasks
-are assumed to be open.
+A checklist does not change during a dry run, so every heartbeat would read the same content. The
+gates of its tasks are assumed to be open.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def make_recorded_checklists(
 
 
 def _reader_arguments(store: Store, clock: Clock, settings: Settings) -> dict[str, Any]:
-    """Return the arguments of a checklist reader: where checklists are, their trust, and whether a
-    session is busy.
+    """Return the arguments of a checklist reader: where checklists are, their trust, and how to
+    check for a busy session.
     """
     home = Path(os.path.realpath(settings.home))
     withheld = ProtectedPaths(data_directory=home, user_home=Path(os.path.realpath(Path.home())))

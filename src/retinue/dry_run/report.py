@@ -44,6 +44,7 @@ from retinue.dry_run.report_types import (
 )
 from retinue.store.core import tables as t
 from retinue.store.schedules.schedules import StoredSchedule
+from retinue.text.quantity import format_quantity
 
 BUSIEST_MAX = 5
 LATE_AFTER_S = 60
@@ -164,10 +165,8 @@ def build_report(
         for each in sorted(context.schedules, key=lambda each: names[each.id])
     ]
     if ENVELOPE_LABEL in by_schedule:
-        notes = [
-            *notes,
-            f"{by_schedule[ENVELOPE_LABEL].totals.runs} runs are for messages that were sent for a later time",
-        ]
+        runs_text = format_quantity(by_schedule[ENVELOPE_LABEL].totals.runs, "run")
+        notes = [*notes, f"{runs_text} for messages that were sent for a later time"]
     return DryRunReport(
         data_directory=str(settings.home),
         start=_format_time(plan.start, zone),
@@ -201,7 +200,7 @@ def _schedule_name(schedule: Schedule) -> str:
 
 
 def _schedule_agent(schedule: Schedule) -> str:
-    """Return the agent of a schedule; an empty string if it is for a person or a channel."""
+    """Return the agent of a schedule, or an empty string if it is for a person or a channel."""
     return schedule.to.name if schedule.to.kind is AddressKind.AGENT else ""
 
 
@@ -261,7 +260,7 @@ def _cost_of(cost: CopyRow | None) -> int | None:
 
 
 def _summarize_occurrence(slot: CopyRow, names: Mapping[str, str], zone: ZoneInfo) -> SimulatedRun:
-    """Return an occurrence without a run: its envelope goes to a person or a channel."""
+    """Return the summary of an occurrence without a run, whose envelope goes to a person or a channel."""
     state = getattr(slot, "state", OccurrenceState.WORKING)
     ended = getattr(slot, "ended_ms", None)
     return SimulatedRun(
@@ -342,7 +341,7 @@ def _summarize_schedule(
 
 
 def _model_of(stored: StoredSchedule, context: DryRunContext, result: SimulationResult) -> str:
-    """Return the first model of the agent. A session may use another one, which its runs show."""
+    """Return the first model of the agent. A session may use another model, which its runs show."""
     agent = next((each for each in context.agents if each.name == stored.schedule.to.name), None)
     if agent is None:
         return ""
@@ -426,7 +425,7 @@ def _summarize_budgets(
 
 
 def _was_refused_by(run: SimulatedRun, what: str, owner: str) -> bool:
-    """Whether this budget refused a run, according to the text of the error."""
+    """Whether this budget refused a run, judged by the text of the error."""
     named = f"agent '{owner}'" if owner else "this server"
     period = "today" if what.endswith("day") else "this month"
     return f"{named} for {period} " in run.because
@@ -445,7 +444,10 @@ def _find_delays(runs: Sequence[SimulatedRun]) -> DelayedRuns:
 
 
 def _busiest_minutes(runs: Sequence[SimulatedRun]) -> list[BusyMinute]:
-    """Return the minutes with the most runs in progress, busiest first; of a stretch of minutes, the first."""
+    """Return the minutes with the most runs in progress, busiest first.
+
+    If the runs continue for several minutes, only the first minute is returned.
+    """
     changes: Counter[datetime] = Counter()
     for run in runs:
         started_at, ended = _parse_time(run.started_at), _parse_time(run.ended_at or run.started_at)

@@ -1,7 +1,7 @@
 """The report of a dry run.
 
-Times are in the owner's time zone. Costs are in millionths of a dollar, and None if the price is
-unknown.
+Times are in the owner's time zone. Costs are in millionths of a dollar. They are None if the price
+is unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SimulatedSkip(Struct, frozen=True, kw_only=True):
 
 
 class GateSummary(Struct, frozen=True, kw_only=True):
-    """How the gate was treated here, and how often it was open and closed in the stored history."""
+    """How the gate was treated in the dry run, and how often it was open and closed in the stored history."""
 
     treatment: str
     was_open: int

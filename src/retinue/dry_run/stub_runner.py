@@ -67,7 +67,7 @@ class StubRunner:
     def select_model(
         self, agent: Agent, options: SessionOptions, override: str | None, limits: BudgetLimits
     ) -> ModelFacts:
-        """Return the first usable model; if a budget applies, the first with a known price."""
+        """Return the first usable model. If a budget applies, return the first model with a known price."""
         catalog = self._models.catalog
         try:
             chain = catalog.build_chain(agent=agent, session_options=options, override=override)

@@ -1,7 +1,7 @@
 """Agent messages from one session to another: their recipient and the lineage of the run they start.
 
 An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the
-person of that session. The sending agent gets no answer.
+person of the receiving session. The sending agent gets no answer.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _find_recipient(
 
 
 def _parent_session(tx: Transaction, session: Session) -> Session | None:
-    """Return the session that started this one."""
+    """Return the session that started the given session."""
     parent = sessions.get(tx.conn, session.origin.parent) if session.origin.parent is not None else None
     return parent if parent is not None and parent.deleted_at is None else None
 
@@ -142,9 +142,9 @@ def _latest_foreground(tx: Transaction) -> Sequence[Session]:
 def _latest_reachable(
     tx: Transaction, run: Run, session: Session, sender: Agent, newest_first: Sequence[Session]
 ) -> Session | None:
-    """Return the latest session other than this one, or None.
+    """Return the latest session to which the sender may write, other than the sender's, or None.
 
-    Sessions of the run principal come first, then others that they may see.
+    Sessions of the run principal come first, then other sessions that the run principal may see.
     """
     behalf = str(run.effective_lineage.behalf)
     who = get_run_principal(tx.conn, run)
@@ -161,7 +161,7 @@ def _may_message_session(tx: Transaction, sender: Agent, session: Session) -> bo
 def _find_named(
     tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, current: Session, sender: Agent
 ) -> Session | None:
-    """Find the named session. An agent name means the session that this one has with that agent."""
+    """Find the session that the message names. If it names an agent, that is the session with this agent."""
     name = message.recipient.removeprefix("agent:")
     target = agents.find(tx.conn, name)
     if target is not None:
@@ -192,9 +192,9 @@ def _find_named(
 
 
 def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, target: Agent) -> Session:
-    """Return the latest session that an agent has with this one, or a new one.
+    """Return the target agent's latest session with the session `current`, or start one.
 
-    It does not contain messages from other sessions.
+    That session contains no messages from other sessions.
     """
     origin = Origin(OriginKind.AGENT, str(address.agent_address(current.agent, current.id)))
     found = sessions.get_latest_by_origin(tx.conn, target.name, origin)
@@ -257,8 +257,8 @@ def _message_lineage(
 ) -> Lineage | None:
     """Return the lineage of the run that the message starts.
 
-    A message back to the delegating session has the lineage of the result. Any other message counts
-    as delegation.
+    A message back to the delegating session has the lineage of the delegation's result. Any other
+    message counts as a delegation.
     """
     delegation = _delegation_of_run(tx, run, session)
     if delegation is not None and delegation.session == to.id:

@@ -136,7 +136,10 @@ def _build_message(draft: EnvelopeDraft, target: Session, text: str) -> Envelope
 def _build_last_reply(
     tx: Transaction, draft: EnvelopeDraft, session: Session, agent: Agent, target: Session
 ) -> EnvelopeDraft | None:
-    """Return the other agent's last reply as an agent's message, with no more trust than its context."""
+    """Return a message with the last reply of the agent that the person leaves, or None.
+
+    It is trusted no more than the context of that reply.
+    """
     found, _ = records.read_range(tx.conn, session.id, first=session.context_start_seq, last=session.record_seq)
     last_reply = next((r.body.text for r in reversed(found) if isinstance(r.body, Reply) and r.body.text.strip()), "")
     if not last_reply:
@@ -164,5 +167,5 @@ def _confirm_switch(tx: Transaction, draft: EnvelopeDraft, session: Session, tar
 
 
 def emit_switched(tx: Transaction, speaker: Address, session: Session, target: Session) -> None:
-    """Emit the event that lets the person's web app follow to the other session."""
+    """Emit the event that lets the person's web app switch to the other session."""
     tx.emit(EventKind.SESSION_SWITCHED, session=session.id, to=target.id, agent=target.agent, by=str(speaker))

@@ -1,4 +1,4 @@
-"""The commands /allow, /approve and /deny, and a bare number in a channel without buttons."""
+"""The commands /allow, /approve and /deny, and answers by number in a channel without buttons."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answer_by_command(
 
 
 class NumberedAnswer(Struct, frozen=True):
-    """What a number in a channel may answer: the open approvals there, and the chosen option.
+    """A number sent as an answer: the open approvals that it may answer, and the chosen option.
 
     `option` is None if several approvals are open and the number is ambiguous.
     """
@@ -63,7 +63,7 @@ class NumberedAnswer(Struct, frozen=True):
 
 
 def find_numbered_answer(tx: Transaction, draft: EnvelopeDraft, command: SlashCommand) -> NumberedAnswer | None:
-    """Return what a number answers. None if it is plain text: no open approval in this channel offers it."""
+    """Return what a number answers. If no open approval in this channel offers it, return None: it is plain text."""
     standing = [
         (approval, question)
         for approval in approvals.list_open(tx.conn, limit=OPEN_READ_MAX)
@@ -89,7 +89,7 @@ def _question_in_channel(tx: Transaction, approval: Approval, draft: EnvelopeDra
 def answer_by_number(
     tx: Transaction, draft: EnvelopeDraft, answer: NumberedAnswer, *, principal: Principal
 ) -> tuple[str, tuple[Wake, ...]]:
-    """Answer an approval by the number of an option. With several open approvals, none is guessed."""
+    """Answer an approval by the number of an option. If it could answer several approvals, ask for the id."""
     option = answer.option
     if option is None:
         ids = ", ".join(short_id(each.id) for each in answer.open_approvals)

@@ -69,7 +69,7 @@ SESSIONS_READ_MAX = 20  # sessions read, to find the latest one of a person who 
 COMMENT_LENGTH_MAX = 2_000  # characters of the comment on a decision
 OPEN_IN_SESSION_MAX = 20  # open permission requests
 RECORDS_READ_MAX = 200  # records read to find who writes in a channel, or the trust of a context
-OTHER_AGENT_GRANT_S = 86_400.0  # lifetime of a grant that another agent requested, unless it is permanent
+OTHER_AGENT_GRANT_S = 86_400.0  # lifetime of a grant to another agent than the requesting one, unless permanent
 
 
 # --- requesting an approval ---
@@ -84,7 +84,7 @@ def suspend_run(
     now_ms: int,
     settings: ApprovalSettings,
 ) -> tuple[bool, tuple[Wake, ...]]:
-    """The commit that suspends a run: asks a person, if calls need it, and releases everything else.
+    """The commit that suspends a run and, if calls need an approval, asks a person.
 
     Returns whether envelopes already wait for the lane, and the wake-ups.
     """
@@ -154,9 +154,9 @@ def request_permission(
     now_ms: int,
     settings: ApprovalSettings,
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """Ask for a permission while the run goes on. The answer comes as an envelope.
+    """Ask a person for a permission, without suspending the run. The answer comes as an envelope.
 
-    `agent` gets the permission; it may differ from the requesting agent. A repeated call does not
+    `agent` gets the permission, and may differ from the requesting agent. A repeated call does not
     ask again.
     """
     page = Transaction(conn, now_ms)
@@ -268,8 +268,9 @@ def _open_approval(
 def _find_approver(tx: Transaction, run: Run, session: Session) -> tuple[Address, tuple[Address, ...], Session | None]:
     """Return the person to ask, the channels to ask in, and the session whose agent is notified.
 
-    For a background session that is the person's latest conversation. A person who may not decide
-    is replaced by the owner. For delegated work the person for whom it is done is asked.
+    For delegated work, the person is the run principal. A person who may not decide is replaced by
+    the owner. The session is None, or the person's latest conversation if the run is in the
+    background.
     """
     if session.origin.kind.is_foreground or run.sender.kind is AddressKind.PERSON:
         wrote = get_author(tx.conn, run) if run.sender.kind is AddressKind.CHANNEL else run.sender
@@ -350,7 +351,7 @@ def _describe(approval: Approval) -> str:
 def _notify_other_session(
     tx: Transaction, approval: Approval, requesting_session: Session, other_session: Session, purpose: str, text: str
 ) -> tuple[Wake, ...]:
-    """Send a silent notice to the agent that the person talks to. It may be asked about the approval."""
+    """Send a silent notice to the agent that the person talks to. The person may ask it about the approval."""
     if other_session.id == requesting_session.id:
         return ()
     draft = EnvelopeDraft(
@@ -368,7 +369,7 @@ def _notify_other_session(
 
 
 def _trust_of_context(tx: Transaction, session: Session) -> Trust:
-    """Return the trust of an agent's text: that of its context. A context too long to check is untrusted."""
+    """Return the trust of an agent's text, from the trust of its context. A context too long to check is untrusted."""
     first = session.context_start_seq
     found, damaged = records.read_range(tx.conn, session.id, first=first, last=first + RECORDS_READ_MAX)
     doubted = damaged or len(found) > RECORDS_READ_MAX or least_trust_in(found) is Trust.UNTRUSTED
@@ -404,7 +405,7 @@ def _escalation_time(
 
 
 def escalate_overdue(tx: Transaction, settings: ApprovalSettings) -> tuple[Wake, ...]:
-    """Ask the next person if an approval was unanswered for too long. The others may still answer."""
+    """Ask the next person if an approval was unanswered for too long. Those asked before may still answer."""
     wakes: list[Wake] = []
     now = from_ms(tx.at_ms)
     for approval in approvals.list_to_escalate(tx.conn, tx.at_ms, limit=ESCALATED_PER_COMMIT_MAX):
@@ -490,7 +491,7 @@ def answer_approval(
     scope: GrantScope = GrantScope.ONCE,
     comment: str = "",
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """Record a person's decision. The first answer counts; it is an envelope at the head of its lane."""
+    """Record a person's decision. The first decision counts. Its envelope goes to the head of the agent's lane."""
     page = Transaction(conn, now_ms)
     approval = approvals.get_by_short_id(conn, approval_id)
     decided = decide_approval(page, approval, allow=allow, by=by, envelope_id=envelope_id, scope=scope, comment=comment)
@@ -583,9 +584,9 @@ def _check_entitled(approval: Approval, by: Principal, *, allow: bool, scope: Gr
 def _store_grants(
     tx: Transaction, approval: Approval, session: Session, *, by: str, scope: GrantScope, comment: str
 ) -> str:
-    """Store a grant for a decision that lasts longer than one call.
+    """Store a grant if the decision lasts longer than one call. Returns a sentence about it, or an empty string.
 
-    A permission that was requested by itself lasts for the session at least.
+    A permission that was requested without a call lasts at least for the session.
     """
     if scope is GrantScope.ONCE and approval.calls:
         return ""

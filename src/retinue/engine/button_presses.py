@@ -1,6 +1,6 @@
 """Button presses below questions: the decision, and the reply that only the presser sees.
 
-A press decides like a command, in one commit. The reply to it is tried once, in the background.
+A press decides like a command, in one commit. Sending the reply is tried once, in the background.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ButtonPresses:
     async def handle(self, press: ButtonPress) -> None:
         """Handle a press. Once this returns, the decision is stored.
 
-        Raises if the store fails; the platform then delivers the press again.
+        Raises if the store fails, and then the platform delivers the press again.
         """
         body = partial(handle_press, press=press, now_ms=to_ms(self._clock.now()))
         pressed = await self._store.write(body, point="decide", then=self._wake_all)

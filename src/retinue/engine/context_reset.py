@@ -1,7 +1,8 @@
 """Reset a session's context, by rule or on request.
 
-A reset never stops a run. It is found due when the next run starts, and its mark is written in that
-commit. A pending reset is stored in the session's row, so a restart does not lose it.
+A reset never stops a run. The rules are checked when the next run starts, and the reset is written
+in that run's first commit. A reset that waits for the end of a run is stored in the session's row,
+so a restart does not lose it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def reset_rules_of(session: Session, agent: Agent, settings: SessionSettings) ->
 def reset_if_due(
     tx: Transaction, session: Session, agent: Agent, first: Envelope, *, settings: SessionSettings, zone: ZoneInfo
 ) -> Session:
-    """Reset the session's context if that is due, before a run over this envelope. Returns the session."""
+    """Reset the session's context if a reset is due, before a run over the envelope `first`. Returns the session."""
     because = session.reset_because or ""
     if not because:
         rules = reset_rules_of(session, agent, settings)

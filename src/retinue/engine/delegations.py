@@ -55,7 +55,7 @@ def delegation_id(run: str, call: str) -> EnvelopeId:
 def delegate(
     conn: sa.Connection, *, request: DelegationRequest, now_ms: int, defaults: AgentDefaults = BUILT_IN_AGENT_DEFAULTS
 ) -> tuple[DelegationStatus, tuple[Wake, ...]]:
-    """The commit of a delegating call: creates the delegation the first time, returns its status later."""
+    """The commit of a delegating call: create the delegation, or return its status if the call is repeated."""
     page = Transaction(conn, now_ms)
     seen = delegations.get(conn, delegation_id(request.run, request.call))
     done = _status_of_repeated_call(page, seen) if seen is not None else _create(page, request, defaults)
@@ -190,8 +190,8 @@ def _may_write(
 ) -> bool:
     """Whether the run may write into the chosen session.
 
-    Always if that session came from this one. Otherwise the owner must allow the agent, and the run
-    principal must be able to see it.
+    It always may if that session descends from the session of the run. Otherwise the owner must
+    allow it for the agent, and the run principal must be able to see that session.
     """
     target = agents.find(tx.conn, chosen.agent)
     return (
@@ -224,7 +224,7 @@ def _session_not_found(target: Agent, session: str) -> SessionNotFound:
 
 
 def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) -> DelegationRequest:
-    """A subagent of a run with a requested workspace works in that workspace too."""
+    """Return the request of a subagent with the workspace that was requested for the delegating run, if any."""
     if request.kind not in SUBAGENT_DELEGATIONS:
         return request
     held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)
@@ -273,7 +273,7 @@ def _request_context(request: DelegationRequest) -> EnvelopeContext:
 
 
 def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
-    """Return the status. A result that is there is collected; an expired wait ends."""
+    """Return the status of a delegation. Collects a result that has arrived, and ends a wait that has expired."""
     is_started = delegation.kind in SUBAGENT_DELEGATIONS and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:
         # No call returns the result, so it is read as a message, also when the call is repeated.

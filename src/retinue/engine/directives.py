@@ -34,7 +34,7 @@ _WHEN_BUSY = {
 def apply_directives(
     draft: EnvelopeDraft, commands: ParsedCommands, agent: Agent | None, available: AvailableOptions
 ) -> EnvelopeDraft:
-    """Return the message without its directives, and with the run request they make."""
+    """Return the message without its directives, and with the run request that they set."""
     context = draft.context
     taken: list[SlashCommand] = []
     for command in commands.commands:
@@ -50,7 +50,7 @@ def apply_directives(
 def _apply_directive(
     context: EnvelopeContext, command: SlashCommand, agent: Agent, available: AvailableOptions
 ) -> EnvelopeContext | None:
-    """Return the context with the directive. None if it is not valid for one message: then it is plain text."""
+    """Return the context with the directive applied. None if it is not valid for one message, and so is plain text."""
     word = command.arguments.casefold()
     if word == DEFAULT:
         return None

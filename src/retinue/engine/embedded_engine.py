@@ -79,24 +79,25 @@ class Engine(Protocol):
     """The engine interface for the rest of the server."""
 
     async def start(self) -> None:
-        """Resume interrupted runs, then runs everything that is due."""
+        """Resume interrupted runs, then start runs for everything that is due."""
         ...
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
-        """Claim nothing more and wait up to `drain_s` for active runs. The next start resumes the others."""
+        """Claim nothing more and wait up to `drain_s` for active runs. The next start resumes unfinished runs."""
         ...
 
     def wake(self, wake: Wake) -> None:
         """Report that something may have changed.
 
-        Only a hint: the store is authoritative, and the alarm finds lost hints.
+        A wake-up is only a hint: the store is authoritative, and the alarm finds due work without
+        it.
         """
         ...
 
     def reserve_slot(self, agent: str, lane: LaneKind) -> SlotReservation | None:
         """Reserve a free slot for an envelope that is being accepted.
 
-        An engine may always return None. The run then starts one commit later.
+        An engine may return None at any time. Then the run starts one commit later.
         """
         ...
 
@@ -126,7 +127,7 @@ class Engine(Protocol):
     async def execute_commands(self, draft: EnvelopeDraft, commands: ParsedCommands) -> Receipt | EnvelopeDraft:
         """Execute the slash commands of a message and answer them.
 
-        Returns a draft if a message for the agent remains.
+        If text for the agent remains, returns a draft with it instead of a receipt.
         """
         ...
 
@@ -186,7 +187,7 @@ class _SlotReservation:
 
 
 class DueWork(Struct, frozen=True):
-    """What the alarm found in the store."""
+    """Due work that the alarm found in the store."""
 
     lanes: list[LaneWake]
     channels: list[str]
@@ -199,7 +200,7 @@ class DueWork(Struct, frozen=True):
 
 
 async def ignore_session_end(_session: SessionId, _reason: str) -> None:
-    """Do nothing, for sessions that leave nothing running."""
+    """Do nothing. For servers whose sessions leave no processes running."""
 
 
 class EmbeddedEngine:
@@ -237,8 +238,8 @@ class EmbeddedEngine:
         `answers_by_number` returns whether a connector's questions are answered with numbers.
         `synthesize_voice` makes the voice message of an answer.
 
-        `tick_max_s` is the maximum time between two checks. It may be long if the clock cannot
-        jump.
+        `tick_max_s` is the maximum time between two checks for due work. It may be long if the
+        clock cannot jump.
         """
         self._store = store
         self._session_ended = session_ended
@@ -320,7 +321,7 @@ class EmbeddedEngine:
         await asyncio.gather(*tasks, *self._side_tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Drop everything at once, as a crash would. The store knows how to continue."""
+        """Stop at once, as a crash would. The next start resumes from the store."""
         self._is_stopping = True
         self._alarm.abandon()
         self._scheduler.abandon()
@@ -423,7 +424,7 @@ class EmbeddedEngine:
     async def request_permission(
         self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str
     ) -> Approval:
-        """Ask a person for a permission while the run goes on."""
+        """Ask a person for a permission, without suspending the run."""
         body = partial(
             request_permission,
             run_id=run,
@@ -618,7 +619,7 @@ class EmbeddedEngine:
         }
 
     def stop_workers(self, result: CancelResult | None) -> None:
-        """Stop workers after the commit. Their epoch is outdated, so they can write nothing more."""
+        """Stop the workers of runs that a commit has ended. Their epoch is outdated, so they can write nothing more."""
         if result is None:
             return
         for session_id, run in zip(result.sessions, result.runs, strict=True):
@@ -665,7 +666,7 @@ class EmbeddedEngine:
             over = await self._store.write(partial(clean_up_due_sessions, now_ms=now_ms), point="clean-up")
             for session in over:
                 self._spawn(self._session_ended(session, "its session was archived"))
-            self._alarm.trigger()  # there may be more than one commit's worth
+            self._alarm.trigger()  # one commit may not have cleaned up all of them
         if look.has_occurrences:
             await self._scheduler.fire_due()
         now_ms = self._now_ms()  # read the clock again: the scan may have taken a while
@@ -690,8 +691,8 @@ class EmbeddedEngine:
 def find_due_work(conn: sa.Connection, *, since_ms: int, now_ms: int, include_active: bool = False) -> DueWork:
     """Return everything that is due now, and the next time to check.
 
-    Scans from `since_ms` on, inclusive. An envelope may carry the time of the last commit that the
-    previous scan saw, but never an earlier one. `include_active` finds every lane that has
+    Scans from `since_ms` on, inclusive. A new envelope may have the same time as the last commit
+    that the previous scan saw, but never an earlier one. `include_active` finds every lane that has
     something to do.
     """
     newest_ms = latest_ms(conn)

@@ -33,7 +33,7 @@ class RunTimedOut(RetinueError):
     def __init__(self, limit_s: float, *, limit_name: str) -> None:
         super().__init__(
             f"the run took longer than {limit_s:g} seconds",
-            because=f"this is {limit_name}",
+            because=f"{limit_s:g} seconds is {limit_name}",
             try_this="send the message again, or raise the limit",
         )
 
@@ -52,7 +52,7 @@ class RunInternalError(RetinueError):
 
 
 class ModelNotSelectable(RetinueError):
-    """No model can be chosen, because the server was built with a fixed one."""
+    """No model can be chosen, because the server was built with a fixed model."""
 
     code = "model.not_selectable"
 
@@ -75,7 +75,7 @@ class DelegationWithoutRun(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "only a run can delegate work",
-            because="the result is sent to the session of the run",
+            because="the result of the work is sent to the session of the run",
             try_this="ask the agent in a conversation to delegate it",
         )
 
@@ -91,33 +91,33 @@ class AgentMessageWithoutRun(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "only a run can send an agent message",
-            because="the message names the session that it comes from",
+            because="an agent message names the session that it comes from",
             try_this="send an envelope instead",
         )
 
 
 class AgentMessageRecipientTwice(Invalid):
-    """An agent message names both a recipient and a strategy to find one."""
+    """An agent message names a recipient, and also a strategy to find a recipient."""
 
     code = "agent_message.recipient_twice"
 
     def __init__(self) -> None:
         super().__init__(
-            "two recipients given",
-            because="an agent or session is one recipient, and `strategy` selects another",
-            try_this="give one of them",
+            "this message has two recipients",
+            because="it names an agent or session, and `strategy` selects a recipient too",
+            try_this="leave out `strategy`, or the agent or session",
         )
 
 
 class AgentMessageRecipientMissing(NotFound):
-    """An agent message names no recipient, and there is no default one."""
+    """An agent message names no recipient, and no default recipient exists."""
 
     code = "agent_message.no_recipient"
 
     def __init__(self) -> None:
         super().__init__(
             "no recipient for this message",
-            because="no other session started this one, and the person it works for has no other conversation",
+            because="no other session started this session, and the person you work for has no other conversation",
             try_this="name an agent that agents_list returns",
         )
 
@@ -162,27 +162,27 @@ class AgentMessageRefused(NotAllowed):
 
 
 class SwitchWithoutPerson(NotAllowed):
-    """A switch was requested in a conversation that no person takes part in."""
+    """A switch to another agent was requested in a conversation without a person."""
 
     code = "switch.no_person"
 
     def __init__(self) -> None:
         super().__init__(
             "there is no person to switch to another agent",
-            because="a person is switched only in reply to their own message, in their own conversation",
-            try_this="use agents_message to ask another agent, and stay in this conversation",
+            because="you can switch a person only while you answer that person's message in that person's conversation",
+            try_this="use agents_message to ask another agent",
         )
 
 
 class SwitchBackImpossible(NotFound):
-    """The person was not switched to this agent, or the earlier conversation was deleted."""
+    """No other agent switched the person to this agent, or the conversation with that agent was deleted."""
 
     code = "switch.no_previous"
 
     def __init__(self) -> None:
         super().__init__(
             "there is no previous agent to switch back to",
-            because="the person was not switched here, or the earlier conversation was deleted",
+            because="no agent switched the person to you, or the conversation with that agent was deleted",
             try_this="name the agent to switch to",
         )
 
@@ -198,7 +198,7 @@ class ApprovalWithoutSession(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "no person can be asked for this permission",
-            because="the call is not part of a conversation, and the answer would be sent to it",
+            because="a person is asked in a conversation, and this call is not part of one",
             try_this="let the agent ask in a conversation, or grant it: retinue grant add",
         )
 
@@ -211,8 +211,8 @@ class TooManyApprovals(Conflict):
     def __init__(self, pending: int) -> None:
         super().__init__(
             "too many pending approvals",
-            because=f"{pending} in this conversation are unanswered, which is the limit",
-            try_this="wait for an answer, or answer one: retinue approval list",
+            because=f"the limit is {pending} pending approvals for each conversation",
+            try_this="wait until one is answered, or answer one yourself: retinue approval list",
         )
 
 
@@ -230,7 +230,7 @@ class ApprovalNotOpen(Conflict):
 
 
 class ApprovalNotAllowed(NotAllowed):
-    """The person may not decide this approval, or not with this scope."""
+    """The person may not decide this approval, or may not allow it for this long."""
 
     code = "approval.not_allowed"
 
@@ -243,14 +243,14 @@ class ApprovalNotAllowed(NotAllowed):
 
 
 class ApprovalOnlyOnce(Conflict):
-    """The approval cannot be allowed for longer than one call."""
+    """The approval can be allowed for one call only, not for later calls."""
 
     code = "approval.only_once"
 
     def __init__(self, approval: str) -> None:
         super().__init__(
             f"approval {approval} can only be allowed once",
-            because="it is about these exact arguments, so it does not apply to other calls",
+            because="it is for calls with exactly these arguments, so it cannot allow other calls",
             try_this=f"/allow {approval}",
         )
 
@@ -267,7 +267,7 @@ class QuestionnaireNotAllowed(NotAllowed):
         super().__init__(
             f"you cannot answer questionnaire {questionnaire}",
             because=f"it was sent to {person}",
-            try_this="let them answer it, or ask the owner of this server",
+            try_this=f"let {person} answer it, or ask the owner of this server",
         )
 
 
@@ -279,13 +279,13 @@ class QuestionnaireNotOpen(Conflict):
     def __init__(self, questionnaire: str, *, state: str, ended_by: str) -> None:
         super().__init__(
             f"questionnaire {questionnaire} is {state}",
-            because=f"it was {state} by {ended_by}" if ended_by else "its time is over",
+            because=f"it was {state} by {ended_by}" if ended_by else "the time to answer it has passed",
             try_this="send the agent a message instead",
         )
 
 
 class QuestionnaireAnswersInvalid(InvalidFields):
-    """Some answers are missing or do not match their question."""
+    """Some answers of a questionnaire are missing, or do not match their question."""
 
     code = "questionnaire.answers_invalid"
 
@@ -299,7 +299,7 @@ class QuestionnaireAnswersInvalid(InvalidFields):
 
 
 class QuestionnaireRecipientGone(Conflict):
-    """The session or the agent that asked was deleted."""
+    """The session or the agent that sent the questionnaire was deleted."""
 
     code = "questionnaire.recipient_gone"
 

@@ -31,7 +31,7 @@ class PartialReply(Struct):
 
 
 class NestedRun(Struct):
-    """A run that a call waits for, and its output so far. Limited in size: it is a preview."""
+    """A run that a call waits for, and its output so far. The output is a preview, limited in size."""
 
     session: SessionId
     call: str
@@ -101,7 +101,7 @@ class EventBroadcast:
                 self._notify_soon(watcher)
 
     def add_nested_run(self, nested_run: NestedRun) -> None:
-        """From now on, also send the run's output to subscribers of the session whose call waits for it."""
+        """Also send the run's output, from now on, to subscribers of the session whose call waits for it."""
         self._nested_runs[nested_run.run] = nested_run
 
     def nested_runs(self) -> list[NestedRun]:
@@ -125,7 +125,7 @@ class EventBroadcast:
             self._notify_soon(watcher)
 
     def _notify_soon(self, subscriber: EventSubscriber) -> None:
-        """Notify later, together with the events that follow: a turn makes several, and the delay is not visible."""
+        """Notify subscribers after a short delay, so that the events of a turn share one notification."""
         if subscriber.timer is None and not subscriber.changed.is_set():
             subscriber.timer = asyncio.get_running_loop().call_later(NOTIFY_DELAY_S, self._notify_now, subscriber)
 

@@ -72,7 +72,7 @@ def _delivery_address(conn: sa.Connection, schedule: Schedule) -> Address | None
 
 
 def find_owner_address(conn: sa.Connection, agent: str) -> Address:
-    """Return where the owner last talked to the agent in private. Private text goes nowhere else."""
+    """Return where the owner last talked to the agent in private. Heartbeat replies must not go to a shared channel."""
     for session in sessions.list_latest_foreground(conn, limit=SESSIONS_READ_MAX):
         if session.agent == agent and _is_private_with_owner(conn, session):
             return get_session_address(session.origin)
@@ -102,7 +102,7 @@ class HeartbeatReply(Struct, frozen=True):
 
 
 def find_heartbeat_schedule(conn: sa.Connection, run: Run, envelopes_held: Sequence[Envelope]) -> Schedule | None:
-    """Return the heartbeat schedule of a run, or None if the run has other envelopes. Late decisions may join."""
+    """Return the heartbeat schedule that started a run. None if it has envelopes of others, except late decisions."""
     if not all(each.sender == run.sender or each.kind is EnvelopeKind.DECISION for each in envelopes_held):
         return None
     kept = schedules.get(conn, run.sender.name)

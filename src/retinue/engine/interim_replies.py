@@ -1,7 +1,7 @@
 """Text that a run sends to a channel before its answer, and its removal from that answer.
 
-A reply with calls becomes an envelope in the commit that closes its step. So it is sent once, also
-if the run is resumed, and nothing reaches a channel before it is stored.
+A reply with calls becomes an envelope in the commit that closes its step. So it is stored before it
+reaches a channel, and sent only once, even if the run is resumed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[P
 
 
 def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
-    """Send text that is held back for more blocks now: the answer or a question follows it."""
+    """Send text that block mode holds back now, because the answer or a question follows it."""
     if (
         claim.reply_delivery is None
         or claim.reply_delivery.stream is not StreamMode.BLOCKS
@@ -103,7 +103,7 @@ def _has_text(reply: Reply) -> bool:
 def _send_reply(
     tx: Transaction, claim: ClaimedRun, delivery: ReplyDelivery, channel: Address, *, turn: int, text: str
 ) -> tuple[Wake, ...]:
-    """Send one reply. In block mode a short one waits a moment, because the next may be joined to it."""
+    """Send one reply. In block mode a short reply waits a moment, so that the next one can be joined to it."""
     idle_ms = delivery.block_idle_ms if delivery.stream is StreamMode.BLOCKS else 0
     waits = envelopes.get_waiting_interim(tx.conn, run=claim.run.id, recipient=str(channel)) if idle_ms else None
     if waits is not None:

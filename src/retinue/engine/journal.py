@@ -67,7 +67,7 @@ STEERING_READ_MAX = 50  # due envelopes read: ones that do not steer may precede
 
 
 class RunJournal:
-    """Everything that one run writes, under the epoch of its claim."""
+    """Everything that a run writes, under the epoch of its claim."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class RunJournal:
         self._faults = faults
         self._has_new_envelopes = has_new_envelopes
         self._wake = wake
-        self._is_resumed = not claim.new_records  # then the lane does not know what arrived meanwhile
+        self._is_resumed = not claim.new_records  # a resumed run does not know what arrived before it
         self._pending: list[PendingWrite] = []
         self._pending_since_ms = 0  # when the first pending result came back
         self._open_call: _OpenModelCall | None = None  # the model call in progress
@@ -121,7 +121,7 @@ class RunJournal:
 
     @property
     def pending_writes(self) -> Sequence[PendingWrite]:
-        """What the run's last commit still has to write."""
+        """Writes that are left for the run's last commit."""
         # Model steps that were opened and not used: a summary started before a crash, or a reply that did not
         # fit.
         left = [AbandonedStep(step) for step in self._open_steps.values() if step.kind is StepKind.MODEL]
@@ -267,9 +267,9 @@ class RunJournal:
     async def _perform_read_only(
         self, step: Step, act: Callable[[], Awaitable[ToolResult]], *, stored: bool, within_s: float
     ) -> ToolResult:
-        """Perform a read-only call at once. Its intent is written with the result.
+        """Perform a read-only call at once, and write its intent together with the result.
 
-        If the call takes longer than `within_s`, the intent is written alone meanwhile.
+        If the call takes longer than `within_s`, the intent is written while the call continues.
         """
         begun_ms = to_ms(self._clock.now())
         writing: list[asyncio.Future[ModelCallReservation]] = []
@@ -372,13 +372,13 @@ class RunJournal:
         return written.granted
 
     def _wake_all(self, written: StepCommit | None) -> None:
-        """Send the wake-ups with the commit: the waiting task may be cancelled at this moment."""
+        """Send the wake-ups together with the commit, because the task that waits for it may be cancelled."""
         for wake in written.wakes if written is not None else ():
             self._wake(wake)
 
 
 def _own_records(context: Sequence[Record], run: Run) -> list[Record]:
-    """Return the run's records, searched from the end: the cost depends on the run, not on the history."""
+    """Return the run's records. The search starts at the end, so its cost does not depend on the history."""
     own: list[Record] = []
     for record in reversed(context):
         if record.seq < run.first_seq:
@@ -403,7 +403,7 @@ def _result_or_note(result: ToolResult, *, stored: bool) -> ToolResult | Note:
 
 
 class StepCommit(Struct, frozen=True):
-    """What a step commit wrote."""
+    """The result of a step commit: everything that it wrote."""
 
     record_seq: int
     envelopes: tuple[Envelope, ...]
@@ -413,7 +413,7 @@ class StepCommit(Struct, frozen=True):
 
 
 class _OpenModelCall(Struct, frozen=True):
-    """A model call in progress: its step and its cost terms."""
+    """A model call in progress: its step and its cost reservation."""
 
     step: Step
     terms: ModelCallReservationRequest
@@ -470,7 +470,7 @@ def write_step(
 
 
 def _charge_with_joined(charge: CallCharge | None, joined: Sequence[Record]) -> CallCharge | None:
-    """Add the input of records that join with the intent to the reservation."""
+    """Add the input of records that are written with the intent to the cost reservation."""
     if charge is None or not joined:
         return charge
     more = max_input_tokens(sum(weight_of_record(record).size_bytes for record in joined))
@@ -478,7 +478,7 @@ def _charge_with_joined(charge: CallCharge | None, joined: Sequence[Record]) -> 
 
 
 def _notify_person(tx: Transaction, claim: ClaimedRun, notice: str) -> tuple[Wake, ...]:
-    """Notify a person who waits, at most once per run. No other recipient needs it."""
+    """Notify the person who waits for the answer, at most once per run. Other recipients get no notice."""
     kind = claim.envelopes[0].kind if claim.envelopes else EnvelopeKind.MESSAGE
     to = get_answer_address(claim.run.sender, origin=claim.session.origin, kind=kind)
     if to is None or not claim.session.origin.kind.is_foreground or not claim.envelopes:
@@ -558,10 +558,7 @@ def _may_steer(envelope: Envelope, claim: ClaimedRun) -> bool:
 
 
 class ApprovalAnswers:
-    """What people have decided about the calls of this run.
-
-    A decision applies to one exact call, not to another.
-    """
+    """Decisions of people about the calls of this run. A decision applies to one exact call, not to another."""
 
     def __init__(self, approvals: Sequence[Approval]) -> None:
         self._by_call = {(call.id, call_hash(call)): approval for approval in approvals for call in approval.calls}

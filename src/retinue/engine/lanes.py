@@ -52,7 +52,7 @@ class SlotStatus(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """What a lane does next: record silent envelopes, and run over envelopes with the same batch key."""
+    """The next work of a lane: silent envelopes to record, and envelopes with the same batch key to run over."""
 
     silent: tuple[Envelope, ...]
     envelopes: tuple[Envelope, ...]
@@ -63,8 +63,8 @@ def batch_key(
 ) -> tuple[tuple[str, ...], EnvelopeKind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
     """Return the batch key: envelopes with equal keys may share a run.
 
-    It consists of the sender, whether an answer is due, the run request and the lineage. Results of
-    delegated work also carry the delegation they reply to, so each result gets its own batch.
+    It consists of the sender, whether an answer is due, the run request and the lineage. For a
+    result of delegated work it also has the delegation, so that each result gets a separate batch.
     """
     context = envelope.context
     owed = EnvelopeKind.SYSTEM if envelope.kind is EnvelopeKind.SYSTEM else needs_answer(envelope.kind)
@@ -109,8 +109,8 @@ def debounce_left_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetim
 class LaneQueue:
     """Lanes that wait for a slot: first in, first out within an agent, round robin over agents and lane kinds.
 
-    The queue is limited. Lanes that do not fit are dropped and `has_overflowed` is set; the store
-    still has them. A wake-up is only a hint.
+    The queue is limited in size. A lane that does not fit is dropped and `has_overflowed` is set.
+    That is safe, because the store still has the lane's envelopes.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LaneQueue:
         )
 
     def set_limits(self, limits: SlotLimits) -> None:
-        """Set the slot limits. Added slots are available at once; removed ones as runs end."""
+        """Set the slot limits. Added slots are available at once. Removed slots disappear when their runs end."""
         self._limits = limits
 
     def push(self, wake: LaneWake) -> None:
@@ -189,7 +189,7 @@ class LaneQueue:
             del self._used_by_agent[agent]
 
     def is_contended(self, wake: LaneWake) -> bool:
-        """Return whether another lane waits for a slot that this one holds: of its lane kind or of its agent."""
+        """Whether another lane waits for the slot of this lane, because it has the same lane kind or agent."""
         if not self._waiting_sessions:
             return False
         for kind, by_agent in self._waiting.items():

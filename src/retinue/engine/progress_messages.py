@@ -1,7 +1,7 @@
 """Progress messages for a person who asked for them: tool calls, their results and the model's thinking.
 
-Each is an envelope in the commit of the step it describes. So it is sent once, also if the run is
-resumed.
+Each message is an envelope in the commit of the step that it describes. So it is sent only once,
+even if the run is resumed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def submit_answers(
 ) -> tuple[EnvelopeId, tuple[Wake, ...]]:
     """Store the answers and send them to the agent in one commit. Invalid answers change nothing.
 
-    `sender` is the channel in which they were given. The agent's answer goes there.
+    `sender` is the channel in which they were given, and to which the agent's answer goes.
     """
     if wrong := find_invalid_answers(questionnaire.fields, answers):
         raise QuestionnaireAnswersInvalid(wrong)

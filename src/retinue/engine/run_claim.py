@@ -52,6 +52,7 @@ from retinue.store.runs import approvals, budgets, delegating_agents, delegation
 from retinue.store.runs.message_authors import list_speakers
 from retinue.store.runs.run_requesters import get_requesters
 from retinue.store.sessions import records, sessions
+from retinue.text.quantity import format_quantity
 
 CLOSED_PER_COMMIT_MAX = 100
 DUE_READ_MAX = BATCH_MAX + 40
@@ -120,7 +121,7 @@ def start_run_on_accept(
 def claim_next_batch(
     tx: Transaction, session: Session, agent: Agent, *, run_id: RunId, settings: ClaimSettings
 ) -> ClaimedRun | NothingClaimed:
-    """Start a run over the next batch. This commit also writes its user record and first step."""
+    """Start a run over the next batch. This commit also writes the run's user record and first step."""
     conn = tx.conn
     found = envelopes.list_due(conn, session.id, tx.at_ms, limit=DUE_READ_MAX)
     wakes, due = _settle_expired(tx, session, agent, found, settings)
@@ -274,9 +275,10 @@ def _effective_lineage(tx: Transaction, session: Session, first: Envelope, run_i
 
 
 def _inherited_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
-    """Return the lineage of the run that caused this one, or None.
+    """Return the lineage of the run that caused this run, or None.
 
-    That run delegated the work, or did work that this session had delegated. Its limits apply.
+    The other run delegated the work, or did work that this session had delegated. Its limits apply
+    to this run too.
     """
     if first.context.lineage is not None:
         return first.context.lineage
@@ -316,7 +318,7 @@ def first_model_step(run: Run, agent: Agent) -> Step:
 def _settle_expired(
     tx: Transaction, session: Session, agent: Agent, due: list[Envelope], settings: ClaimSettings
 ) -> tuple[tuple[Wake, ...], list[Envelope]]:
-    """Settle envelopes that expired, or that are too old for this agent after a stop.
+    """Settle envelopes that expired, or that are too old for this agent because the server was stopped.
 
     Their senders are notified. Returns the wake-ups and the remaining envelopes.
     """
@@ -434,7 +436,7 @@ def _set_wakefulness(tx: Transaction, session: Session, wakefulness: SessionActi
 def _resume_interrupted(
     tx: Transaction, session: Session, agent: Agent, run: Run, *, crashed: bool
 ) -> ClaimedRun | NothingClaimed:
-    """Resume a run without a worker from its last closed step, or closes it if it must not be retried."""
+    """Resume a run without a worker from its last closed step, or close the run if it must not be retried."""
     is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
     if agent.crash_policy is CrashPolicy.AT_MOST_ONCE or is_job:
         what = "The server stopped" if crashed else "The store failed"
@@ -450,7 +452,7 @@ def _resume_interrupted(
         )
         return NothingClaimed(wakes, look_again=True)
     if crashed and run.attempt >= agent.attempts_max:
-        because = f"interrupted {run.attempt} times"
+        because = f"interrupted {format_quantity(run.attempt, 'time')}"
         wakes = close_run(
             tx,
             session,
@@ -473,8 +475,8 @@ def _resume_interrupted(
 def _approval_as_seen_by_run(approval: Approval) -> Approval:
     """Return the approval in the state that the run acted on.
 
-    A run that went on without a decision stays without it: the decision starts its own run, which
-    makes the call.
+    A later decision does not change a run that went on without it. Such a decision starts another
+    run, which performs the call.
     """
     if approval.is_released and approval.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
         return replace(approval, state=ApprovalState.OPEN)
@@ -491,7 +493,7 @@ def _resume(
     attempt: int,
     cause: str,
 ) -> ClaimedRun:
-    """Raise the epoch, marks the run as running and return the claim."""
+    """Raise the epoch, mark the run as running and return the claim."""
     conn = tx.conn
     epoch = session.epoch + 1
     sessions.update_fenced(

@@ -61,8 +61,8 @@ class ClaimedRun(Struct, frozen=True, kw_only=True):
 class NothingClaimed(Struct, frozen=True):
     """A claim that found no batch to run.
 
-    `look_again`: something was closed, and more may be due. `retry_after_s`: debounced envelopes
-    are due after this time, unless more arrive.
+    `look_again` means that something was closed, and more may be due. `retry_after_s` is the time
+    until debounced envelopes are due, unless more arrive.
     """
 
     wakes: tuple[Wake, ...] = ()

@@ -82,7 +82,7 @@ def finish_run(
     *,
     wakefulness: SessionActivity,
 ) -> tuple[Wake, ...]:
-    """End a run with an answer: write last records, outcomes and the answer.
+    """End a run with an answer: write the last records, the outcomes and the answer.
 
     The caller may claim the next batch in the same commit.
     """
@@ -233,14 +233,14 @@ def _build_answer(
 
 
 def _lineage_context(claim: ClaimedRun, to: address.Address) -> EnvelopeContext:
-    """Return a context with the run's lineage if the recipient is an agent, which continues the same work."""
+    """Return a context with the run's lineage if the recipient is an agent, because it continues the same work."""
     if claim.run.lineage is None or to.kind is not address.AddressKind.AGENT:
         return NO_CONTEXT
     return EnvelopeContext(lineage=claim.run.lineage)
 
 
 def _answer_kind(tx: Transaction, envelope: Envelope) -> EnvelopeKind:
-    """Return the kind to answer as. For a late decision, the kind of the envelope whose run asked for it."""
+    """Return the kind of the envelope to answer. For a late decision, use the envelope whose run asked for it."""
     if envelope.kind is not EnvelopeKind.DECISION:
         return envelope.kind
     approval = approvals.get(tx.conn, envelope.context.approval)
@@ -313,7 +313,7 @@ def fail_run(
 
 
 def _write_last_records(tx: Transaction, claim: ClaimedRun, pending: Sequence[PendingWrite]) -> Session:
-    """Check that the session is still ours, and write results that are not stored yet."""
+    """Write results that are not stored yet. Raises if another worker has claimed the session."""
     append = RecordAppender(claim.session, tx, claim.run)
     write_pending(append, pending)
     sessions.update_fenced(
@@ -427,7 +427,7 @@ def interrupted_result(call: str, tool: str) -> ToolResult:
 
 
 class CancelResult(Struct, frozen=True):
-    """What a cancellation did: the runs it ended, their sessions, and how many due envelopes it cleared."""
+    """The effects of a cancellation: the runs it ended, their sessions, and how many due envelopes it cleared."""
 
     runs: tuple[RunId, ...]
     sessions: tuple[SessionId, ...]
@@ -573,7 +573,7 @@ def _is_newer_due(tx: Transaction, session_id: str) -> bool:
 def _cancel_due(
     tx: Transaction, session: Session, *, by: str, reason: str, only_delegations: bool = False
 ) -> tuple[int, list[Wake]]:
-    """Cancel due envelopes. `only_delegations`: only delegations. Returns their number and the wake-ups."""
+    """Cancel due envelopes, or only due delegations. Returns their number and the wake-ups."""
     wakes: list[Wake] = []
     cleared = 0
     for envelope in envelopes.list_due(tx.conn, session.id, tx.at_ms, limit=CLEARED_MAX):
@@ -595,7 +595,7 @@ def _cancel_due(
 
 
 def mark_reset(tx: Transaction, session_id: str, message: str = "", *, because: str) -> None:
-    """Reset the context here, starting with `message`. Earlier records stay in the history."""
+    """Reset the context at this point. The new context starts with `message`. Earlier records stay in the history."""
     session = sessions.get(tx.conn, session_id)
     if session is None:
         return

@@ -53,7 +53,7 @@ SynthesizeVoice = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]
 class RunEnd(Struct, frozen=True):
     """How the execution of a run ended.
 
-    `next_claim` was claimed in the finishing commit; `more_due`: the lane has more.
+    `next_claim` was claimed in the finishing commit. `more_due` means that the lane has more to do.
     """
 
     wakes: tuple[Wake, ...] = ()
@@ -134,7 +134,7 @@ class RunWorker:
         return ended
 
     async def _show_nested(self, claim: ClaimedRun) -> None:
-        """If a call waits for this run, shows the run's activity to subscribers of that call's session."""
+        """If a call waits for this run, show the run's activity to subscribers of that call's session."""
         asked = await self._store.read(partial(delegations.get, id_=claim.envelopes[0].id))
         if asked is not None and asked.wait_until is not None:
             self._broadcast.add_nested_run(
@@ -142,7 +142,7 @@ class RunWorker:
             )
 
     async def _read_run_records(self, claim: ClaimedRun) -> list[Record] | None:
-        """Read the run's records if they are not all in its context: it was compacted and then interrupted."""
+        """Read the run's records, if a compaction before an interruption has removed some from its context."""
         if claim.new_records or claim.run.first_seq >= claim.session.context_start_seq:
             return None
         session, first, last = claim.session.id, claim.run.first_seq, claim.session.record_seq
@@ -200,8 +200,8 @@ class RunWorker:
     def _wake_all(self, end: RunEnd | None) -> None:
         """Send the wake-ups together with the commit.
 
-        The waiting task may be cancelled at this moment, and the recipients would then learn of the
-        envelope much later.
+        Otherwise a cancellation of the waiting task could delay them until the next scan of the
+        store.
         """
         for wake in end.wakes if end is not None else ():
             self._wake(wake)
@@ -271,7 +271,7 @@ class RunWorker:
                 attendance.end()
 
     def _show_typing(self, claim: ClaimedRun) -> RunProgress | None:
-        """Show typing in the channel while the run works. Only for a run over that channel's own message."""
+        """Show typing in the channel while the run works. Only for a run over a message from that channel."""
         if self._typing is None or claim.reply_delivery is None or not claim.envelopes:
             return None
         newest = claim.envelopes[-1]

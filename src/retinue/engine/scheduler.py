@@ -79,14 +79,14 @@ class GateRequest(Struct, frozen=True):
 
 
 class FiredOccurrences(Struct, frozen=True):
-    """What a firing commit did: the lanes to wake, and the gates to run."""
+    """The result of a firing commit: the lanes to wake, and the gates to run."""
 
     wakes: tuple[Wake, ...] = ()
     gate_requests: tuple[GateRequest, ...] = ()
 
 
 class Scheduler:
-    """Fires due schedules for the alarm. All state is in the store; only running gates are kept here."""
+    """Fires due schedules for the alarm. All state except running gates is in the store."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ def fire_due(conn: sa.Connection, *, now_ms: int) -> FiredOccurrences:
 def apply_gate_result(
     conn: sa.Connection, *, occurrence: Occurrence, result: GateResult, now_ms: int
 ) -> tuple[Wake, ...]:
-    """Apply the answer of a gate. Does nothing if its occurrence was withdrawn meanwhile."""
+    """Apply the answer of a gate. Does nothing if its occurrence was withdrawn while the gate ran."""
     page = Transaction(conn, now_ms)
     current = schedules.get_occurrence_of_envelope(conn, occurrence.envelope or "")
     kept = schedules.get(conn, occurrence.schedule)
@@ -219,7 +219,7 @@ def _skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence
     """Return why a due occurrence is skipped, or an empty string."""
     late_s = (tx.at_ms - to_ms(occurrence.at)) // 1000
     if occurrence.cause is OccurrenceCause.CLOCK and late_s > LATENESS_S_MAX and not stored.schedule.runs_late:
-        return f"missed: the server was not running at its time, and processed it {format_duration(late_s)} later"
+        return f"missed: the server was not running at this time, and continued {format_duration(late_s)} later"
     return (
         overlap_reason(tx.conn, stored.id) or skip_reason(tx, stored, occurrence)
         if occurrence.cause is not OccurrenceCause.FORCE
@@ -228,11 +228,11 @@ def _skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence
 
 
 def overlap_reason(conn: sa.Connection, schedule: str) -> str:
-    """Return why a schedule cannot fire now, or an empty string if no occurrence of it is active."""
+    """Return why a schedule cannot fire now: an occurrence of the schedule is active. Empty if it can fire."""
     other = schedules.get_running_occurrence(conn, schedule)
     if other is None:
         return ""
-    return f"overlap: the one of {other.at.isoformat(timespec='seconds')} is still running"
+    return f"overlap: the occurrence of {other.at.isoformat(timespec='seconds')} is still running"
 
 
 def _skip_occurrence(
@@ -372,7 +372,7 @@ def _session_origin(tx: Transaction, schedule: Schedule, agent: Agent) -> Origin
 
 
 def _update_session(tx: Transaction, schedule: Schedule, session: Session, text: str) -> None:
-    """Apply the schedule's current title, attributes and reset rule to its own session."""
+    """Apply the schedule's current title, attributes and reset rule to its dedicated session."""
     snippet = truncate_bytes(text, 120) or session.snippet
     if session.origin.kind in (OriginKind.SCHEDULE, OriginKind.HEARTBEAT):
         _rename_session(tx, schedule, session)

@@ -37,10 +37,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class AvailableOptions(Protocol):
-    """The options a session can choose from.
-
-    The server passes an implementation; without one, nothing can be chosen.
-    """
+    """The options that a session can choose from. Without an implementation by the server, nothing can be chosen."""
 
     def list_models(self, agent: Agent, options: SessionOptions) -> Sequence[str]:
         """Return the models as numbered lines, with the current one marked."""
@@ -53,8 +50,8 @@ class AvailableOptions(Protocol):
     def choose_model(self, text: str, agent: Agent, options: SessionOptions) -> SessionOptions:
         """Return the options with the model that `text` names.
 
-        A list number, alias or reference, each with or without `@CREDENTIAL`. Raises if the model
-        is unknown or not allowed.
+        `text` is a list number, alias or reference, with or without `@CREDENTIAL`. Raises if the
+        model is unknown or not allowed.
         """
         ...
 
@@ -68,7 +65,7 @@ class AvailableOptions(Protocol):
         ...
 
     def effective_effort(self, agent: Agent, options: SessionOptions) -> str | None:
-        """Return the effort if a message does not set one. None leaves it to the model."""
+        """Return the effort if a message does not set one. None means that the model decides."""
         ...
 
     def check_effort(self, effort: str, agent: Agent, options: SessionOptions) -> None:
@@ -307,7 +304,7 @@ def set_queue(tx: Transaction, arguments: str, session: Session, agent: Agent) -
 
 
 def _queue_change(word: str) -> dict[str, Any] | str:
-    """Return the fields that one word sets, or an error sentence."""
+    """Return the fields that one argument of /queue sets, or an error sentence."""
     key, colon, value = word.partition(":")
     shown = value[:WORD_SHOWN_MAX]
     match key:

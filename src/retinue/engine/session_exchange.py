@@ -52,7 +52,9 @@ def first_answer_context(tx: Transaction, delegation: Delegation) -> EnvelopeCon
 
 
 def start_exchange(tx: Transaction, delegation: Delegation, answer: Envelope) -> EnvelopeDraft | None:
-    """Start the exchange after a waiting call took the first answer. It runs beside that run."""
+    """Start the exchange after a waiting call took the first answer. The exchange continues while
+    that call's run goes on.
+    """
     if envelopes.get(tx.conn, _turn_envelope_id(delegation, 1)) is not None or delegation.target_session is None:
         return None
     most = exchange_turns_max(tx, delegation)
@@ -145,7 +147,7 @@ def _build_turn(
 
 
 def _turn_context(delegation: Delegation, turn: int, limit: int, *, to: SessionId) -> EnvelopeContext:
-    """Return the context of a turn. It has the limits of the run that it answers, on either side."""
+    """Return the context of a turn. The delegation limits of the receiving session's run apply to it."""
     asking = to == delegation.session
     other = delegation.target_session if asking else delegation.session
     assert other is not None

@@ -13,7 +13,7 @@ NAME_SHOWN_MAX = 40
 
 
 class SkillCommandRequest(Struct, frozen=True, kw_only=True):
-    """What a skill command asks of the run: to use a skill with this text, or to make one call only."""
+    """The request of a skill command: use a skill with this text, or make one call only."""
 
     skill: str
     text: str = ""
@@ -43,7 +43,7 @@ def find_skill_request(commands: Sequence[SlashCommand], skills: Sequence[SkillC
 
 
 def find_skill(name: str, skills: Sequence[SkillCommand]) -> SkillCommand | None:
-    """Find a skill by its command name or its own name."""
+    """Find a skill by the name of its command or by its name."""
     name = name.casefold()
     return next((each for each in skills if name in (each.name, each.skill)), None)
 

@@ -77,12 +77,12 @@ ListSkillCommands = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCo
 
 
 async def no_skill_commands(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
-    """Return no skill commands."""
+    """Return no skill commands. For servers without skills."""
     return ()
 
 
 class CommandInputs(Struct, frozen=True, kw_only=True):
-    """What a commit cannot read from the database: skills on disk and prompt parts."""
+    """Inputs that a commit cannot read from the database: skills on disk and prompt parts."""
 
     skills: Sequence[SkillCommand] = ()
     prompt_parts: Sequence[PromptPart] = ()
@@ -148,7 +148,7 @@ class SlashCommands:
         self._on_committed = on_committed
 
     async def handle(self, draft: EnvelopeDraft, parsed: ParsedCommands) -> Receipt | EnvelopeDraft:
-        """Return a receipt if the server has done everything. Otherwise return the draft for the agent."""
+        """Execute the commands of a message. Returns a receipt, or a draft if text for the agent remains."""
         commands = parsed.commands
         if _is_number(commands) and (
             draft.trust not in COMMAND_TRUSTS or not self._answers_by_number(draft.sender.name)
@@ -228,7 +228,7 @@ def _with_skill_request(draft: EnvelopeDraft, skill: SkillCommandRequest) -> Env
 
 
 def _shortcut_draft(draft: EnvelopeDraft, command: SlashCommand) -> EnvelopeDraft:
-    """Return a shortcut inside other text as a separate draft. Its id is the same if it is sent again."""
+    """Return a shortcut inside other text as a separate draft. A redelivered message gives the same draft id."""
     id_ = derive_id(f"{draft.source}\n{draft.idempotency_key}", command.word)
     return replace(draft, id=EnvelopeId(id_), idempotency_key=id_, text=command.raw, attachments=())
 
@@ -317,7 +317,7 @@ def _is_number(commands: Sequence[SlashCommand]) -> bool:
 
 
 def _is_busy(tx: Transaction, draft: EnvelopeDraft) -> bool:
-    """Whether something runs or is due in this session or below it. Otherwise a bare word is plain text."""
+    """Whether this session or one that it started has work. If not, a bare word such as `stop` is plain text."""
     agent = agents.find(tx.conn, draft.recipient.name)
     session = find_session(tx.conn, draft, agent) if agent is not None else None
     if session is None:
@@ -503,7 +503,8 @@ def _execute_compact(command: SlashCommand, command_context: _CommandContext) ->
 def _principal_of(tx: Transaction, draft: EnvelopeDraft) -> Principal:
     """Return the sender as a principal, with current rights.
 
-    An owner who writes from a channel is the owner. A linked platform identity is its person.
+    The owner is recognized in a channel too. A sender with a linked platform identity is that
+    person.
     """
     if draft.trust is Trust.OWNER:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER

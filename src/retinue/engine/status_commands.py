@@ -27,6 +27,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import runs, spend_report
 from retinue.store.runs.spend_report import UsageSum
 from retinue.store.sessions import records
+from retinue.text.quantity import format_quantity
 
 PARTS_LISTED_MAX = 10  # entries of each kind in `/context list`
 PARTS_SHOWN_MAX = 500  # entries of each kind in `/context detail`, of all kinds in `/context json`
@@ -139,7 +140,7 @@ def _context_figures(
 
 
 def _list_parts(parts: Sequence[PromptPart], *, limit: int) -> list[str]:
-    """Return the parts by kind, the largest first. Omitted ones are counted."""
+    """Return lines about the parts, grouped by kind, the largest first. Omitted parts are counted."""
     lines: list[str] = []
     for kind in PromptPartKind:
         of_kind = sorted((part for part in parts if part.kind is kind), key=lambda part: -part.tokens)
@@ -177,7 +178,7 @@ def _usage_summary(used: UsageSum) -> str:
 
 
 def _cost_text(used: UsageSum) -> str:
-    unknown = f" ({used.unknown_calls} calls of unknown cost)" if used.unknown_calls else ""
+    unknown = f" ({format_quantity(used.unknown_calls, 'call')} of unknown cost)" if used.unknown_calls else ""
     return f"${used.cost_microusd / 1e6:.4f}{unknown}"
 
 
@@ -197,14 +198,13 @@ def stopped_text(result: CancelResult, session: SessionId) -> str:
     if not result.runs and not result.cleared_envelopes:
         return "Nothing was running or waiting here."
     below = sum(lane != session for lane in result.sessions)
-    parts = [f"{_count_text(len(result.runs) - below, 'run')} stopped", f"{result.cleared_envelopes} waiting cleared"]
+    parts = [
+        f"{format_quantity(len(result.runs) - below, 'run')} stopped",
+        f"{result.cleared_envelopes} waiting cleared",
+    ]
     if below:
-        parts.append(f"{_count_text(below, 'subagent')} stopped")
+        parts.append(f"{format_quantity(below, 'subagent')} stopped")
     return f"{', '.join(parts)}."
-
-
-def _count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def _format_lines(figures: Mapping[str, object]) -> str:

@@ -22,7 +22,7 @@ ERROR_LENGTH_MAX = 1_000
 
 
 class CallCharge(Struct, frozen=True, kw_only=True):
-    """What a model call may cost, and the days whose budgets it counts against."""
+    """The maximum cost of a model call, and the days whose budgets it counts against."""
 
     terms: ModelCallReservationRequest
     days: BudgetPeriod
@@ -42,7 +42,7 @@ class StepResult(Struct, frozen=True):
 
 
 class CompletedSummaryCall(Struct, frozen=True):
-    """A model call for a summary that succeeded. The compaction stores the text, if there is one."""
+    """A successful model call for a summary. If it returned a text, the compaction stores that text."""
 
     step: Step
     charge: CallCharge
@@ -68,7 +68,7 @@ PendingWrite = StepResult | CompletedSummaryCall | FailedModelCall | AbandonedSt
 
 
 def write_pending(appender: RecordAppender, pending: Sequence[PendingWrite], *, opening: Step | None = None) -> None:
-    """Write the pending results. For the audit, also notes that `opening` is about to be performed."""
+    """Write the pending results. Also add an audit entry for the step `opening`, which is performed next."""
     entries: list[AuditEntry] = []
     for each in pending:
         if isinstance(each, StepResult) and each.started_ms is not None:
@@ -160,7 +160,7 @@ def emit_step_opened(appender: RecordAppender, step: Step) -> None:
 
 
 def _write_compaction(appender: RecordAppender, summary: Summary, *, record_seq: int) -> None:
-    """Start the context at the summary, also if the run fails before its next step."""
+    """Start the context at the summary, so that it applies even if the run fails before its next step."""
     page, session = appender.tx, appender.session
     sessions.compact(page.conn, session.id, kept_from=summary.kept_from, at_ms=page.at_ms)
     page.emit(
@@ -230,5 +230,8 @@ def _require_run(appender: RecordAppender) -> Run:
 
 
 def _has_calls(body: Reply | ToolResult | Note | Summary) -> bool:
-    """Whether a reply contains calls. Only such a reply gets its own event; the last one is in the run's end event."""
+    """Whether a reply contains calls.
+
+    Only a reply with calls gets an event, because the last reply is in the event of the run's end.
+    """
     return isinstance(body, Reply) and bool(body.calls)

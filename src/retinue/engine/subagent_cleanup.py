@@ -1,6 +1,7 @@
 """Archive or delete the session of a finished subagent.
 
-Only after the delegating session has read the result, and while nothing runs or is due in it.
+It is cleaned up only after the delegating session has read the result, and while nothing runs or is
+due in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RETRY_AFTER_MS = 10_000  # retry delay if a session was busy or its result unrea
 
 
 def clean_up_due_sessions(conn: sa.Connection, *, now_ms: int) -> tuple[SessionId, ...]:
-    """Clean up due subagent sessions, up to a limit per commit. Returns the sessions that ended."""
+    """Clean up due subagent sessions, up to a limit per commit. Returns those that were cleaned up."""
     page = Transaction(conn, now_ms)
     over: list[SessionId] = []
     for delegation in delegations.list_to_archive(conn, now_ms, limit=SESSIONS_PER_COMMIT_MAX):

@@ -86,7 +86,8 @@ class TranscriptCache:
     async def check_out(self, session: Session, new_records: Sequence[Record]) -> CachedTranscript:
         """Return the context of a session up to its last record, and remove it from the cache.
 
-        `new_records` are records just appended, if the caller has them: then the store is not read.
+        `new_records` are records that the caller has just appended. With them the store is not
+        read.
         """
         kept = self._transcripts.pop(session.id, None)
         if kept is not None:

@@ -1,5 +1,4 @@
-"""Accepts envelopes. All take this one path: from people, agents, schedules, and the server's own
-answers."""
+"""Accepts envelopes. Messages of people and agents, schedules and the server's own answers all take this path."""
 
 from __future__ import annotations
 
@@ -77,12 +76,13 @@ from retinue.store.maintenance import purge
 from retinue.store.people import people
 from retinue.store.runs import delegations, runs
 from retinue.store.sessions import sessions
+from retinue.text.quantity import format_quantity
 
 log = logging.getLogger(__name__)
 
 LEFT_OUT_CHARS_MAX = 160
 COMPLETION_CONNECTOR = "completion"  # the internal connector that notifies webhooks when an envelope is done
-LABEL_BYTES_MAX = 1024  # of a source or an origin's key: a PostgreSQL index entry holds 2,704 bytes in all
+LABEL_BYTES_MAX = 1024  # bytes of a source or an origin's key: a PostgreSQL index entry holds 2,704 bytes in all
 DELIVERED_BATCH_MAX = 100
 DELEGATION_KINDS = frozenset({EnvelopeKind.DELEGATION, EnvelopeKind.JOB})
 
@@ -92,7 +92,7 @@ _FINAL_PURPOSES = frozenset({"overflow", *(outcome.value for outcome in Outcome)
 
 
 class LaneWake(Struct, frozen=True):
-    """A session has something to do."""
+    """Wake-up for a session that has something to do."""
 
     session: SessionId
     agent: str
@@ -101,13 +101,13 @@ class LaneWake(Struct, frozen=True):
 
 
 class ChannelWake(Struct, frozen=True):
-    """An envelope waits to be delivered to a channel."""
+    """Wake-up for a channel to which an envelope must be delivered."""
 
     channel: str
 
 
 class TimerWake(Struct, frozen=True):
-    """An envelope waits for a time: the timer may have to fire earlier than planned."""
+    """Wake-up for the timer: an envelope waits for a time that may be earlier than the timer's next alarm."""
 
     at_ms: int = 0  # 0: unknown
 
@@ -116,8 +116,7 @@ Wake = LaneWake | ChannelWake | TimerWake
 
 
 class SlotReservation(Protocol):
-    """A reserved slot for an envelope on its way in. If its lane is idle, its run starts in the
-    accepting commit."""
+    """A slot reserved for an envelope that is being accepted. An idle lane starts its run in the accepting commit."""
 
     run_id: RunId
 
@@ -126,16 +125,16 @@ class SlotReservation(Protocol):
         ...
 
     def after_commit(self, started_run: object | None) -> None:
-        """On the event loop, after the commit: work on the started run, or release the slot."""
+        """Work on the started run, or release the slot. Called on the event loop after the commit."""
         ...
 
     def recheck(self) -> None:
-        """The result of the commit is unknown: look for a run that may have started."""
+        """Look for a run that may have started, because the result of the commit is unknown."""
         ...
 
 
 def no_reservation(_agent: str, _lane: LaneKind) -> SlotReservation | None:
-    """For callers whose runs always start in a separate commit."""
+    """Reserve nothing. For callers whose runs always start in a separate commit."""
     return None
 
 
@@ -158,8 +157,7 @@ class EnvelopeIntake:
         reserve_slot: Callable[[str, LaneKind], SlotReservation | None] = no_reservation,
         command: Callable[[EnvelopeDraft, ParsedCommands], Awaitable[Receipt | EnvelopeDraft]] | None = None,
     ) -> None:
-        """`command` handles slash commands. It returns a receipt if it carried the command out, or
-        a draft that goes on to the agent."""
+        """`command` executes slash commands. It returns a receipt, or a draft if text for the agent remains."""
         self._store = store
         self._clock = clock
         self._wake = wake
@@ -224,8 +222,7 @@ def _get_lane_kind(draft: EnvelopeDraft, origin: Origin) -> LaneKind:
 
 
 def _may_command(draft: EnvelopeDraft) -> bool:
-    """Whether it was sent by a person or channel to an agent, for now: only then can it be a
-    command."""
+    """Whether a draft can be a command: an undelayed message from a person or channel to an agent."""
     return (
         draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
         and draft.recipient.kind is AddressKind.AGENT
@@ -237,7 +234,7 @@ def _may_command(draft: EnvelopeDraft) -> bool:
 
 
 def _may_start_run(draft: EnvelopeDraft) -> bool:
-    """Whether it is a normal message, for now, to an agent's session of this origin."""
+    """Whether a draft may start a run at once: an undelayed message to an agent, without a session in the address."""
     recipient = draft.recipient
     return (
         recipient.kind is AddressKind.AGENT
@@ -249,7 +246,7 @@ def _may_start_run(draft: EnvelopeDraft) -> bool:
 
 
 def check_draft(draft: EnvelopeDraft) -> None:
-    """Refuse what the store cannot or should not keep, before it is called."""
+    """Refuse a draft that the store cannot or should not keep."""
     _check_text(draft.text)
     if not 0 < len(draft.idempotency_key) <= IDEMPOTENCY_KEY_LENGTH_MAX or not is_storable(draft.idempotency_key):
         raise KeyInvalid(chars_max=IDEMPOTENCY_KEY_LENGTH_MAX)
@@ -289,7 +286,7 @@ def _check_attachment(attachment: Attachment) -> None:
 def accept(
     conn: sa.Connection, *, draft: EnvelopeDraft, now_ms: int, reservation: SlotReservation | None = None
 ) -> AcceptResult:
-    """The accept commit: the envelope, its count, its session and its events, or nothing at all.
+    """The accept commit. Writes the envelope, its count, its session and its events, or nothing.
 
     With a reserved slot and an idle lane it also starts the run.
     """
@@ -315,7 +312,7 @@ def accept(
 def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope) -> AcceptResult:
     same = seen.text == draft.text and seen.sender == draft.sender and seen.kind is draft.kind
     if not same or seen.attachments != draft.attachments or not _is_same_recipient(seen.recipient, draft.recipient):
-        raise KeyReused(draft.idempotency_key, because=f"envelope {short_id(seen.id)} has it, with other content")
+        raise KeyReused(draft.idempotency_key, because=f"envelope {short_id(seen.id)} used it, with other content")
     ended = envelopes.get_outcome(conn, seen.id)
     receipt = Receipt(
         envelope=seen.id,
@@ -329,11 +326,11 @@ def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope)
 
 
 def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> AcceptResult:
-    """As `resolve_duplicate`, for an envelope of which only its key is left."""
+    """Like `resolve_duplicate`, for an envelope that was purged, so that only its key is left."""
     if gone.content_hash != purge.content_hash(draft) or not _is_same_recipient(gone.recipient, draft.recipient):
         raise KeyReused(
             draft.idempotency_key,
-            because=f"envelope {short_id(gone.envelope)} had it, with other content; it was purged since",
+            because=f"envelope {short_id(gone.envelope)} used it, with other content, and was purged since",
         )
     receipt = Receipt(
         envelope=gone.envelope,
@@ -347,8 +344,10 @@ def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> Acc
 
 
 def _is_same_recipient(kept: Address, asked: Address) -> bool:
-    """Names are stored in their original spelling, and an agent's address with the session of the
-    envelope."""
+    """Whether two recipients are the same, though one is as stored.
+
+    A stored name may differ in case, and a stored agent address includes the envelope's session.
+    """
     if kept.kind is not asked.kind or kept.name.casefold() != asked.name.casefold():
         return False
     return kept.rest.startswith(asked.rest) if kept.kind is AddressKind.AGENT else kept.rest == asked.rest
@@ -357,7 +356,7 @@ def _is_same_recipient(kept: Address, asked: Address) -> bool:
 def accept_in_transaction(
     page: Transaction, draft: EnvelopeDraft, *, strict: bool = False, reservation: SlotReservation | None = None
 ) -> AcceptResult:
-    """Accept one envelope within the transaction of the caller.
+    """Accept one envelope within the caller's transaction.
 
     `strict` is for the API and connectors: an unknown recipient raises, and nothing is stored.
     Otherwise the envelope is stored and ends `refused`, because the surrounding commit must not
@@ -424,8 +423,7 @@ def _insert(
 
 
 def _is_from_outside(draft: EnvelopeDraft) -> bool:
-    """Whether its files are not from the owner. Files of agents and of the server are stored
-    already, with their trust."""
+    """Whether the attachments come from outside. Files of the owner, of agents and of the server do not."""
     return draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL) and draft.trust is not Trust.OWNER
 
 
@@ -458,7 +456,7 @@ def _make_delivered_reason(person: str) -> str:
 
 
 def deliver_due(page: Transaction) -> None:
-    """Deliver envelopes for people whose time has come, a limited number at once."""
+    """Deliver scheduled envelopes for people that are due, up to a limit per commit."""
     for envelope in envelopes.list_due_for_people(page.conn, page.at_ms, limit=DELIVERED_BATCH_MAX):
         session = envelope.sender.session
         envelopes.set_session(page.conn, envelope.id, session)
@@ -475,7 +473,7 @@ def _refuse_unknown(page: Transaction, draft: EnvelopeDraft, *, because: str) ->
 
 
 def accept_job(page: Transaction, request: EnvelopeDraft, delegation: Delegation) -> AcceptResult:
-    """The request is settled when it is accepted. Its result is reported by the job, once."""
+    """Accept a request for a background job. The request is settled at once, and the job reports the result."""
     _insert(
         page,
         request,
@@ -508,7 +506,7 @@ def _build_session_not_found(draft: EnvelopeDraft, agent: Agent) -> SessionNotFo
     return SessionNotFound(
         draft.recipient.rest,
         agent=agent.name,
-        because="no id of a session of this agent starts with it",
+        because="no session of this agent has an id that starts with it",
         try_this=f"send it to agent:{agent.name}",
     )
 
@@ -555,8 +553,7 @@ def _to_agent(
 
 
 def _is_idle(page: Transaction, session: Session, agent: Agent) -> bool:
-    """Whether nothing comes before an envelope that arrives now: no open or suspended run, and
-    nothing due."""
+    """Whether an envelope can run at once: the session has no open or suspended run, and nothing due."""
     return (
         session.activity is SessionActivity.SLEEPING
         and session.queue.apply_to(agent.queue).cap > 0
@@ -576,8 +573,7 @@ def _is_future(page: Transaction, draft: EnvelopeDraft) -> bool:
 
 
 def _find_or_start_session(page: Transaction, draft: EnvelopeDraft, agent: Agent) -> Session | None:
-    """The session of this envelope. A new one is started, with its start marker, before its first
-    envelope is handled."""
+    """Return the session of an envelope. If there is none, start one before the envelope is handled."""
     session = find_session(page.conn, draft, agent)
     if session is not None or draft.recipient.rest:
         return session
@@ -587,7 +583,7 @@ def _find_or_start_session(page: Transaction, draft: EnvelopeDraft, agent: Agent
 
 
 def find_session(conn: sa.Connection, draft: EnvelopeDraft, agent: Agent) -> Session | None:
-    """The session of this envelope, if it exists."""
+    """Return the session of an envelope, or None if it does not exist."""
     if draft.recipient.rest:
         found = sessions.find_id_by_prefix(conn, agent.name, draft.recipient.rest)
         return sessions.get(conn, found) if found else None
@@ -597,11 +593,11 @@ def find_session(conn: sa.Connection, draft: EnvelopeDraft, agent: Agent) -> Ses
 def _apply_queue_cap(
     page: Transaction, draft: EnvelopeDraft, agent: Agent, session: Session
 ) -> tuple[str, tuple[Wake, ...]]:
-    """Apply the overflow rule. Nothing is dropped: an envelope that does not fit ends `refused`,
-    and its sender is notified.
+    """Apply the overflow rule of a full queue. An envelope that does not fit ends `refused`, and
+    its sender is notified.
 
-    Answers and notices are exempt. Requests limit their number, and refusing one would strand its
-    requester.
+    Answers and notices are exempt. The number of requests is limited elsewhere, and a refused
+    answer would leave its requester waiting.
     """
     queue = session.queue.apply_to(agent.queue)
     counted = draft.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM) and not draft.silent
@@ -612,7 +608,7 @@ def _apply_queue_cap(
     waiting = 1 if asleep and queue.cap else envelopes.count_droppable(page.conn, session.id, page.at_ms)
     if waiting <= queue.cap:
         return "", ()
-    because = f"queue full: {waiting - 1} envelopes already wait in this session, its cap is {queue.cap}"
+    because = f"queue full: {format_quantity(waiting - 1, 'envelope')} waiting in this session, its cap is {queue.cap}"
     if queue.overflow is Overflow.REFUSE:
         outcomes.settle(page, [draft.id], Outcome.REFUSED, because=because)
         _emit_settled(page, draft.id, session.id, Outcome.REFUSED, because)
@@ -668,7 +664,7 @@ def notify_sender(
     session: Session | None = None,
     silent: bool = False,
 ) -> tuple[Wake, ...]:
-    """Notify a sender of the end of an envelope. Needs no model. A notice never causes another.
+    """Notify a sender of the end of an envelope, without a model call. A notice never causes another notice.
 
     If the envelope was delegated work, the notice is its result.
     """
@@ -711,7 +707,7 @@ def notify_sender(
 
 
 def notify_webhook(page: Transaction, about: EnvelopeId) -> tuple[Wake, ...]:
-    """Notify the webhook of an envelope, if it has one, in the commit that ends it."""
+    """Notify the webhook of an envelope, if it has one. Called in the commit that ends the envelope."""
     if webhooks.get(page.conn, about) is None:
         return ()
     draft = EnvelopeDraft(
@@ -730,7 +726,7 @@ def notify_webhook(page: Transaction, about: EnvelopeId) -> tuple[Wake, ...]:
 
 
 def is_completion(envelope: Envelope) -> bool:
-    """Whether the server created it to notify a webhook."""
+    """Whether the server created the envelope to notify a webhook."""
     ours = envelope.kind is EnvelopeKind.NOTICE and envelope.sender.kind is AddressKind.SERVER
     return ours and envelope.recipient.name == COMPLETION_CONNECTOR
 

@@ -1,5 +1,7 @@
 """Access control for connectors: identifies the sender, asks the policy, and acts on its decision.
-Only admitted messages go on to the intake."""
+
+Only admitted messages reach the intake.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,7 @@ from retinue.store.channels.channel_migration import activation_key, migrate_cha
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Transaction
+from retinue.text.quantity import format_quantity
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class Admission(Struct, frozen=True, kw_only=True):
     trust: Trust
     may_command: bool = False
     sender_id: str = ""
-    person: str = ""  # the linked person, if the sender is one
+    person: str = ""  # the person linked to the sender, if any
     from_boss: bool = False
     settings: AccessSettings = DEFAULT_ACCESS
     ambient_messages: tuple[AmbientMessage, ...] = ()  # ambient messages since the agent last read, not addressed to it
@@ -74,12 +77,11 @@ class AccessControl(Protocol):
     """Decides which inbound messages are accepted."""
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
-        """Admit a message. None: the sender is refused or did not address us, and all consequences
-        are handled."""
+        """Admit a message. None if the sender is refused or did not address us. The refusal is then already handled."""
         ...
 
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
-        """The linked person who pressed a button; None if the sender may not."""
+        """Return the linked person who pressed a button, or None if the sender has no access."""
         ...
 
     async def mark_ambient_read(self, connector: str, channel: str, messages: tuple[AmbientMessage, ...]) -> None:
@@ -90,7 +92,7 @@ class AccessControl(Protocol):
 
 
 class _SenderRecord(Struct, frozen=True, kw_only=True):
-    """Stored facts about a sender and a channel at one moment."""
+    """Stored facts about a sender and a channel, read at one moment."""
 
     person: Person | None
     is_paired: bool
@@ -105,7 +107,7 @@ class PolicyAccessControl:
     """Access control by rules and stored identities.
 
     `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
-    agent that answers without a binding.
+    agent that answers in channels without a binding.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class PolicyAccessControl:
         store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[RefusedSender]:
-        """Refusals since the server started, the latest last. Limited in number."""
+        """Return the refusals since the server started, up to a limit, with the latest last."""
         return self._unknown_senders.refusals()
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
@@ -157,7 +159,10 @@ class PolicyAccessControl:
         return None
 
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
-        """Only linked people: a press decides something, and others may have read its data."""
+        """Return the presser if they are a linked person.
+
+        Others may have read the button's data, and must not decide.
+        """
         settings = self._settings(connector)
         known = await self._load_sender(connector, incoming, settings)
         verdict = decide_access(_build_facts(connector, incoming, known, is_mentioned=True), settings)
@@ -179,7 +184,7 @@ class PolicyAccessControl:
             await self._store.write(body, point="access")
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None:
-        """A channel has a new id. Only the platform reports this, and an invalid id is refused."""
+        """Give a channel its new id. Only the platform can report a migration, and an invalid id is refused."""
         body = partial(
             migrate_channel,
             connector=connector,
@@ -307,8 +312,7 @@ class PolicyAccessControl:
     async def _offer_pairing(
         self, connector: str, incoming: InboundMessage, settings: AccessSettings, sender: _SenderRecord
     ) -> None:
-        """Send a code to an unknown sender, and notify the owner. Both happen once, whatever else
-        the sender writes."""
+        """Send a pairing code to an unknown sender and notify the owner, each once, whatever the sender writes."""
         if incoming.kind is not InboundKind.MESSAGE:
             return
         speaker, now = get_sender_id(incoming), self._clock.now()
@@ -338,7 +342,7 @@ class PolicyAccessControl:
             address.parse_address(f"channel:{connector}:{incoming.room}"),
             f"{_NOTICE_KEY}/code/{pairing.id}",
             "I do not know you yet. To get access, give this code to the owner of this server: "
-            f"{pairing.code}. It is valid for {settings.pairing_minutes} minutes.",
+            f"{pairing.code}. It is valid for {format_quantity(settings.pairing_minutes, 'minute')}.",
         )
         await self._unknown_senders.notify_owner(
             f"{_NOTICE_KEY}/pairing/{pairing.id}",
@@ -363,8 +367,10 @@ class PolicyAccessControl:
         await self._store.write(body, point="ambient")
 
     async def _apply_activation(self, connector: str, incoming: InboundMessage, verdict: AccessDecision) -> bool:
-        """Apply `/activation mention|always` to its channel, until it is given again. An
-        unauthorized command is ignored silently."""
+        """Apply `/activation mention|always` to the channel. An unauthorized command is ignored silently.
+
+        Returns whether the message was this command.
+        """
         wanted = _parse_activation(incoming)
         if wanted is None:
             return False
@@ -390,12 +396,12 @@ class PolicyAccessControl:
 
 
 def get_sender_id(incoming: InboundMessage) -> str:
-    """The permanent id of the sender. In a channel with one person, that person is the sender."""
+    """Return the sender's permanent id. In a channel with one person, that person is the sender."""
     return incoming.speaker.id or incoming.peer
 
 
 def make_pairing_code(id_: str) -> str:
-    """A readable code, derived from an unpredictable id."""
+    """Return a readable code, derived from an unpredictable id."""
     digest = hashlib.sha256(f"pairing/{id_}".encode()).digest()
     return "".join(CODE_CHARS[byte % len(CODE_CHARS)] for byte in digest[:CODE_LENGTH])
 
@@ -440,7 +446,10 @@ def _read_sender(
     now_ms: int,
     bound: tuple[Binding, ...] | None,
 ) -> _SenderRecord:
-    """`bound` is the cached list of all bindings. There may be thousands, and they seldom change."""
+    """Read what is stored about the sender of a message. `bound` is the cached list of all bindings.
+
+    There may be thousands of bindings, and they seldom change.
+    """
     speaker, direct = get_sender_id(incoming), bool(incoming.peer)
     person = identities.find_person(conn, service, speaker) if incoming.speaker.vouched else None
     waiting = pairings.get_waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None

@@ -16,10 +16,11 @@ from retinue.domain.errors import RetinueError, StoreError, TooLarge
 from retinue.domain.shared_errors import AttachmentTooLarge
 from retinue.intake.errors import AttachmentsUnavailable
 from retinue.store.envelopes.attachment_files import READ_CHUNK_BYTES, AttachmentFiles
+from retinue.text.quantity import format_quantity
 
 log = logging.getLogger(__name__)
 
-FETCH_S_MAX = 300.0  # of one file
+FETCH_S_MAX = 300.0  # for one file
 IN_MEMORY_BYTES_MAX = 1024 * 1024  # a larger file is buffered on disk until it is complete
 
 FetchAttachment = Callable[[RemoteFile, int], Awaitable[Attachment]]
@@ -41,7 +42,7 @@ def make_fetcher(files: AttachmentFiles) -> FetchAttachment:
 
 
 async def refuse_attachment(offered: RemoteFile, _bytes_max: int) -> Attachment:
-    """For a server without attachment files."""
+    """Refuse an attachment. For servers that store no attachments."""
     raise AttachmentsUnavailable(safe_file_name(offered.name))
 
 
@@ -50,15 +51,14 @@ async def fetch_attachments(
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
     """Return the fetched attachments, and a line for each file that failed.
 
-    Raises if the result of a store call is unknown: then the platform offers the whole message
-    again.
+    Raises if the result of a store call is unknown. Then the platform delivers the message again.
     """
     brought: list[Attachment] = []
     missing: list[str] = []
     for file in offered[:ATTACHMENTS_MAX]:
         name = safe_file_name(file.name)
         if file.size_bytes is not None and file.size_bytes > bytes_max:
-            missing.append(f"[not fetched: {name}, {file.size_bytes:,} bytes; the limit is {bytes_max:,}]")
+            missing.append(f"[not fetched: {name}, {file.size_bytes:,} bytes; the limit is {bytes_max:,} bytes]")
             continue
         try:
             brought.append(await fetch(file, bytes_max))
@@ -74,7 +74,7 @@ async def fetch_attachments(
             )
             missing.append(f"[could not be fetched: {name}]")
     if beyond := len(offered) - ATTACHMENTS_MAX:
-        missing += [f"[left out: {beyond} more attachments]"] if beyond > 0 else []
+        missing += [f"[left out: {format_quantity(beyond, 'more attachment')}]"] if beyond > 0 else []
     return tuple(brought), tuple(missing)
 
 

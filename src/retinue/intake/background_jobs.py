@@ -40,13 +40,12 @@ def is_background(recipient: Address) -> bool:
 
 
 def get_runner(agent: Agent, origin: OriginKind) -> str:
-    """Jobs run on this server, also for an external agent."""
+    """Return the runner of an agent. Background jobs run on this server, even for an external agent."""
     return LOOP_RUNNER if origin is OriginKind.BACKGROUND and agent.runner == EXTERNAL else agent.runner
 
 
 def open_job(page: Transaction, request: EnvelopeDraft) -> Delegation | str:
-    """Open the job that a request from outside a run asks for, with its sessions. Returns the
-    reason if it is refused."""
+    """Open the job for a request that no run made, and start its sessions. Returns the reason if it is refused."""
     asker = agents.find(page.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
     if asker is None or request.recipient.rest:
         return NOT_AN_AGENT_REASON
@@ -100,8 +99,10 @@ def start_job_session(
 
 
 def _find_result_session(page: Transaction, request: EnvelopeDraft, agent: Agent) -> Session:
-    """The session that reads the result: the one the request came from, or else the agent's session
-    for such results."""
+    """Return the session that reads the result.
+
+    It is the session that the request came from, or else the agent's session for results of jobs.
+    """
     named = sessions.get(page.conn, request.sender.session) if request.sender.session is not None else None
     if named is not None and named.agent == agent.name:
         return named

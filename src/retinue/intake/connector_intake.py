@@ -1,5 +1,4 @@
-"""Accepts messages from connectors. Access control is asked first; admitted messages become
-envelopes."""
+"""Accepts messages from connectors. Messages that access control admits become envelopes."""
 
 from __future__ import annotations
 
@@ -64,25 +63,24 @@ async def skip_transcription(_attachment: Attachment) -> str:
 
 
 async def ignore_press(press: ButtonPress) -> None:
-    """For a server whose messages have no buttons."""
+    """Ignore a button press. For servers whose messages have no buttons."""
     log.info("button press ignored", extra={"connector": press.connector})
 
 
 async def ignore_refused_press(connector: str, _press_id: str) -> None:
-    """For a server whose messages have no buttons."""
+    """Ignore the press of a sender without access. For servers whose messages have no buttons."""
     log.info("button press refused", extra={"connector": connector})
 
 
 class _KnownMessage(Struct, frozen=True):
-    """The envelope that a message became when it was first received; `is_merged` if merged with
-    others."""
+    """The envelope that a received message became. `is_merged` means that it contains other messages too."""
 
     envelope: Envelope | None = None
     is_merged: bool = False
 
 
 class _ChannelLock(Struct, eq=False):
-    """Lock of one channel, first come, first served, so that its envelopes keep their order."""
+    """A lock for one channel, granted in order of request, so that the channel's envelopes keep their order."""
 
     lock: asyncio.Lock
     users: int = 0
@@ -128,7 +126,7 @@ class ConnectorIntake:
         self._flush_tasks: set[asyncio.Task[None]] = set()
 
     def abandon(self) -> None:
-        """Cancel everything at once, as a crash would. Platforms redeliver what was not confirmed."""
+        """Stop at once, as a crash would. Platforms deliver unconfirmed messages again."""
         self._coalescer.abandon()
         for task in self._flush_tasks:
             task.cancel()
@@ -139,8 +137,10 @@ class ConnectorIntake:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def accept(self, connector: str, incoming: InboundMessage) -> Receipt | None:
-        """Accept one message. None if it can never be accepted. Raises if the result of a store
-        call is unknown."""
+        """Accept one message. Returns None if it can never be accepted.
+
+        Raises if the result of a store call is unknown.
+        """
         try:
             async with self._lock_channel(connector, incoming.room):
                 taken = await self._handle(connector, incoming)
@@ -171,8 +171,7 @@ class ConnectorIntake:
     async def _accept_admitted(
         self, connector: str, incoming: InboundMessage, admission: Admission
     ) -> Receipt | asyncio.Future[Receipt | None]:
-        """Accept an admitted message. Messages that wait in the channel are older, and are stored
-        first."""
+        """Accept an admitted message. Older messages that wait in the channel are stored first."""
         joiner, room = self._coalescer, incoming.room
         joins = joiner.can_wait(connector, incoming, admission)
         if not joins or joiner.has_other_senders(connector, room, admission.sender_id):
@@ -238,7 +237,7 @@ class ConnectorIntake:
         return await self._post_to_agents(connector, whole, admission, text, original=there)
 
     async def _transcribe_voice(self, connector: str, incoming: InboundMessage) -> list[str]:
-        """Transcripts of voice messages, as far as possible. A failure never keeps a message out."""
+        """Return transcripts of the voice messages. If a transcription fails, the message is accepted without it."""
         transcripts: list[str] = []
         for file in incoming.attachments[:ATTACHMENTS_MAX]:
             try:
@@ -282,8 +281,7 @@ class ConnectorIntake:
         original: Envelope | None,
         id_: EnvelopeId | None = None,
     ) -> Receipt:
-        """Post the message to each agent that answers here, after the notes that it has to read
-        first."""
+        """Post the message to each agent that answers here, after the notes that the agent must read first."""
         quoted = await self._find_quoted(connector, incoming)
         drafts = [
             inbound_drafts.build_draft(
@@ -329,8 +327,7 @@ class ConnectorIntake:
         return await self._post.accept(inbound_drafts.build_edit(draft, original, revision=incoming.revision))
 
     async def _post_note(self, draft: EnvelopeDraft) -> Receipt | None:
-        """Post a note. If it was posted before with other text, that is fine: the ambient messages
-        may have changed."""
+        """Post a note. If it was posted before with other ambient messages, keep the earlier one."""
         try:
             return await self._post.accept(draft)
         except Conflict as conflict:
@@ -341,7 +338,7 @@ class ConnectorIntake:
     # --- reactions and presses ---
 
     async def _handle_reaction(self, connector: str, incoming: InboundMessage) -> Receipt | None:
-        """Note a reaction, if it is to a known envelope and the sender may write."""
+        """Post a note about a reaction, if it is to a known envelope and the sender may write."""
         to = await self._find_quoted(connector, incoming)
         if to is None:
             return None
@@ -370,8 +367,7 @@ class ConnectorIntake:
         return await self._post_note(noted)
 
     async def _handle_press(self, connector: str, incoming: InboundMessage) -> None:
-        """Accept a press only from linked people. Whether this person may decide is checked by the
-        handler."""
+        """Accept a press from a linked person only. The press handler checks whether this person may decide."""
         who = await self._access_control.identify_presser(connector, incoming)
         if who is None:
             await self._refuse_press(connector, incoming.message_id)
@@ -394,8 +390,7 @@ class ConnectorIntake:
         )
 
     async def _find_quoted(self, connector: str, incoming: InboundMessage) -> Envelope | None:
-        """The envelope that a message replies to: one that we sent there, or one that a message
-        there became."""
+        """Return the envelope that a message replies to. It was sent to the channel, or received from it."""
         if incoming.quoted is None or not incoming.quoted.message_id:
             return None
         look = partial(

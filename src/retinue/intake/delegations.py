@@ -1,4 +1,4 @@
-"""Ends delegations: each result is reported once, by the answer or by the notice of a failure."""
+"""Ends delegations. Each result is reported once: by the answer, or by the notice of a failure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ def is_reported(delegation: Delegation) -> bool:
 
 
 def is_silent(delegation: Delegation) -> bool:
-    """Whether the requester gets the result only with its next turn. A waiting requester gets it at
-    once."""
+    """Whether the requester reads the result only in its next turn. A waiting requester gets it at once."""
     return delegation.wait_until is None and delegation.notify is NotifyMode.NOTE
 
 
 def end_delegation(
     page: Transaction, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
 ) -> int | None:
-    """End a delegation, in the commit that settles its envelope. Returns when to archive its
-    session, if at all."""
+    """End a delegation, in the commit that settles its envelope. Returns the time to archive its session, or None."""
     archive_ms = _get_archive_ms(page, delegation)
     done = delegations.end(
         page.conn,
@@ -53,15 +51,14 @@ def end_delegation(
 
 
 def cancel_external_requests(page: Transaction, run: RunId) -> None:
-    """A run that waits for external agents ends: their later messages no longer answer a request."""
+    """Cancel the open requests of an ended run to external agents. Later answers no longer match a request."""
     for delegation in delegations.list_awaited(page.conn, run):
         if delegation.kind is DelegationKind.EXTERNAL and delegation.state.is_open:
             end_delegation(page, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
 
 
 def _get_archive_ms(page: Transaction, delegation: Delegation) -> int | None:
-    """When to archive a subagent's session. With cleanup `delete`, as soon as the result can be
-    read."""
+    """Return when to archive a subagent's session. With cleanup `delete`, soon enough to read the result first."""
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
         return None
     if delegation.cleanup is SubagentCleanup.DELETE:

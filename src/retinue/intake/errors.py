@@ -9,14 +9,14 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class SourceInvalid(Invalid):
-    """A connector passed a source, or a name of its conversation, that cannot be stored."""
+    """A connector passed a source, or the key of a conversation, that cannot be stored."""
 
     code = "source.invalid"
 
     def __init__(self, *, bytes_max: int) -> None:
         super().__init__(
             "invalid source of an envelope",
-            because=f"its source, or the key of its origin, is not valid text or has over {bytes_max} bytes",
+            because=f"the source, or the key of the conversation, is not valid text or is over {bytes_max} bytes",
             try_this="report this as a bug of the connector",
         )
 
@@ -43,7 +43,7 @@ class AttachmentInvalid(Invalid):
         super().__init__(
             f"invalid attachment '{name}'",
             because="its name, hash or size differs from what the server returned for the upload",
-            try_this="upload the file first, and send the attachment that the upload returns",
+            try_this="upload the file first, then send the attachment exactly as the upload returned it",
         )
 
 
@@ -56,7 +56,7 @@ class EnvelopeExpired(Invalid):
         super().__init__(
             "the envelope has already expired",
             because="expires_at is in the past",
-            try_this="leave it out, or choose a later time",
+            try_this="leave out expires_at, or choose a later time",
         )
 
 
@@ -68,7 +68,7 @@ class RecipientCannotReceive(Invalid):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"{address} cannot receive envelopes",
-            because="only agents, people and channels can",
+            because="only agents, people and channels can receive envelopes",
             try_this="send it to agent:NAME or person:NAME",
         )
 
@@ -81,8 +81,8 @@ class MessageIdMissing(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "the message has no id",
-            because="without an id, a redelivered message would be accepted twice",
-            try_this="set the platform's id of each message in the connector",
+            because="without an id, a message that the platform delivers again would be accepted twice",
+            try_this="correct the connector: it must pass the id that the platform gave the message",
         )
 
 
@@ -107,7 +107,7 @@ class UnsignedRequest(RetinueError):
 
 
 class CallbackUnsigned(UnsignedRequest):
-    """The callback is not signed with the key of an external agent."""
+    """The callback of an external agent is not signed with the agent's key."""
 
     code = "external.unsigned"
 
@@ -170,31 +170,31 @@ class CallbackIdInvalid(Invalid):
         super().__init__(
             "invalid message id of a callback",
             because=f"{header} must have 1 to {chars_max} printable ASCII characters",
-            try_this="use a random id, and the same id when you repeat the request",
+            try_this="use a random id, and retry the request with the same id",
         )
 
 
 class CallbackRequestNotFound(NotFound):
-    """The callback names a request that was not sent from its session."""
+    """The callback names a request that its session has not sent."""
 
     code = "external.request_not_found"
 
     def __init__(self, request: str) -> None:
         super().__init__(
             f"no request '{shorten_name(request)}' was sent from this session",
-            because="no envelope with this id was sent to this external agent",
+            because="this session sent no envelope with this id to the external agent",
             try_this="use the `id` of the message that you answer, or leave it out",
         )
 
 
 class TooManyUnreadCallbacks(Conflict):
-    """Too many unsolicited messages of an external agent wait in one session."""
+    """One session has too many unread messages that an external agent sent without a request."""
 
     code = "external.too_many_unread"
 
     def __init__(self, *, count_max: int) -> None:
         super().__init__(
             "too many unread messages in this session",
-            because=f"the limit is {count_max} messages that were not requested",
+            because=f"the limit is {count_max} unread messages that answer no request",
             try_this="try again later",
         )

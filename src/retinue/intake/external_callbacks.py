@@ -65,8 +65,10 @@ MESSAGE_ID_LENGTH_MAX = 128
 
 
 class Callback(Struct, frozen=True, kw_only=True):
-    """One message of an external agent. `message` is its sender's id for it. `request` is the
-    envelope that it answers, if given."""
+    """One message of an external agent. `message` is its id at that agent.
+
+    `request` is the envelope that it answers, if the agent named one.
+    """
 
     session: SessionId
     message: str
@@ -86,7 +88,7 @@ class RawCallback(Struct, frozen=True, kw_only=True):
 
 
 class CallbackReceipt(Struct, frozen=True):
-    """The result of a callback. A repeated callback gets the same."""
+    """The result of a callback. A repeated callback gets the same result."""
 
     envelope: EnvelopeId
     answered_envelope: EnvelopeId | None
@@ -120,8 +122,7 @@ class CallbackIntake:
         return (await self._store.write(body, point="callback", then=self._wake_all))[0]
 
     def _is_signed_with(self, reference: str, raw: RawCallback) -> bool:
-        """Whether the callback is signed with this key. A key that cannot be read has signed
-        nothing."""
+        """Whether the callback is signed with this key. False if the key cannot be read."""
         try:
             key = SecretReference.from_text(reference).read(self._environment) if reference else ""
         except Invalid:
@@ -143,10 +144,10 @@ class CallbackIntake:
 
 
 def _find_session_and_keys(conn: sa.Connection, *, raw: RawCallback) -> tuple[Session | None, list[str]]:
-    """The session it is for, and references to the keys that may have signed it.
+    """Return the session of a callback, and references to the keys that may have signed it.
 
-    If there is no such session, the key of any external agent is accepted for that error. So
-    outsiders cannot find out which sessions exist.
+    If the session does not exist, a callback signed by any external agent gets that error. Others
+    get a signature error, so outsiders cannot find out which sessions exist.
     """
     session = external_keys.find_session(conn, raw.session)
     agent = agents.find(conn, session.agent) if session is not None else None
@@ -218,7 +219,7 @@ def accept_callback(
 
 
 def _find_duplicate(page: Transaction, draft: EnvelopeDraft) -> AcceptResult | None:
-    """The earlier envelope of the same message, if any. Raises if the content differs."""
+    """Return the result for a message that was accepted before, or None. Raises if the content differs."""
     if (seen := envelopes.get_by_key(page.conn, draft.source, draft.idempotency_key)) is not None:
         return resolve_duplicate(page.conn, draft, seen)
     if (gone := purge.get_purged_key(page.conn, draft.source, draft.idempotency_key)) is not None:
@@ -227,8 +228,10 @@ def _find_duplicate(page: Transaction, draft: EnvelopeDraft) -> AcceptResult | N
 
 
 def _find_request(page: Transaction, callback: Callback) -> Delegation | None:
-    """The delegation it answers: the one it names, or else the oldest open one. None if there is
-    none."""
+    """Return the delegation that a callback answers, or None.
+
+    It is the delegation that the callback names, or else the oldest open delegation of the session.
+    """
     session = callback.session
     if callback.request:
         named = delegations.get(page.conn, callback.request)

@@ -31,10 +31,11 @@ from retinue.domain.trust import Trust
 from retinue.intake.access_control import Admission
 from retinue.intake.errors import MessageIdMissing
 from retinue.intake.unknown_senders import to_short_line
+from retinue.text.quantity import format_quantity
 
 CONTEXT_CHARS_MAX = 256
 QUOTED_CHARS_MAX = 500
-NOTE_CHARS_MAX = 20_000  # of all ambient messages together: the oldest are left out first
+NOTE_CHARS_MAX = 20_000  # characters of all ambient messages together; the oldest are left out first
 TRANSCRIPT_PREFIX = "[heard in "  # before the transcript of a voice message
 _EDIT = "/edit/"
 _HASH_CHARS = 16
@@ -47,8 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def make_message_key(channel: str, message_id: str) -> str:
-    """The key `CHANNEL/MESSAGE_ID`. It is unambiguous: a channel may contain slashes, so those of
-    the id are escaped."""
+    """Return the key `CHANNEL/MESSAGE_ID`. Slashes in the message id are escaped, so that the key is unambiguous."""
     if not message_id:
         raise MessageIdMissing
     return _limit_key(f"{channel}/{make_storable(message_id).replace('%', '%25').replace('/', '%2F')}")
@@ -60,7 +60,7 @@ def _limit_key(key: str) -> str:
 
 
 def derive_key(key: str, *purpose: str) -> str:
-    """The key of an envelope that belongs to another, such as a note."""
+    """Return the key of an envelope that belongs to another envelope, such as a note."""
     return _limit_key("/".join((key, *purpose)))
 
 
@@ -81,8 +81,7 @@ def build_draft(
     text: str,
     settings: SessionSettings,
 ) -> EnvelopeDraft:
-    """The draft for one agent. Only the first agent's has the key of the message: edits are found
-    by it."""
+    """Return the draft for one agent. Only the first agent's draft has the message's key, by which edits find it."""
     key = make_message_key(incoming.room, incoming.message_id)
     return EnvelopeDraft(
         id=id_,
@@ -99,9 +98,9 @@ def build_draft(
 
 
 def _get_trust(text: str, admission: Admission, *, is_forwarded: bool) -> Trust:
-    """A command of a sender who may not give commands is untrusted, so the server refuses it.
+    """Return the trust of a text. A command from a sender who may give none is untrusted, so the server refuses it.
 
-    Forwarded text cannot be a command, even from a sender who may give some: a slash in it is plain
+    Forwarded text cannot be a command, even if the sender may give commands: a slash in it is plain
     text.
     """
     commands = not admission.may_command or is_forwarded
@@ -139,12 +138,11 @@ def build_note(
 
 
 def build_text(incoming: InboundMessage, missing: Sequence[str] = ()) -> str:
-    """The text of a message. A platform's input cannot be returned for correction: it is kept as
-    far as possible, with a visible mark if cut."""
+    """Return the text of a message. A text that is too long is cut, with a visible mark."""
     lines = [make_storable(incoming.text)] if incoming.text else []
     left_out = len(incoming.attachments) - ATTACHMENTS_MAX
     if left_out > 0:
-        lines.append(f"[left out: {left_out} more attachments]")
+        lines.append(f"[left out: {format_quantity(left_out, 'more attachment')}]")
     return truncate_bytes("\n".join((*lines, *missing)), ENVELOPE_TEXT_BYTES_MAX)
 
 
@@ -156,7 +154,7 @@ def format_transcript(name: str, transcript: str) -> str:
 
 
 def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bool) -> bool:
-    """Whether the stored message equals this one: redelivered, and not edited since."""
+    """Whether the stored message equals a received message, which was then redelivered and not edited."""
     text = build_text(incoming)
     if is_merged:
         return f"\n{text}\n" in f"\n{stored.text}\n"
@@ -174,10 +172,10 @@ def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bo
 def get_origin(
     connector: str, incoming: InboundMessage, admission: Admission, agent: str, settings: SessionSettings
 ) -> Origin | None:
-    """The session of a person who writes directly; None if it is that of the channel.
+    """Return the session of a direct message, or None if the channel's session applies.
 
-    That is so if several people write there, and with the narrowest scope: one person at one of our
-    accounts.
+    The channel's session applies to groups, and to direct messages with the scope
+    `per-account-channel-peer` and no identity links.
     """
     narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
     if not incoming.peer or narrow:
@@ -199,8 +197,7 @@ def get_origin(
 
 
 def _build_context(incoming: InboundMessage, admission: Admission) -> EnvelopeContext:
-    """Facts of the connector about the sender, and the person that it is linked to. It never
-    carries a decision of an approval."""
+    """Return the connector's facts about the sender, and the linked person. Never includes a decision."""
     given, speaker = incoming.context, incoming.speaker
     return EnvelopeContext(
         sender_name=_limit_field(given.sender_name or speaker.name),
@@ -224,8 +221,7 @@ def _limit_field(text: str) -> str:
 def format_ambient(
     ambient_messages: Sequence[AmbientMessage], incoming: InboundMessage, *, is_quote_stored: bool
 ) -> str:
-    """The note before a message: ambient messages by sender, and the quoted message if it is not
-    stored."""
+    """Return the note before a message: ambient messages by sender, and the quoted message if it is not stored."""
     lines: list[str] = []
     chars_left = NOTE_CHARS_MAX
     for each in reversed(ambient_messages):
@@ -252,7 +248,7 @@ def format_reaction(incoming: InboundMessage, target: Envelope) -> str:
 
 
 def _format_name(name: str) -> str:
-    """A name that can neither be mistaken for the text after it, nor end it."""
+    """Return a name that can neither be mistaken for the text after it, nor contain the colon that ends it."""
     return to_short_line(name).replace(":", "")
 
 

@@ -47,15 +47,17 @@ class RawWebhookRequest(Struct, frozen=True, kw_only=True):
 
 
 class WebhookReceipt(Struct, frozen=True):
-    """The result of a request. `receipt` is None if no mapping matched: then nothing was stored."""
+    """The result of a request. `receipt` is None if no mapping matched and nothing was stored."""
 
     kind: WebhookKind | None
     receipt: Receipt | None
 
 
 class WebhookIntake:
-    """`connectors` are the running ones by name. `default_agent` answers requests that name no
-    agent."""
+    """Accepts webhook requests. `connectors` returns the running connectors by name.
+
+    `default_agent` returns the agent that answers requests that name no agent.
+    """
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class WebhookIntake:
             raise WebhookUnverified(because="this connector has no secret to verify requests with") from None
 
     async def accept(self, connector: WebhookConnector, key: str, raw: RawWebhookRequest) -> WebhookReceipt:
-        """Store what a verified request asks for."""
+        """Store the envelope that a verified request asks for."""
         webhook_request = inbound_request.parse_request(connector.settings, raw.path, raw.headers, raw.body)
         if webhook_request is None:
             return WebhookReceipt(None, None)
@@ -125,12 +127,12 @@ class WebhookIntake:
 
 
 def _get_owner_origin(conn: sa.Connection, *, agent: str) -> Origin:
-    """The session that the owner last had with an agent, or the one that they would have next."""
+    """Return the owner's latest session with an agent, or the session that they would start next."""
     return sessions.get_latest_origin(conn, agent, principal=_OWNER) or Origin(OriginKind.WEB, str(OWNER))
 
 
 def _wrap_text(connector: WebhookConnector, webhook_request: WebhookRequest, key: str) -> str:
-    """The text of a request, wrapped as untrusted. A slash at the beginning is no command."""
+    """Return the text of a request, wrapped as untrusted unless the connector is trusted. It is never a command."""
     if connector.settings.trusted:
         return f"/{webhook_request.text}" if webhook_request.text.startswith("/") else webhook_request.text
     source = {"webhook": connector.name, "from": webhook_request.name}
@@ -152,7 +154,7 @@ def _build_context(connector: WebhookConnector, webhook_request: WebhookRequest,
 
 
 def _get_answer_address(connector: WebhookConnector, webhook_request: WebhookRequest, origin: Origin) -> str:
-    """The address for the answer. Empty: the sender, which is this connector's own `url`."""
+    """Return the address for the answer. Empty means the sender: the connector sends the answer to its `url`."""
     if webhook_request.deliver or connector.settings.deliver_to:
         return webhook_request.deliver or connector.settings.deliver_to
     if webhook_request.kind is WebhookKind.WAKE:

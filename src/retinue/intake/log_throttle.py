@@ -9,13 +9,12 @@ from collections import Counter
 from retinue.domain.ports import Clock
 from retinue.policy.limits.token_bucket import TokenBuckets
 
-LINES_PER_MINUTE = 30  # of one phrase, for one connector
+LINES_PER_MINUTE = 30  # log lines with the same phrase and connector
 REMEMBERED_MAX = 1_000  # pairs of phrase and connector
 
 
 class LogThrottle:
-    """Logs at a limited rate. `left_out` of a line counts the lines of its kind that were skipped
-    before it."""
+    """Logs at a limited rate. The field `left_out` counts skipped lines with the same phrase and connector."""
 
     def __init__(self, log: logging.Logger, clock: Clock) -> None:
         self._log = log

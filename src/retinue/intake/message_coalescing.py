@@ -1,7 +1,7 @@
 """Coalesces messages that one sender writes in quick succession into one envelope.
 
-Nothing is confirmed before all of it is stored. The caller of the first message waits for the last,
-but never longer than the limits here.
+No message is confirmed before all of them are stored. So the caller that passed the first message
+waits for the last one, up to the limits here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retinue.intake.access_control import Admission
 MERGED_MAX = 20  # messages in one envelope
 MERGED_CHARS_MAX = 20_000
 WINDOWS_MAX = 5  # the maximum wait of the first message, as a multiple of the debounce time
-PENDING_MAX = 1_000  # that wait at once; beyond them, each message is a separate envelope
+PENDING_MAX = 1_000  # envelopes that wait for more messages; beyond them, messages are not merged
 
 CoalescingKey = tuple[str, str, str]
 """Instance, room and speaker."""
@@ -43,19 +43,19 @@ StoreMerged = Callable[[str, list[InboundMessage], Admission], Awaitable[Receipt
 
 
 class MessageCoalescer:
-    """Holds messages until their sender pauses. One caller per channel at a time: see
-    `ConnectorIntake.accept`."""
+    """Holds messages until their sender pauses. `ConnectorIntake.accept` ensures that each channel
+    has one caller at a time.
+    """
 
     def __init__(self, clock: Clock, store_merged: StoreMerged, on_timer: Callable[[str, str], None]) -> None:
-        """`on_timer` is called when the messages of a channel have waited long enough. It must
-        arrange a call of `flush`."""
+        """`on_timer` is called when the messages of a channel have waited long enough. It must then call `flush`."""
         self._clock = clock
         self._store_merged = store_merged
         self._on_timer = on_timer
         self._pending: dict[CoalescingKey, _PendingMessages] = {}
 
     def can_wait(self, connector: str, incoming: InboundMessage, admission: Admission) -> bool:
-        """Whether it may wait for more: plain text, not an edit, and no command."""
+        """Whether a message may wait for more messages: it is plain text, not an edit and not a command."""
         whose = (connector, incoming.room, admission.sender_id)
         return (
             admission.settings.debounce_ms > 0
@@ -69,7 +69,7 @@ class MessageCoalescer:
         )
 
     def add(self, connector: str, incoming: InboundMessage, admission: Admission) -> asyncio.Future[Receipt | None]:
-        """The future receipt of its envelope. Call `is_full` afterwards."""
+        """Add a message. Returns the future receipt of its envelope. Call `is_full` afterwards."""
         whose = (connector, incoming.room, admission.sender_id)
         waiting = self._pending.get(whose)
         now_s = self._clock.now().timestamp()
@@ -90,8 +90,7 @@ class MessageCoalescer:
         return waiting.receipt
 
     def has_other_senders(self, connector: str, channel: str, sender_id: str) -> bool:
-        """Whether messages of another sender wait in this channel: they are older, and are stored
-        first."""
+        """Whether messages of another sender wait in this channel. They are older, and must be stored first."""
         return any(whose[:2] == (connector, channel) and whose[2] != sender_id for whose in self._pending)
 
     def is_full(self, connector: str, channel: str, sender_id: str) -> bool:
@@ -101,10 +100,10 @@ class MessageCoalescer:
         )
 
     async def flush(self, connector: str, channel: str) -> int:
-        """Store what waits in a channel, in order of its first message.
+        """Store the messages that wait in a channel, ordered by the first message of each sender.
 
         Returns the sequence number up to which ambient messages were passed on. Raises if the
-        result of a store call is unknown: then nothing later is stored before it.
+        result of a store call is unknown. Then no later message is stored.
         """
         failed: StoreError | None = None
         last_seq = 0

@@ -12,7 +12,7 @@ OWNER = address.person_address("owner")
 
 
 def get_default_origin(sender: Address) -> Origin:
-    """The session of a sender's envelopes if none was given: one for each sender."""
+    """Return the default session for a sender's envelopes. Each sender has one."""
     match sender.kind:
         case AddressKind.AGENT:
             return Origin(OriginKind.AGENT, str(sender))
@@ -32,11 +32,11 @@ NO_ANSWER = "none"
 def get_answer_address(
     sender: Address, *, origin: Origin, kind: EnvelopeKind = EnvelopeKind.MESSAGE, requested: str = ""
 ) -> Address | None:
-    """The address for the answer to `sender`; None if no answer is expected.
+    """Return the address for the answer to `sender`, or None if no answer is expected.
 
-    A schedule cannot read answers: they go to `requested`, or else to the address behind the
-    session. An agent that sent a message (`kind` system) did not ask. The result goes to the person
-    of that session, or nowhere.
+    `requested` overrides it. A schedule cannot read answers, so they go to the address behind the
+    session. An agent that sent a message (`kind` system) expects none. The answer goes to the
+    person of that session, or nowhere.
     """
     if requested:
         return None if requested == NO_ANSWER else address.parse_address(requested)
@@ -52,7 +52,7 @@ def get_answer_address(
 
 
 def get_session_address(origin: Origin) -> Address:
-    """The address behind a session. The owner if there is none, or if its key is no address."""
+    """Return the address behind a session. It is the owner if there is none, or if the session's key is no address."""
     if origin.kind.is_foreground:
         # A person's sessions have a name after the address; a channel's address may contain a slash
         # itself.

@@ -1,7 +1,6 @@
-"""Voice messages: transcribes inbound ones and synthesizes some answers, by programs that the owner
-configures.
+"""Voice messages: transcribes inbound voice messages and speaks some answers, with programs that the owner configures.
 
-No answer depends on it. If no program succeeds, the answer stays text, and the log says why.
+No answer depends on speech: if no program succeeds, the answer stays text, and the log says why.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "speech"  # in the data directory: input and output files of the programs
 TRANSCRIPT_BYTES_MAX = 64 * 1024
-STDOUT_BYTES_MAX = 64 * 1024  # of a program's stdout, if it writes a file
+STDOUT_BYTES_MAX = 64 * 1024  # bytes of stdout of a program that writes a file
 FILE_STEM = "voice"
 
 
@@ -45,8 +44,7 @@ def is_voice(attachment: Attachment) -> bool:
 
 
 class SpeechPrograms:
-    """Runs the speech programs. `sandbox` is the one for the owner's programs; see
-    `sandbox/owner_sandbox`."""
+    """Runs the speech programs. `sandbox` opens the sandbox for the owner's programs; see `sandbox/owner_sandbox`."""
 
     def __init__(
         self,
@@ -64,8 +62,7 @@ class SpeechPrograms:
         self._environment = environment
 
     async def prepare_reply(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> VoiceReply:
-        """Return what to send for an answer: always its text without tags, and perhaps a voice
-        message."""
+        """Return what to send for an answer: the text without speech tags, and perhaps a voice message."""
         settings = self._settings()
         decided = speech.decide_speech(settings, text, answers_voice=answers_voice, has_sound=has_sound)
         if not decided.spoken_text:
@@ -77,12 +74,12 @@ class SpeechPrograms:
         )
 
     async def prepare_answer(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
-        """As `prepare_reply`, with the signature that the engine needs."""
+        """Like `prepare_reply`, with the signature that the engine needs."""
         made = await self.prepare_reply(text, answers_voice=answers_voice)
         return made.text, made.voice
 
     async def synthesize(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
-        """A voice message with this text, by the first program that succeeds; None if none does."""
+        """Return a voice message with this text, made by the first program that succeeds. None if none does."""
         settings, wishes = self._settings(), overrides or {}
         for name in speech.order_speakers(settings, wishes):
             command = settings.speakers[name]
@@ -100,8 +97,7 @@ class SpeechPrograms:
         return None
 
     async def transcribe(self, attachment: Attachment) -> str:
-        """The transcript of a voice message, by the first program that succeeds; empty if none
-        does."""
+        """Return the transcript of a voice message, made by the first program that succeeds. Empty if none does."""
         settings = self._settings()
         if not is_voice(attachment) or attachment.size_bytes > settings.audio_bytes_max:
             return ""
@@ -125,8 +121,9 @@ class SpeechPrograms:
         )
 
     async def _summarize(self, settings: SpeechSettings, text: str) -> str:
-        """A summary, by the first program that succeeds. Empty if none does: then the beginning is
-        spoken."""
+        """Return a summary, made by the first program that succeeds. If it is empty, the beginning
+        of the text is spoken.
+        """
         wished = {"chars": str(settings.summarize_over_chars)}
         for name, command in settings.summarizers.items():
             try:
@@ -140,8 +137,10 @@ class SpeechPrograms:
     async def _run(
         self, command: SpeechCommand, input_data: bytes | Attachment, values: Mapping[str, str], *, bytes_max: int
     ) -> bytes:
-        """Run a program in a temporary directory. Returns what it wrote to `{output}` if it has
-        one, else its stdout."""
+        """Run a program in a temporary directory.
+
+        Returns the file `{output}` if its command has one, else its stdout.
+        """
         if not command.command:
             raise OwnerCommandFailed(command.command, because="`command` is not set")
         settings = self._settings()
@@ -187,8 +186,7 @@ class SpeechPrograms:
 
 
 def _build_argv(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Substitute the placeholders. A value is never parsed again, and never becomes more than one
-    argument."""
+    """Substitute the placeholders of a command. A value is not parsed again, and stays one argument."""
     made: list[str] = []
     for word in template:
         for key in ("input", "output", "voice", "speed", "model", "chars"):
@@ -200,7 +198,7 @@ def _build_argv(template: Sequence[str], values: Mapping[str, str]) -> list[str]
 
 
 def _read_output(path: Path, argv: Sequence[str], *, bytes_max: int) -> bytes:
-    """Read a program's output file. It could be a symlink, or of unlimited size."""
+    """Read a program's output file. The file may be a symlink or of any size, so neither is trusted."""
     if path.is_symlink() or not path.is_file():
         raise OwnerCommandFailed(argv, because="{output} does not exist, or is not a plain file")
     with path.open("rb") as opened:

@@ -17,17 +17,17 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.runs import runs, spend_report
 from retinue.text.untrusted_wrapper import wrap_untrusted
 
-HEAD_BYTES_MAX = 8 * 1024  # of the lines before the findings, and of the markers around them
+HEAD_BYTES_MAX = 8 * 1024  # bytes of the lines before the findings, and of the markers around the findings
 _PASS_ON_INSTRUCTION = (
     "Report what matters of it to the person you work for, in your own words. Reply NO_REPLY to report nothing."
 )
 
 
 def format_result(page: Transaction, delegation: Delegation, state: DelegationState, text: str, *, trust: Trust) -> str:
-    """The text of the envelope with the result. Results of other kinds of delegation are returned
-    unchanged.
+    """Return the text of the envelope with a result. Only a subagent's result is changed.
 
-    The server's lines come first and the subagent's text last, so that it cannot imitate them.
+    The server's lines come first and the subagent's text last, so that the text cannot imitate
+    them.
     """
     if delegation.kind is not DelegationKind.SPAWN:
         return text
@@ -49,7 +49,7 @@ def format_result(page: Transaction, delegation: Delegation, state: DelegationSt
 
 
 def describe_outcome(conn: sa.Connection, delegation: Delegation, state: DelegationState) -> str:
-    """The outcome as one term: ok, error, timeout, stopped, or open."""
+    """Return the outcome as one term: ok, error, timeout, stopped, or open."""
     match state:
         case DelegationState.OPEN:
             return "open"

@@ -1,5 +1,7 @@
-"""Refused senders: kept only in memory and limited, so that a flood of them costs nothing. The
-owner is notified once."""
+"""Refused senders, kept only in memory and limited in number, so that a flood of them costs nothing.
+
+The owner is notified once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from retinue.policy.limits.token_bucket import TokenBuckets
 log = logging.getLogger(__name__)
 
 REFUSALS_MAX = 1_000  # senders that are remembered
-SENDERS_MAX = 10_000  # whose rates are tracked
+SENDERS_MAX = 10_000  # senders whose rates are tracked
 NOTIFIED_MAX = 1_000
 NAME_CHARS_MAX = 64
 RECHECK_S = 60.0  # a refused sender is checked again after this time, even without a change
@@ -48,17 +50,16 @@ class UnknownSenders:
         self._rates: dict[str, TokenBuckets] = {}
 
     def recheck_all(self) -> None:
-        """Access data changed: check every sender again."""
+        """Check every sender again, because access data changed."""
         for turned in self._refused.values():
             turned.checked_s = float("-inf")
 
     def refusals(self) -> list[RefusedSender]:
-        """The refusals, the latest last."""
+        """Return the refusals, with the latest last."""
         return [turned.refusal for turned in self._refused.values()]
 
     def is_refused(self, sender: tuple[str, str, str], settings: AccessSettings, now: datetime) -> bool:
-        """Whether the sender was refused a moment ago by the same settings. `sender` is connector,
-        channel, sender id."""
+        """Whether the same settings refused this sender a moment ago. `sender`: connector, channel and sender id."""
         turned = self._refused.get(sender)
         if turned is None or turned.settings != settings or now.timestamp() - turned.checked_s >= RECHECK_S:
             return False
@@ -68,7 +69,7 @@ class UnknownSenders:
     def refuse(
         self, sender: tuple[str, str, str], settings: AccessSettings, *, name: str, because: str, now: datetime
     ) -> None:
-        """Refuse silently: a prober learns nothing."""
+        """Record a refusal. The sender gets no reply, so that someone who probes the server learns nothing."""
         instance, _, speaker = sender
         turned = self._refused.get(sender)
         if turned is None:
@@ -116,8 +117,7 @@ class UnknownSenders:
         await self.notify_once(OWNER, key, text)
 
     async def notify_once(self, recipient: address.Address, key: str, text: str) -> None:
-        """Send a notice of the server once, however often this is called: the store remembers the
-        key."""
+        """Send a notice of the server. It is sent once, because the store remembers its key."""
         if key in self._notified:
             return
         draft = EnvelopeDraft(
@@ -143,5 +143,5 @@ class UnknownSenders:
 
 
 def to_short_line(name: str) -> str:
-    """A self-chosen name, as one short line."""
+    """Return a name that a sender chose, as one short line."""
     return " ".join("".join(c if c.isprintable() else " " for c in name[: 4 * NAME_CHARS_MAX]).split())[:NAME_CHARS_MAX]

@@ -33,9 +33,9 @@ class ToolCallChunk(Struct, frozen=True):
 
 
 class SignatureChunk(Struct, frozen=True):
-    """What the provider wants back together with the preceding chunks, such as a signature.
+    """Data that the provider requires back with the preceding chunks of the same kind, such as a signature.
 
-    If those are of another kind, or already signed, it belongs to a new, empty part.
+    If those are of another kind, or already signed, the signature belongs to a new, empty part.
     """
 
     kind: ReplyPieceKind
@@ -43,7 +43,7 @@ class SignatureChunk(Struct, frozen=True):
 
 
 class EndChunk(Struct, frozen=True):
-    """Always the last chunk of a complete reply. A cost of zero means: compute it from the price."""
+    """The last chunk of every complete reply. A cost of zero means that the cost is computed from the price."""
 
     stop: StopReason
     usage: Usage
@@ -53,7 +53,7 @@ ReplyChunk = TextChunk | ThinkingChunk | ToolCallChunk | SignatureChunk | EndChu
 
 
 class AttachmentReader(Protocol):
-    """Reads the bytes of an attachment. None if they are gone."""
+    """Reads the bytes of an attachment. Returns None if its file was deleted."""
 
     def read(self, attachment: Attachment) -> bytes | None: ...
 
@@ -102,10 +102,10 @@ class EncodedContextCache:
 
     Each record is encoded once, so the cost of a turn does not grow with the history.
 
-    Keyed by session and by everything else that shapes the bytes: provider, format and options.
-    Limited in bytes; the least recently used entry is evicted first. Entries are rebuilt after
-    eviction, never stored. They are compared by the records themselves, not by their sequence
-    numbers: a number is reused if a run could not be stored and is resumed.
+    The key is the session and everything else that shapes the bytes: provider, format and options.
+    The cache is limited in bytes, and evicts the least recently used entry first. Entries are never
+    stored, but rebuilt when needed. Records are compared as a whole, not by sequence number. A
+    number is used again if a run could not be stored and is resumed.
     """
 
     def __init__(self, bytes_max: int = CONTEXT_CACHE_BYTES_MAX) -> None:
@@ -122,7 +122,7 @@ class EncodedContextCache:
     ) -> Sequence[bytes]:
         """Return the encoded records of a session's context.
 
-        Only new ones are encoded.
+        Only new records are encoded.
 
         The result of `encode` may depend on the records before and on `format_key`, and on nothing
         else.
@@ -145,8 +145,8 @@ class EncodedContextCache:
         """Return the records of a context, joined by the object that `make_joiner` creates.
 
         The joiner is cached and gets only new records, or all of them if an older one has changed.
-        `encode_plain` does for many records at once what `encode` does for each. It is for joiners
-        that only concatenate, and may return any number of pieces.
+        `encode_plain` does for many records at once what `encode` does for each. It may be passed
+        only for joiners that concatenate, and may return any number of pieces.
         """
         kept = self._pop_entry((session, format_key), records)
         kept.join(make_joiner, encode, encode_plain)
@@ -197,7 +197,7 @@ class _EncodedContext(Struct):
             self.size_bytes += sum(map(len, wires))
 
     def keep_common_prefix(self, records: Sequence[Record]) -> _EncodedContext:
-        """Return what is still valid: the prefix that both have in common."""
+        """Return the part of the entry that is still valid: the prefix that both record lists have in common."""
         pairs = enumerate(zip(self.records, records, strict=False))
         count = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self.records), len(records)))
         common = _EncodedContext(list(records[:count]), self.encoded_records[:count])

@@ -1,4 +1,4 @@
-"""Collects the credentials of an agent, orders them, and keeps a session on the one that served it.
+"""Collects the credentials of an agent, orders them, and keeps a session on the credential that served it.
 
 There are three sources: environment variables known for a provider (`anthropic:env`), the `key` of
 its settings (`anthropic:settings`, which replaces those variables), and credentials added by an
@@ -34,7 +34,10 @@ def collect_credentials(
     keys: Mapping[str, SecretReference],
     environment: Mapping[str, str],
 ) -> tuple[Credential, ...]:
-    """Return every credential of the server and its agents. A discovered one keeps its stored position and last use."""
+    """Return every credential of the server and its agents.
+
+    A discovered credential keeps its stored position and last use.
+    """
     rows = {credential.row_key: credential for credential in stored}
     found: dict[tuple[str, str], Credential] = {}
     for credential in _discover_credentials(variables=variables, keys=keys, environment=environment):
@@ -48,7 +51,7 @@ def collect_credentials(
 
 
 def is_discovered(id_: str) -> bool:
-    """Whether the id is one of a discovered credential, which cannot be added."""
+    """Whether the id is that of a discovered credential. Such an id cannot be used for an added credential."""
     _, _, name = id_.partition(":")
     return name in (SETTINGS, ENVIRONMENT) or name.startswith(f"{ENVIRONMENT}-")
 
@@ -75,7 +78,7 @@ def get_secret(credential: Credential) -> SecretReference:
 
 
 def read_key(credential: Credential, environment: Mapping[str, str]) -> str:
-    """Return the key itself, for a request. An unreadable key fails like a rejected one."""
+    """Return the key of a credential, for a request. A key that cannot be read fails like a rejected key."""
     try:
         return _read_valid_key(credential, environment)
     except RetinueError as error:
@@ -94,7 +97,7 @@ def _read_valid_key(credential: Credential, environment: Mapping[str, str]) -> s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCredentials:
-    """The credentials that one agent may use: its own first, then the server's."""
+    """The credentials that an agent may use: the agent's first, then the server's."""
 
     agent: str
     credentials: Sequence[Credential]
@@ -133,13 +136,11 @@ def order_credentials(
     session_options: SessionOptions,
     now: datetime,
 ) -> tuple[Credential, ...]:
-    """Return the credentials in the order to try them.
+    """Return the credentials in the order to try them. If a person chose one for the session, return only that one.
 
-    If a person chose one for the session, only that one.
-
-    Otherwise: the one that served this session, an agent's own before the server's, the configured
-    order, tokens before keys, the least recently used. Those in cooldown come last, the soonest
-    available first.
+    The credential that served this session comes first. The others are ordered by: an agent's own
+    before the server's, the configured order, tokens before keys, least recently used. Credentials
+    in cooldown come last, the soonest available first.
     """
     if credentials and is_pinned(session_options, credentials[0].provider):
         return tuple(each for each in credentials if each.id == session_options.credential)[:1]
@@ -184,10 +185,9 @@ def keep_credential(session_options: SessionOptions, credential: Credential | No
 
 
 def release_credential(session_options: SessionOptions) -> SessionOptions:
-    """Release a session's credential.
+    """Release a session's credential, so that the next call chooses again. A person's choice stays.
 
-    After a reset or compaction nothing is cached, so the next call chooses again. A person's choice
-    stays.
+    Called after a reset or compaction, because nothing is cached at the provider any more.
     """
     return (
         session_options

@@ -1,8 +1,8 @@
 """Classifies a provider's error: by the HTTP status, then the typed parts of its body, then its message.
 
 Messages change and mislead: "too many tokens" is a rate limit with one provider and a context
-overflow with another. They are matched as plain phrases, in a limited text, and only if nothing
-typed has decided.
+overflow with another. Messages are matched as plain phrases, in a limited text, and only if the
+typed parts did not decide.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _UNINFORMATIVE = frozenset({"provider returned error", "error", "bad request", "
 
 
 class _ErrorBodyWalker:
-    """Walks through a body once, from the outside in and limited, and collects what it finds."""
+    """Walks through an error body once, from the outside in and up to a limit, and collects what it finds."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, str]] = []
@@ -107,7 +107,7 @@ class _ErrorBodyWalker:
                 pass
 
     def _add_message(self, message: str, depth: int) -> None:
-        """Add a message. It may contain the body of another error: proxies like to quote it whole."""
+        """Add a message. It may contain the body of another error, because proxies quote whole bodies."""
         message = message.strip()
         at = message.find("{")
         inner = _decode_body(message[at:]) if at >= 0 and depth < DEPTH_MAX else ""
@@ -251,7 +251,7 @@ _CONTEXT_PHRASES = ("context window", "context length", "context size", "context
 
 
 def classify_failure(status: int, error_body: ErrorBody) -> ModelFailureKind:
-    """Return why a provider refused."""
+    """Return why a provider refused a request."""
     typed = next((_FAILURE_BY_CODE[code] for code in error_body.codes if code in _FAILURE_BY_CODE), None)
     spoken = _MessageMatcher(error_body.message)
     match status:
@@ -295,7 +295,7 @@ def _pick_failure(
 
 
 def _is_context_overflow(typed: ModelFailureKind | None, message: _MessageMatcher) -> bool:
-    """Whether a request is too large in tokens, not in bytes: any mention of the context says so."""
+    """Whether a request has too many tokens, not too many bytes. Any mention of the context means tokens."""
     return (
         typed is ModelFailureKind.CONTEXT_OVERFLOW
         or message.matches(ModelFailureKind.CONTEXT_OVERFLOW)
@@ -346,7 +346,7 @@ def _classify_request_error(typed: ModelFailureKind | None, message: _MessageMat
 def _classify_without_status(
     error_body: ErrorBody, typed: ModelFailureKind | None, message: _MessageMatcher
 ) -> ModelFailureKind:
-    """Classify an error in place of a reply. Its status may be inside the body."""
+    """Classify an error that came in place of a reply, without an HTTP status. The body may contain a status."""
     if error_body.status is not None:
         return classify_failure(error_body.status, error_body)
     vague = next(

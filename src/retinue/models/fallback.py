@@ -72,7 +72,10 @@ _CREDENTIAL_FAILURES = _REFUSED_KEY_FAILURES | {ModelFailureKind.QUOTA, ModelFai
 
 
 class ModelNotCalled(ModelFailed):
-    """A model that the server itself refused to call. Another may do; alone, its own text becomes the error."""
+    """A model that the server itself refused to call.
+
+    Another model may work. If there is none, this error is reported.
+    """
 
     def __init__(self, error: RetinueError) -> None:
         super().__init__(
@@ -102,7 +105,8 @@ def build_fallback_plan(
 ) -> FallbackPlan:
     """Build the plan.
 
-    `find_credentials` returns a provider's readable credentials, an agent's own before the server's.
+    `find_credentials` returns a provider's readable credentials, with an agent's own before the
+    server's.
     """
     credentials = {ref.provider: tuple(find_credentials(ref.provider)) if ref.provider else () for ref in chain}
     lacking = {
@@ -160,7 +164,7 @@ class FallbackPlan:
 
     @property
     def current(self) -> ModelCandidate | None:
-        """The next candidate, to call after its `wait_s`; None if there is none, and `build_error` says why."""
+        """The next candidate, to call after its `wait_s`. If it is None, `build_error` says why."""
         return self._current
 
     def handle_failure(
@@ -168,8 +172,7 @@ class FallbackPlan:
     ) -> FallbackAction:
         """Decide what to do about a failure of the current candidate.
 
-        If a reply had begun, a part of it was seen. The same model is not called again for it
-        unless `may_repeat`.
+        A call that may have been charged is not retried with the same model unless `may_repeat`.
         """
         candidate = self._current
         assert candidate is not None, "no model was called"
@@ -225,7 +228,7 @@ class FallbackPlan:
         )
 
     def describe(self, now: datetime) -> list[str]:
-        """Describe each model of the chain: the one that would be called now and why, and why the others would not."""
+        """Describe each model of the chain: which would be called now and why, and why the others would not."""
         lines: list[str] = []
         for ref in self.chain:
             if self._current is not None and ref == self._current.ref:
@@ -237,7 +240,7 @@ class FallbackPlan:
         return lines
 
     def _find_retry_delay_s(self, candidate: ModelCandidate, failure: ModelFailed) -> float | None:
-        """Return the delay before the same call is retried; None if it must not be."""
+        """Return the delay before the same call is retried. None if it must not be retried."""
         reason, wanted_s = failure.failure, failure.retry_after_s
         place = _build_candidate_key(candidate.ref, candidate.credential)
         retries_max = self._retries_max
@@ -255,7 +258,7 @@ class FallbackPlan:
             return None
         backoff_s = min(BACKOFF_MIN_S * BACKOFF_GROWTH ** self._retries[place], BACKOFF_MAX_S)
         base_s = max(backoff_s, wanted_s or 0.0)
-        # Only upwards: never before the time the provider gave, and not all clients at once.
+        # Jitter only adds to the delay: no retry comes before the time that the provider gave.
         return min(base_s * (1 + JITTER_SHARE * self._random.random()), BACKOFF_MAX_S)
 
     def _build_failure_record(
@@ -286,7 +289,10 @@ class FallbackPlan:
             self._excluded_candidates.add(place)
 
     def _choose_candidate(self, now: datetime) -> ModelCandidate | None:
-        """Return the first available candidate, by chain and then by credential order; else one worth waiting for."""
+        """Return the first available candidate, ordered by chain and then by credential.
+
+        If none is available, return one that is worth waiting for.
+        """
         for ref in self.chain:
             if found := self._find_available(ref, now):
                 return found
@@ -313,7 +319,7 @@ class FallbackPlan:
     def _list_credentials(self, ref: ModelRef, now: datetime) -> Sequence[Credential | None]:
         """Return the credentials with which a model may still be called, in order.
 
-        None stands for a call without one.
+        None stands for a call without a credential.
         """
         if ref in self._excluded_models or ref.provider in self._missing_keys:
             return ()
@@ -346,7 +352,7 @@ class FallbackPlan:
         return ", ".join(self._explain_credentials(ref, now)) or "not called"
 
     def _explain_credentials(self, ref: ModelRef, now: datetime) -> list[str]:
-        """Explain what is against each credential of a model: its failure just now, or its cooldown."""
+        """Explain why each credential of a model cannot be used: its failure just now, or its cooldown."""
         lines: list[str] = []
         for credential in self._list_eligible(ref):
             if failure := self._failures.get(_build_candidate_key(ref, credential)):
@@ -357,12 +363,15 @@ class FallbackPlan:
         return lines
 
     def _list_eligible(self, ref: ModelRef) -> list[Credential]:
-        """Return a provider's credentials, or the one that a person has chosen."""
+        """Return a provider's credentials, or only the credential that a person has chosen."""
         chosen = self._session_options.credential if is_pinned(self._session_options, ref.provider) else None
         return [each for each in self._credentials[ref.provider] if chosen in (None, each.id)]
 
     def _find_next_available(self, now: datetime) -> _NextAvailable | None:
-        """Return when the first credential leaves its cooldown. Rejected keys do not count: time does not fix them."""
+        """Return when the first credential leaves its cooldown.
+
+        Rejected keys do not count, because time does not fix them.
+        """
         held = [
             _NextAvailable(cooling.until, str(ref), (cooling.until - now).total_seconds())
             for ref in self.chain

@@ -12,7 +12,7 @@ from retinue.domain.model import ModelFailed, ModelRef
 
 
 class FallbackKind(StrEnum):
-    """What was done about a failure; stored with the failed call."""
+    """The action after a failure, as stored with the failed call."""
 
     RETRY = "retry"
     NEXT_CREDENTIAL = "next_credential"
@@ -31,7 +31,7 @@ class ModelCandidate(Struct, frozen=True, kw_only=True):
 
 
 class RetryAction(Struct, frozen=True, kw_only=True):
-    """Repeat the same call after a delay."""
+    """Retry the same call after a delay."""
 
     kind: ClassVar[FallbackKind] = FallbackKind.RETRY
     delay_s: float
@@ -59,7 +59,7 @@ class NextModelAction(Struct, frozen=True, kw_only=True):
 
 
 class CompactAction(Struct, frozen=True, kw_only=True):
-    """Repeat the same call with a shorter context."""
+    """Retry the same call with a shorter context."""
 
     kind: ClassVar[FallbackKind] = FallbackKind.COMPACTION
     delay_s: ClassVar[float] = 0.0

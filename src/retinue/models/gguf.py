@@ -18,7 +18,7 @@ _UINT64_TYPE = 10
 
 
 class GgufHeader(Struct, frozen=True, kw_only=True):
-    """The metadata of a GGUF file. Zero or empty if it is missing."""
+    """The metadata of a GGUF file. A missing number is zero, and a missing text is empty."""
 
     size_bytes: int = 0
     window_tokens: int = 0
@@ -26,7 +26,7 @@ class GgufHeader(Struct, frozen=True, kw_only=True):
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the model supports tools: only then does its template mention them."""
+        """Whether the model supports tools. It does if its chat template mentions them."""
         return "tools" in self.chat_template
 
 
@@ -58,10 +58,10 @@ def _parse_header(data: mmap.mmap) -> GgufHeader:
 
 
 def _find_value(data: mmap.mmap, name: str) -> int | str | None:
-    """Return a named number or text.
+    """Return a named number or text, found by searching for its length-prefixed name.
 
-    Found by searching for the length-prefixed name, which is unique in a header. Walking through a
-    vocabulary of 150,000 words would take a hundred times as long.
+    That name is unique in a header. Walking through a vocabulary of 150,000 words would take a
+    hundred times as long.
     """
     sought = struct.pack("<Q", len(name)) + name.encode()
     found = data.find(sought, 0, HEADER_BYTES_MAX)

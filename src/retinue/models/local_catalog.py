@@ -36,7 +36,7 @@ class LocalModels:
         self._models: dict[str, tuple[LocalWeights, LocalModel]] = {}
 
     def list_installed(self) -> tuple[LocalModel, ...]:
-        """Return the bundled model, if its weights are installed."""
+        """Return the bundled model if its weights are installed, else nothing."""
         return (self._get_or_create("", LocalWeights()),) if find_bundled_weights() is not None else ()
 
     def find(self, ref: ModelRef, entry: ModelEntry) -> LocalModel:

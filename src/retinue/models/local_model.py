@@ -1,4 +1,4 @@
-"""A model on this machine: the bundled one of the extra `local`, or any GGUF file.
+"""A model on this machine: the bundled model of the extra `local`, or any GGUF file.
 
 It runs in its own process, which starts at the first request and stops after an idle timeout. It is
 called over HTTP like any other provider.
@@ -58,7 +58,7 @@ _PROCESS_END_FAILURES = frozenset({ModelFailureKind.CONNECTION, ModelFailureKind
 class LocalModel:
     """Replies with a local process.
 
-    One reply at a time: other requests wait in order.
+    It gives one reply at a time, and other requests wait in order.
 
     While the model loads, the waiting request gets the progress as thinking. A process that has
     died is started again.
@@ -99,7 +99,7 @@ class LocalModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """Read from the file at first use. Empty for an unreadable file: a request to it reports the reason."""
+        """Facts read from the file at first use. Empty if the file cannot be read. A request then reports why."""
         return self._facts
 
     @cached_property
@@ -117,7 +117,7 @@ class LocalModel:
 
     @property
     def pid(self) -> int | None:
-        """The pid of its process, if there is one."""
+        """The process id of the model's process, or None."""
         return self._process.pid if self._process is not None and self._process.is_running else None
 
     async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncGenerator[ReplyChunk, None]:
@@ -138,7 +138,7 @@ class LocalModel:
                 self._start_idle_timer()
 
     async def close(self) -> None:
-        """Stop the process, even if it is busy. It does not start again."""
+        """Stop the process, even if it is busy, and do not start it again."""
         self._is_closed = True
         self._cancel_idle_timer()
         await self._stop()
@@ -215,7 +215,7 @@ class LocalModel:
                 await self._stop()
 
     async def _read_statuses(self, process: LocalProcess, file: Path) -> AsyncGenerator[LocalServerStatus | None, None]:
-        """Yield the states of a process until it is ready, and None for each silent interval.
+        """Yield the states of a process until it is ready, and None for each interval without a state.
 
         Raises if it will never be ready.
         """
@@ -284,7 +284,7 @@ class LocalModel:
 
 
 def _check_file_size(file: Path) -> int:
-    """Return the size of a loadable file. Raises for everything that can be found wrong before loading."""
+    """Return the size of the file in bytes. Raises for every problem that can be found before loading."""
     try:
         return read_gguf_header(file).size_bytes
     except NotGgufFile as not_one:

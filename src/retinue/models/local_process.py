@@ -40,7 +40,7 @@ class LocalServerStatus(msgspec.Struct, frozen=True):
 
 
 class LocalProcess:
-    """One process, from start to end. It leads its own process group, and ends with this process in any case."""
+    """One process, from start to end. It leads a process group, and ends when this process ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, token: str) -> None:
         self.token = token
@@ -68,7 +68,7 @@ class LocalProcess:
         return started
 
     async def read_status(self) -> LocalServerStatus | None:
-        """Return its next state while it starts; None if it has ended."""
+        """Return the next state of the process while it starts. None if it has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         return msgspec.json.decode(line, type=LocalServerStatus) if line else None
@@ -82,7 +82,7 @@ class LocalProcess:
         return self._process.returncode is None
 
     async def has_ended(self) -> bool:
-        """Whether it has ended. Waits briefly: after a broken connection, its end may not have been reported yet."""
+        """Whether the process has ended. Waits briefly, because a broken connection may be noticed before the end."""
         try:
             await asyncio.wait_for(self._process.wait(), EXIT_WAIT_S)
         except TimeoutError:
@@ -90,7 +90,7 @@ class LocalProcess:
         return True
 
     async def stop(self) -> None:
-        """Kill it and everything it may have started. It has no state to save."""
+        """Kill the process and everything it has started. It has no state to save."""
         with contextlib.suppress(ProcessLookupError):
             if self.is_running:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -100,14 +100,14 @@ class LocalProcess:
         self._process.stdin.close()
 
     async def explain_end(self) -> str:
-        """Explain to a person why it ended: by its stderr, or by its exit code. Stops it first if it still runs."""
+        """Explain to a person why the process ended, by its stderr or exit code. Stops it first if it still runs."""
         if not await self.has_ended():
             await self.stop()
         await self._stderr_task
         return explain_exit(self._errors, self._process.returncode or 0)
 
     async def _read_stderr(self) -> None:
-        """Read its stderr and keep the last lines: a full pipe would block it."""
+        """Read the process's stderr and keep the last lines. A full pipe would block the process."""
         assert self._process.stderr is not None
         rest = b""
         while piece := await self._process.stderr.read(ERROR_LINE_BYTES_MAX):

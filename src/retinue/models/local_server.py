@@ -2,7 +2,7 @@
 
 Run as `python -m retinue.models.local_server`. Its configuration, with the token, is one JSON line
 on stdin, so neither is on a command line. It reports its state as JSON lines on stdout. It exits
-when stdin closes: then its parent is gone.
+when stdin closes, because its parent has then ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServerConfig:
-    """What to serve, and the token that requests must have."""
+    """The model to serve, and the token that requests must have."""
 
     gguf: str
     window_tokens: int
@@ -85,10 +85,10 @@ def main() -> int:
 
 
 def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
-    """Read a file once, so that it is in the page cache when it is loaded, and yield the progress.
+    """Read a file so that it is in the page cache when it is loaded, and yield the progress.
 
-    A disk may take minutes, and the loader itself reports nothing. A file that would displace the
-    rest of the machine's memory is not read.
+    Reading may take minutes, and the loader itself reports no progress. A file that would displace
+    the rest of the machine's memory is not read.
     """
     size_bytes = path.stat().st_size
     if size_bytes > memory_bytes * READ_AHEAD_MEMORY_SHARE_MAX:

@@ -22,7 +22,7 @@ TOOLS_WINDOW_TOKENS = 16_384  # an agent with tools needs this much
 
 
 class LocalWeights(Struct, frozen=True, kw_only=True):
-    """A local model and its settings. Without a file it is the bundled one."""
+    """A local model and its settings. Without a file it is the bundled model."""
 
     gguf: Path | None = None
     window_tokens: int | None = None
@@ -40,7 +40,7 @@ class LocalWeights(Struct, frozen=True, kw_only=True):
         return self.gguf.stem if self.gguf else BUNDLED_NAME
 
     def find_file(self) -> Path | None:
-        """Return the path of the weights; None if they are not installed."""
+        """Return the path of the weights. None if they are not installed."""
         return self.gguf.expanduser() if self.gguf else find_bundled_weights()
 
 
@@ -68,7 +68,7 @@ def build_local_facts(weights: LocalWeights, header: GgufHeader) -> ModelFacts:
 
 
 def describe_limitations(weights: LocalWeights, facts: ModelFacts) -> str:
-    """Describe what not to expect of the model, for a person who chooses."""
+    """Describe the limitations of the model, for a person who chooses a model."""
     known = [f"has a context window of {facts.window_tokens:,} tokens", "cannot read images"]
     if not facts.tools:
         known.insert(0, "cannot call tools")

@@ -82,14 +82,14 @@ class ModelCatalog:
     # --- names ---
 
     def resolve(self, text: str) -> ModelRef:
-        """Resolve a text to a model: an alias, PROVIDER/MODEL, or the bare name of a built-in model
-        or of one of the default provider.
+        """Resolve a text to a model: an alias, PROVIDER/MODEL, or the name of a built-in model or
+        of a model of the default provider.
         """
         named = self._aliases.get(text.strip().casefold())
         return named if named is not None else self.resolve_without_aliases(text)
 
     def resolve_without_aliases(self, text: str) -> ModelRef:
-        """As `resolve`, without aliases."""
+        """Like `resolve`, without aliases."""
         provider, model = parse_model_ref(text)
         if provider:
             return ModelRef(self.normalize_provider(provider), model)
@@ -109,7 +109,7 @@ class ModelCatalog:
     # --- facts ---
 
     def get_default_model(self, provider: str) -> str:
-        """Return the default model of a provider; empty if it has none.
+        """Return the default model of a provider. Empty if it has none.
 
         From its retirement date on, return its replacement.
         """
@@ -118,9 +118,7 @@ class ModelCatalog:
         return ends.replacement.model if ends is not None and ends.retired_on <= self._now().date() else model
 
     def is_known(self, ref: ModelRef) -> bool:
-        """Whether the provider of a model is known.
-
-        Whether it offers that model, only the provider knows.
+        """Whether the provider of a model is known. Only the provider knows whether it offers the model.
 
         Models that run inside this server (a file, a library) are known only if the settings name
         them.
@@ -139,7 +137,7 @@ class ModelCatalog:
         return facts if facts.price is not None else replace(facts, price=self._find_price(ref))
 
     def _get_facts_without_price(self, ref: ModelRef) -> ModelFacts:
-        """As `get_facts`, without a price that is not set: looking that up may take a while."""
+        """Like `get_facts`, but do not look up a price that is not set, because that may take a while."""
         entry = self._entries.get(ref, _NO_ENTRY)
         if not ref.provider:
             return self._apply_entry(self._built_in.get(ref.model) or ModelFacts(ref=ref, price=FREE_PRICE), entry)
@@ -159,11 +157,11 @@ class ModelCatalog:
         return self._apply_entry(replace(facts, window_tokens=own.window_tokens or facts.window_tokens), entry)
 
     def get_params(self, ref: ModelRef) -> Mapping[str, Any]:
-        """Return the parameters that the settings add to its requests unchanged."""
+        """Return the parameters that the settings add, unchanged, to requests to a model."""
         return self._entries.get(ref, _NO_ENTRY).params
 
     def build_target(self, ref: ModelRef) -> tuple[WireFormat, ModelTarget]:
-        """Return the wire format and the target of a model."""
+        """Return the wire format and the target to call a model."""
         if not self.is_known(ref) or not ref.provider:
             raise self._build_unknown_error(ref)
         known = BUILT_IN_PROVIDERS.get(ref.provider, _UNKNOWN_PROVIDER)
@@ -194,12 +192,12 @@ class ModelCatalog:
         raise EffortInvalid(ref, effort, supported=EFFORTS if effort not in EFFORTS or takes is None else takes)
 
     def describe_retirement(self, ref: ModelRef) -> str:
-        """Describe when a model retires or retired, and its replacement; empty if no end is known."""
+        """Describe when a model retires or retired, and its replacement. Empty if no retirement is known."""
         known = find_retirement(ref)
         return "" if known is None else known.describe(self._now().date())
 
     def get_display_name(self, provider: str) -> str:
-        """Return the display name of a provider; empty if it has none."""
+        """Return the display name of a provider. Empty if it has none."""
         return self.providers.get(provider, _NO_SETTINGS).name or ""
 
     # --- keys ---
@@ -211,11 +209,11 @@ class ModelCatalog:
 
     @cached_property
     def key_secrets(self) -> dict[str, SecretReference]:
-        """Where the settings say that a key is, by provider."""
+        """References to the keys in the settings, by provider."""
         return {name: each.key for name, each in self.providers.items() if each.key is not None}
 
     def needs_key(self, provider: str) -> bool:
-        """Whether calls without a key are pointless. At another than its usual URL, a provider may need none."""
+        """Whether a provider refuses calls without a key. At a URL other than the usual one, it may need none."""
         own = self.providers.get(provider, _NO_SETTINGS)
         if own.auth is ProviderAuth.NONE:
             return False
@@ -225,7 +223,7 @@ class ModelCatalog:
         return bool(BUILT_IN_PROVIDERS.get(provider, _UNKNOWN_PROVIDER).key_variables) and not has_own_way
 
     def has_key(self, provider: str) -> bool:
-        """Whether there is a key, or none is needed."""
+        """Whether there is a key for a provider, or none is needed."""
         return (
             not self.needs_key(provider)
             or provider in self._providers_with_key
@@ -233,7 +231,7 @@ class ModelCatalog:
         )
 
     def explain_missing_key(self, provider: str) -> str:
-        """Return what to set to supply a key; empty if there is one."""
+        """Return what to set to supply a key. Empty if there is a key."""
         own = self.providers.get(provider, _NO_SETTINGS).key
         if own is not None:
             return "" if own.file or self._environment.get(own.env or "") else f"set {own.env}"

@@ -1,4 +1,7 @@
-"""Model clients, ready to call: built-in models by name, all others created for the target in the catalog."""
+"""Model clients, ready to call.
+
+Built-in models are found by name, others are created for their target in the catalog.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class _CachedClient(Struct, frozen=True):
 
 
 class ModelClients:
-    """The model clients. `catalog` is called each time, so a changed setting applies from the next reply on."""
+    """The model clients. `catalog` is called for each reply, so a changed setting applies from the next reply on."""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class ModelClients:
         return tuple(model.facts for model in self._built_in.values())
 
     def find(self, ref: ModelRef) -> Model:
-        """Return the client of a model. A new one is created only if its target has changed."""
+        """Return the client of a model. A new client is created only if the model's target has changed."""
         if not ref.provider:
             return self._find_built_in(ref.model)
         catalog = self._catalog()

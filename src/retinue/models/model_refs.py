@@ -18,7 +18,7 @@ _CREDENTIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[A-Za-z0-9._@+-]+)?")
 def parse_model_ref(text: str) -> tuple[str, str]:
     """Return provider and model, split at the first slash.
 
-    Without a slash the provider is empty; an empty part is invalid.
+    Without a slash the provider is empty. A reference with an empty part is invalid.
     """
     name = text.strip()
     if wrong := check_model_reference(name):
@@ -30,7 +30,7 @@ def parse_model_ref(text: str) -> tuple[str, str]:
 def split_credential(text: str) -> tuple[str, str | None]:
     """Return a reference, and the credential after its last @.
 
-    A number there is a version, as some providers write it.
+    A number after the @ is not a credential: some providers write versions this way.
     """
     model, at, credential = text.rpartition("@")
     if not at or not model or credential.isdecimal() or not _CREDENTIAL.fullmatch(credential):

@@ -1,7 +1,7 @@
 """The model router: picks models, credentials and limits for an agent, and records the results of calls.
 
-It connects catalog, credentials and fallback plan with the store: it reads what they need, and
-writes what happened.
+It connects the catalog, the credentials and the fallback plan with the store, from which it reads
+credentials and to which it writes results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ USE_WRITE_INTERVAL_S = 60.0  # resolution of a credential's last use
 
 
 class _CredentialSnapshot(Struct, frozen=True):
-    """Credentials as read from the store, with what was derived from them. They expire together."""
+    """Credentials as read from the store, with cached results of checks. Both expire at the same time."""
 
     read_at: datetime
     credentials: Sequence[Credential]
@@ -65,7 +65,7 @@ class _CredentialSnapshot(Struct, frozen=True):
     def list_usable(self, agent_credentials: AgentCredentials, provider: str) -> Sequence[Credential]:
         """Return a provider's credentials whose key can be read.
 
-        Checked once per snapshot, not for every model call.
+        The keys are checked once per snapshot, not for every model call.
         """
         found = self.usable.get((agent_credentials.agent, provider))
         if found is None:
@@ -107,7 +107,7 @@ class ModelRouter:
         await self._connections.close()
 
     def set_built_in(self, built_in: Sequence[Model]) -> None:
-        """Replace the built-in models: a plugin was added or removed."""
+        """Replace the built-in models, because a plugin was added or removed."""
         self._clients.set_built_in(built_in)
         self._catalog = None
 
@@ -117,7 +117,7 @@ class ModelRouter:
 
     @property
     def catalog(self) -> ModelSelector:
-        """Rebuilt when the settings have changed, or a provider got its first key."""
+        """The catalog. It is rebuilt when the settings have changed, or a provider got its first key."""
         settings = self._settings()
         if self._catalog is None or self._catalog[0] is not settings or self._catalog[1] != self._providers_with_key:
             made = ModelSelector(
@@ -167,7 +167,7 @@ class ModelRouter:
         )
 
     def build_plan_in(self, conn: sa.Connection, agent: Agent, session_options: SessionOptions) -> FallbackPlan:
-        """As `build_plan`, for a caller that already has a database connection and only wants to look."""
+        """Like `build_plan`, for a caller that has a database connection and will not call a model."""
         now = self._clock.now()
         known = self._build_snapshot(now, *_read_credentials(conn, now=now))
         catalog = self.catalog
@@ -226,10 +226,7 @@ class ModelRouter:
         return _CredentialSnapshot(now, found, cooldowns)
 
     async def refresh(self) -> None:
-        """Read the credentials again, at start or after a change.
-
-        Which providers have a key decides the default model.
-        """
+        """Read the credentials again, at start or after a change. They also decide the default model."""
         self._snapshot = None
         await self._get_snapshot(self._clock.now())
 
@@ -237,7 +234,7 @@ class ModelRouter:
         return read_key(candidate.credential, self._environment) if candidate.credential else ""
 
     async def call_within_limits(self, provider: str, tokens: int, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Make a call within the configured rate limits of this provider."""
+        """Make a call within our own rate limits for this provider."""
         if not provider or not self._limits.is_limited(provider):
             return await call()
         async with self._limits.wait_for_slot(provider, tokens, self._clock) as booked:
@@ -263,7 +260,7 @@ class ModelRouter:
     async def record_success(
         self, candidate: ModelCandidate, session: SessionId, session_options: SessionOptions, *, asked_at: datetime
     ) -> SessionOptions:
-        """Record a success: clear the credential's failures, and keep the session on it.
+        """Clear the failures of the credential that succeeded, and keep the session on it.
 
         Writes only if something changes.
         """
@@ -292,12 +289,12 @@ class ModelRouter:
             await self._write_best_effort(lambda conn: credentials.mark_failed(conn, mark, apply_failure))
 
     async def record_compaction(self, session: Session) -> None:
-        """Release the credential of a session after a compaction: nothing is cached at the provider anymore."""
+        """Release the credential of a compacted session, because nothing is cached at the provider any more."""
         if release_credential(session.options) != session.options:
             await self._write_best_effort(lambda conn: _change_session_options(conn, session.id, release_credential))
 
     async def _write_best_effort(self, body: Callable[[sa.Connection], object]) -> None:
-        """Write outside the run: it must not fail because a credential's status could not be stored."""
+        """Write a credential's status. A failure is only logged, because the run must not fail because of it."""
         try:
             await self._store.write(body, point="credential")
         except RetinueError as error:
@@ -312,7 +309,7 @@ def _read_credentials(conn: sa.Connection, *, now: datetime) -> tuple[list[Crede
 def _change_session_options(
     conn: sa.Connection, session: str, change: Callable[[SessionOptions], SessionOptions]
 ) -> None:
-    """Change the session's stored options: a person may have chosen another model since the run began."""
+    """Change the session's options as they are stored now: a person may have chosen another model during the run."""
     found = sessions.get(conn, session)
     if found is not None and (options := change(found.options)) != found.options:
         sessions.set_model_choice(conn, session, options)

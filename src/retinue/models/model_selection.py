@@ -1,4 +1,4 @@
-"""Selects models for an agent: the order to try them, which are allowed, and what a person can choose.
+"""Selects models for an agent: in which order to try them, which are allowed, and which a person can choose.
 
 Built from the settings and the environment, and rebuilt when either changes. It makes no requests
 to providers.
@@ -38,14 +38,14 @@ class ModelRole(StrEnum):
 
 
 class ModelSelection(Struct, frozen=True, kw_only=True):
-    """What was chosen for a session. Without a `ref`: the agent's own model."""
+    """The choice for a session. Without a `ref`, the agent's model applies."""
 
     ref: ModelRef | None = None
     credential: str | None = None
 
 
 class ModelChainLink(Struct, frozen=True, kw_only=True):
-    """One model of a chain, and the reason it is there."""
+    """One model of a chain, and the reason why it is in the chain."""
 
     ref: ModelRef
     because: str
@@ -63,7 +63,7 @@ class ModelOffer(Struct, frozen=True, kw_only=True):
 
 
 class ModelSelector(ModelCatalog):
-    """The catalog, with the selection for agents and people. Immutable: other settings make another object."""
+    """The catalog, with the selection for agents and people. Immutable: changed settings need a new object."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ModelSelector(ModelCatalog):
     # --- allowed models, and their order ---
 
     def explain_not_allowed(self, ref: ModelRef) -> str:
-        """Explain why a model is not allowed; empty if it is."""
+        """Explain why a model is not allowed. Empty if it is allowed."""
         if not ref.provider or ref == self.default or self._allowlist.allows(ref):
             return ""
         return f"`models.allow` allows {self._allowlist.describe()}, and the default {self.default}"
@@ -163,7 +163,7 @@ class ModelSelector(ModelCatalog):
         return ModelChainLink(ref=self.resolve_own_model(agent), because=f"the model of {agent.name}")
 
     def resolve_own_model(self, agent: Agent) -> ModelRef:
-        """Return the model an agent is set to, without fallbacks."""
+        """Return the model that an agent is set to, without fallbacks."""
         if agent.provider is None:
             return self.resolve(agent.model) if agent.model else self.default
         provider = self.normalize_provider(agent.provider)
@@ -205,10 +205,10 @@ class ModelSelector(ModelCatalog):
     # --- what a person can choose ---
 
     def list_offers(self, current: ModelRef | None = None) -> list[ModelOffer]:
-        """Return the models to choose from, always in the same order.
+        """Return the models that a person can choose from, always in the same order.
 
-        The order: the default, those in the settings, those of providers with a key, the built-in
-        models.
+        First comes the default, then models in the settings, those of providers with a key, and the
+        built-in models.
         """
         return [
             ModelOffer(
@@ -238,9 +238,9 @@ class ModelSelector(ModelCatalog):
     def find_hinted_model(self, word: str, *, alone: bool) -> ModelRef | None:
         """Return the model that a word in a message refers to, if it is unambiguous.
 
-        Matches a reference, an alias or a name of a model on offer, or a part of a name that only
-        one has. A number never matches. The names of built-in models are plain words, so they match
-        only if the word is `alone`.
+        Matches a reference, an alias or the name of an offered model, or a part of a name that only
+        one of them has. A number never matches. The names of built-in models are plain words, so
+        they match only if the word is `alone`.
         """
         hint = word.casefold()
         offered = [ref for ref in self._list_offered() if ref.provider or alone]

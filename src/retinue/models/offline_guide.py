@@ -1,7 +1,7 @@
 """The offline guide: a scripted model, so that every part of the server can be tried without a key or network.
 
-It looks up what it has read since its last reply in a table, and plays the script found there. The
-same prompt always gives the same reply.
+It looks up what it has read since its last reply in a table of scripts, and plays the matching
+script. The same prompt always gives the same reply.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_REPLY = "NO_REPLY"  # a reply of only this is recorded and not sent
 
 
 class GuideScript(Struct, frozen=True, kw_only=True):
-    """What to do in one reply, in the order of these fields. An empty script is silence."""
+    """The script for one reply. Its fields are performed in order. An empty script is silence."""
 
     delay_s: float = 0.0
     thinking: str = ""
@@ -56,7 +56,7 @@ class GuideScript(Struct, frozen=True, kw_only=True):
 
 
 class OfflineGuide(Struct, frozen=True):
-    """Plays the script for the prompt, word by word, at its pace."""
+    """Plays the script for the prompt, word by word, at the pace that the script sets."""
 
     clock: Clock
     pause_s: float = PAUSE_S
@@ -84,7 +84,7 @@ class OfflineGuide(Struct, frozen=True):
 
 
 def split_pieces(text: str) -> list[str]:
-    """Split into words, each with its trailing space; several words per piece if there are very many."""
+    """Split a text into words, each with its trailing space. A very long text gets several words per piece."""
     words = re.findall(r"\S+\s*|\s+", text)
     together = -(-len(words) // PIECES_MAX) or 1
     return ["".join(words[i : i + together]) for i in range(0, len(words), together)]
@@ -117,7 +117,7 @@ def _build_scripts(record: Record, prompt: ModelPrompt) -> Iterator[GuideScript]
 def describe_result(result: ToolResult) -> str:
     """Describe the result of a call.
 
-    One that waits, was refused or interrupted must not read like one that was done.
+    A call that waits, was refused or was interrupted must not read like one that was done.
     """
     tool, output = f"`{result.tool}`", result.output.strip()
     if not result.failed:
@@ -164,7 +164,7 @@ def answer_request(text: str, prompt: ModelPrompt) -> GuideScript:
 
 
 def _iterate_request_variants(text: str) -> Iterator[str]:
-    """Yield the request unchanged, so that a command keeps its meaning; then without its greeting."""
+    """Yield the request unchanged, so that a command keeps its meaning. Then yield it without its greeting."""
     request = _COURTESY.sub("", text, count=1)
     yield request
     if greeted := _GREETING_PREFIX.match(request):
@@ -314,7 +314,7 @@ def _shorten(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
 
 
 class GuideAbility(Struct, frozen=True):
-    """A pattern, the action for it, and its entry in the help; without an example it is not listed."""
+    """A pattern, its action and its entry in the help. Without an example it is not listed in the help."""
 
     pattern: str
     action: str | Callable[[str, ModelPrompt], GuideScript]
@@ -322,7 +322,7 @@ class GuideAbility(Struct, frozen=True):
     description: str = ""
 
     def match(self, text: str) -> str | None:
-        """Return the text after the command; None if it does not match.
+        """Return the text after the command, or None if it does not match.
 
         Spaces, case and a final `please` are ignored.
         """

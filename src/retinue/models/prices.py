@@ -1,6 +1,6 @@
-"""Model prices: from the settings, else from genai-prices' data on disk.
+"""Model prices: from the settings, or else from genai-prices' data on disk.
 
-Makes no requests.
+This module makes no requests.
 
 Importing genai-prices takes a quarter of a second, so it happens when a price is first needed.
 `load_prices` does it in a thread.
@@ -30,7 +30,7 @@ _GENAI_PRICES_NAMES = {"xai": "x-ai", "moonshot": "moonshotai"}
 
 
 def read_price_setting(entry: ModelEntry) -> Price | None:
-    """Return the price in a model's settings; None unless both input and output prices are set."""
+    """Return the price in a model's settings, or None unless both input and output prices are set."""
     if entry.input_usd is None or entry.output_usd is None:
         return None
     return Price(
@@ -43,7 +43,7 @@ def read_price_setting(entry: ModelEntry) -> Price | None:
 
 @functools.lru_cache(maxsize=PRICES_CACHED_MAX)
 def find_known_price(ref: ModelRef, on: date) -> Price | None:
-    """Return the known price of a model on a day; None if there is none. If several may apply, the highest."""
+    """Return the known price of a model on a day, or None. If several prices may apply, return the highest."""
     from genai_prices.data_snapshot import get_snapshot
 
     provider = _GENAI_PRICES_NAMES.get(ref.provider, ref.provider)
@@ -81,7 +81,7 @@ def _load_snapshot() -> None:
 
 
 def _iterate_applicable(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
-    """Yield the prices of a day. If they differ by the hour, all of them: a call may come at any time."""
+    """Yield the prices of a day. If they differ by the hour, yield all of them, because a call may come at any time."""
     from genai_prices.types import TimeOfDateConstraint
 
     if not isinstance(model.prices, list):
@@ -93,10 +93,7 @@ def _iterate_applicable(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
 
 
 def _find_highest(prices: list[ModelPrice], key: str) -> int | None:
-    """Return the highest price.
-
-    One that grows with the prompt length counts at its highest tier: a budget must hold.
-    """
+    """Return the highest price. A price that grows with the prompt counts at its highest tier, to keep budgets."""
     found: list[Decimal] = []
     for price in prices:
         value: Any = getattr(price, key, None)
@@ -108,5 +105,5 @@ def _find_highest(prices: list[ModelPrice], key: str) -> int | None:
 
 
 def _to_microusd(usd: float | Decimal) -> int:
-    """Rounded up: never less than what is charged."""
+    """Return micro-dollars, rounded up, so that the price is never below what is charged."""
     return math.ceil(Decimal(str(usd)) * MICROUSD_PER_USD)

@@ -1,7 +1,6 @@
 """HTTP transport of all provider models: one request, one streamed response, every failure as `ModelFailed`.
 
-The content is the business of a `ProviderFormat`, one per wire format. Nothing here knows what a
-token is.
+A `ProviderFormat` per wire format handles the content. This module only moves bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _STREAM_PREFIXES = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTarget:
-    """Where one model is reached, and how. `quirks` names the peculiarities of this server."""
+    """Where one model is reached, and how. `quirks` names the differences of this server from its format."""
 
     facts: ModelFacts
     url: str  # without the path of the operation: https://api.openai.com/v1
@@ -98,11 +97,11 @@ def _build_request(
 
 
 class ReplyReader(Protocol):
-    """Reads one reply. A new one is made for each."""
+    """Reads one reply. Each reply needs a new reader."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the provider has sent its last event. A connection that stays open after it is not waited for."""
+        """Whether the provider has sent its last event. The reader does not wait for the connection to close."""
         ...
 
     def read_event(self, name: bytes, data: bytes) -> Iterable[ReplyChunk]:
@@ -110,11 +109,11 @@ class ReplyReader(Protocol):
         ...
 
     def read_body(self, body: bytes) -> Iterable[ReplyChunk]:
-        """Read a reply that came as one JSON body; yields no `EndChunk`. Raises if it is an error."""
+        """Read a reply that came as one JSON body. Yields no `EndChunk`. Raises if the body is an error."""
         ...
 
     def finish(self) -> EndChunk:
-        """End the stream. Raises `ModelFailed` if it broke off in the middle."""
+        """End the stream. Raises `ModelFailed` if it ended in the middle of a reply."""
         ...
 
 
@@ -143,12 +142,12 @@ class RequestRepairer(Protocol):
     """A format that can repair some refused requests by omitting a part."""
 
     def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
-        """Return what to omit after this refusal, so that the call can be repeated; None if nothing helps."""
+        """Return what to omit after this refusal, so that the call can be retried. None if nothing helps."""
         ...
 
 
 class ProviderConnections:
-    """The connections of the server to all providers. Opened at first use, and reused."""
+    """The server's connections to all providers. They are opened at first use, and reused."""
 
     def __init__(self) -> None:
         self.pool = ConnectionPool()
@@ -159,12 +158,10 @@ class ProviderConnections:
 
 
 class HttpModel:
-    """A model behind a URL.
+    """A model behind a URL. It makes one attempt, because the caller decides about retries and their cost.
 
-    It makes one attempt: retries are the caller's decision, and cost.
-
-    The exception is a request refused for a part that its format can omit. Nothing was generated
-    for it, so it is repaired and repeated once within the same call.
+    The exception is a request that was refused for a part that its format can omit. It costs
+    nothing, so it is repaired and sent again once within the same call.
     """
 
     def __init__(self, connections: ProviderConnections, provider_format: ProviderFormat, target: ModelTarget) -> None:
@@ -303,7 +300,7 @@ class _Exchange:
         target: ModelTarget,
         repair: Callable[[int, bytes], ProviderRequest | None] = lambda status, refusal: None,
     ) -> None:
-        """`repair` builds another request from a refusal, if that can help. It is called once."""
+        """`repair` builds another request from a refusal, if one can help. It is called at most once."""
         self._pool = pool
         self._request = request
         self._target = target
@@ -325,7 +322,7 @@ class _Exchange:
         return first
 
     async def read_more(self) -> bytes:
-        """Return the next piece; empty at the end."""
+        """Return the next piece of the response. Empty at the end."""
         line = self._connection
         assert line is not None
         if line.is_at_end:  # a short reply arrives whole, so there is nothing to wait for
@@ -352,9 +349,9 @@ class _Exchange:
         return b"".join(pieces)
 
     def expect_end(self) -> None:
-        """No more content is expected.
+        """Wait only briefly for the end of the response, because no more content is expected.
 
-        Wait briefly for the end of the response, so that the connection can be reused.
+        At the end the connection can be reused.
         """
         self._timeout_s = min(self._timeout_s, CONNECTION_END_S)
         if self._idle_timeout is not None:
@@ -394,8 +391,8 @@ class _Exchange:
         """Send the request once.
 
         The other side may close a kept-alive connection while we send, without reading the request.
-        Then it is sent again on a new connection. This happens only if no byte came back, at once,
-        and the connection was used before.
+        Then it is sent again on a new connection. This is done only if the connection was used
+        before and fails at once, without a byte of response.
         """
         place, begin = parse_endpoint(self._request.url)
         line = self._connection = await self._pool.acquire(place)
@@ -418,7 +415,7 @@ class _Exchange:
             raise ReplyTooLarge(self._target.provider, bytes_max=REPLY_BYTES_MAX)
 
     def _to_model_error(self, error: Exception, timeout_s: float) -> ModelFailed | None:
-        """Convert an error to `ModelFailed`; None if it has nothing to do with the connection."""
+        """Convert an error to `ModelFailed`. None if the error has nothing to do with the connection."""
         provider, begun = self._target.provider, self._size_bytes > 0
         match error:
             case TimeoutError():
@@ -432,7 +429,8 @@ class _Exchange:
 class _IdleTimeout:
     """Idle timeout while waiting for data.
 
-    One timer for a whole stream: a timeout per piece would cost as much as reading it.
+    One timer serves a whole stream, because a timeout per piece would cost as much as reading the
+    piece.
     """
 
     __slots__ = ("_line", "_loop", "_since", "_timer", "patience_s")
@@ -469,7 +467,7 @@ class _IdleTimeout:
 
 
 def is_event_stream(beginning: bytes) -> bool | None:
-    """Whether a body with this beginning is an event stream; None if undecided. The content type is often wrong."""
+    """Whether a body with this beginning is an event stream. None if undecided. The content type is often wrong."""
     text = beginning.removeprefix(_BOM).lstrip()
     if text.startswith(_STREAM_PREFIXES):
         return True
@@ -486,7 +484,7 @@ def _try_finish(reader: ReplyReader) -> EndChunk | None:
 
 
 async def _read_error_body(connection: Http1Connection) -> bytes:
-    """Return the body of an error response, or its beginning: the status alone suffices to continue."""
+    """Return the body of an error response, or its beginning. If it cannot be read, the status alone suffices."""
     body = b""
     try:
         async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Rate limits of our own per provider (requests and tokens per minute).
+"""Our own rate limits per provider, in requests and tokens per minute.
 
 A call over the limit waits in a queue.
 
@@ -24,7 +24,7 @@ WAIT_MAX_S = 60.0
 
 
 class RateReservation(Struct, eq=False):
-    """A reserved call at `at_ms` with an estimated number of tokens."""
+    """A reservation for a call at `at_ms`, with its estimated number of tokens."""
 
     provider: str
     at_ms: int
@@ -33,7 +33,7 @@ class RateReservation(Struct, eq=False):
 
 
 class ProviderRateLimits(Struct):
-    """The limits of all providers. In memory: a restart clears the window."""
+    """The limits of all providers. They are kept in memory, so a restart forgets earlier calls."""
 
     settings: Callable[[], Mapping[str, ProviderSettings]]
     _queues: dict[str, deque[RateReservation]] = field(default_factory=dict[str, "deque[RateReservation]"])
@@ -44,7 +44,7 @@ class ProviderRateLimits(Struct):
         return (self._find_free_ms(provider, tokens, now_ms) - now_ms) / 1000
 
     def reserve(self, provider: str, tokens: int, now: datetime) -> RateReservation:
-        """Reserve the next slot. Raises `ConfiguredLimitReached` if the wait would be too long."""
+        """Reserve the next time for a call. Raises `ConfiguredLimitReached` if the wait would be too long."""
         now_ms = to_ms(now)
         at_ms = self._find_free_ms(provider, tokens, now_ms)
         wait_s = (at_ms - now_ms) / 1000
@@ -60,7 +60,7 @@ class ProviderRateLimits(Struct):
         reservation.tokens = max(tokens, 0)
 
     def release(self, reservation: RateReservation) -> None:
-        """Release the reservation: the call was not made."""
+        """Release the reservation of a call that was not made."""
         line = self._queues.get(reservation.provider)
         if line is not None and reservation in line:
             line.remove(reservation)
@@ -78,12 +78,12 @@ class ProviderRateLimits(Struct):
         yield booked
 
     def is_limited(self, provider: str) -> bool:
-        """Whether a provider has a limit at all."""
+        """Whether a provider has a limit of ours."""
         limits = self.settings().get(provider)
         return limits is not None and (limits.requests_per_minute or limits.tokens_per_minute) is not None
 
     def _find_free_ms(self, provider: str, tokens: int, now_ms: int) -> int:
-        """Return when the next call may start: not before the one ahead, and not before the window has capacity."""
+        """Return when the next call may start: not before the previous one, and not before the limits allow it."""
         limits = self.settings().get(provider)
         line = self._queues.get(provider)
         if limits is None or not line:
@@ -97,7 +97,7 @@ class ProviderRateLimits(Struct):
         spent = sum(booked.tokens for booked in inside)
         requests_max, tokens_max = limits.requests_per_minute, limits.tokens_per_minute
         for number, booked in enumerate(inside):
-            # A call larger than the limit goes alone, or it would never go.
+            # A call larger than the limit is made alone, or it would never be made.
             fits = tokens_max is None or spent + tokens <= tokens_max
             if fits and (requests_max is None or len(inside) - number < requests_max):
                 break

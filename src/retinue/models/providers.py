@@ -1,7 +1,7 @@
 """Built-in data about providers and model families: URLs, formats, key variables and capabilities.
 
-Settings take precedence. Peculiarities of a server are handled by its wire format, under the same
-quirk names.
+Settings take precedence. Differences between servers are named as quirks, which the wire formats
+handle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"  # not a model key: used by the search tool
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """A provider known by name. Without variables it needs no key: it is the owner's own server."""
+    """A known provider. Without key variables it needs no key, because it is the owner's own server."""
 
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str
@@ -32,7 +32,7 @@ class Provider(Struct, frozen=True, kw_only=True):
 
 
 class ModelFamily(Struct, frozen=True):
-    """What models have in common whose names match. `efforts` of None: unknown, and passed through."""
+    """The facts that models with matching names share. If `efforts` is None, they are unknown and passed through."""
 
     pattern: str
     window_tokens: int

@@ -1,8 +1,8 @@
 """Uses any pydantic-ai model as one of ours, for providers without a wire format here.
 
 pydantic-ai comes with the extra `bridge`, and is imported at the first call. Records are converted
-to its messages, and its events to our chunks. None of it is stored, so the extra can be removed
-again.
+to its messages, and its events to our chunks. Nothing of pydantic-ai is stored, so the extra can be
+removed again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BridgedModels:
         self._models: dict[ModelRef, BridgedModel] = {}
 
     def find(self, ref: ModelRef, _: ModelEntry) -> BridgedModel:
-        """Return the model. A new one is created only if its settings have changed."""
+        """Return the model. A new model is created only if its settings have changed."""
         facts, kept = self._facts(ref), self._models.get(ref)
         if kept is None or kept.facts != facts:
             kept = self._models[ref] = BridgedModel(facts, infer_model_maker(ref.model))
@@ -91,7 +91,10 @@ class BridgedModels:
 
 
 class BridgedModel:
-    """One pydantic-ai model. It makes one attempt, like all models: retries of the libraries below are disabled."""
+    """One pydantic-ai model.
+
+    Like all models it makes one attempt, so retries in the libraries below it are disabled.
+    """
 
     def __init__(
         self, facts: ModelFacts, make: MakeModel, *, first_byte_s: float = FIRST_BYTE_S, silence_s: float = SILENCE_S
@@ -162,7 +165,7 @@ class BridgedModel:
         return made
 
     def _to_model_error(self, error: Exception, *, begun: bool) -> ModelFailed | None:
-        """Convert an error to `ModelFailed`; None if it has nothing to do with the model."""
+        """Convert an error to `ModelFailed`. None if the error has nothing to do with the model."""
         kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("pydantic_ai.")]
         failure = next((_FAILURES[kind] for kind in kinds if kind in _FAILURES), None)
         if failure is None:

@@ -65,7 +65,7 @@ def build_call(part: Any, arguments: Mapping[str, Any]) -> Call:
 
 
 def encode_signature(part: Any) -> str:
-    """Return what a part of a reply must get back with it; empty if nothing."""
+    """Return the data that must be sent back with a part of a reply. Empty if there is none."""
     kept = {name: value for name in _SIGNATURE_FIELDS if (value := getattr(part, name, None))}
     if not kept.keys() - {"provider_name"}:
         return ""
@@ -98,7 +98,7 @@ def _build_data_uri(media_type: str, base64: str) -> str:
 
 
 def _build_reply_part(library: Any, part: ReplyPart) -> Any:
-    """Build a part of a reply; None for what cannot be sent again: thinking without a signature."""
+    """Build a part of a reply. None for thinking without a signature, which cannot be sent again."""
     sealed = _decode_signature(part.signature)
     match part.kind:
         case ReplyPieceKind.TEXT:
@@ -120,7 +120,7 @@ def _build_reply_part(library: Any, part: ReplyPart) -> Any:
 
 
 def _decode_signature(text: str) -> dict[str, Any]:
-    """Decode our signature; empty if one of our own formats made it, before the bridge served this provider."""
+    """Decode our signature. Empty if one of our own formats made it, before the bridge was used for this provider."""
     if not text.startswith("{"):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Remembers which parts of a request a provider refuses, so that the request is repeated without them.
+"""Remembers which parts of a request a provider refuses, so that it is sent without them.
 
 A format declares which refusals it can repair (`provider_http.RequestRepairer`). Repairs are kept
 in memory: after a restart they are learned again, at the cost of one refused request, which is
@@ -28,7 +28,7 @@ class RepairScope(StrEnum):
 
 
 class OmittedParts(Struct, frozen=True, kw_only=True):
-    """What is omitted from a request because the provider refused it."""
+    """The parts that are omitted from a request because the provider refused them."""
 
     reasoning_summary: bool = False
     thinking_until_seq: int = 0  # thinking in records up to this sequence number; newer thinking is sent as usual
@@ -44,7 +44,7 @@ NOTHING_OMITTED = OmittedParts()
 
 
 class RequestRepair(Struct, frozen=True, kw_only=True):
-    """What to omit, and for which requests from now on."""
+    """The parts to omit, and the requests from which to omit them from now on."""
 
     scope: RepairScope
     omitted: OmittedParts

@@ -1,8 +1,9 @@
-"""Models that their providers have retired or will: since when, and the replacement.
+"""Models that their providers have retired or will retire, with the day and the replacement.
 
-As of `providers.MODELS_KNOWN_ON`, from the providers' deprecation lists. A replacement is the one
-the provider names, or the newest of the same line if that one is retired or old. Only the base
-names are listed: dated snapshots (`gpt-5-mini-2025-08-07`, `grok-4-0709`) retire with their model.
+As of `providers.MODELS_KNOWN_ON`, from the providers' deprecation lists. A replacement is the model
+that the provider names, or the newest of the same line if that model is retired or old. Only the
+base names are listed: dated snapshots (`gpt-5-mini-2025-08-07`, `grok-4-0709`) retire with their
+model.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from retinue.models.providers import BUILT_IN_PROVIDERS
 
 
 class ModelRetirement(Struct, frozen=True):
-    """When a model retires, and its replacement by the same provider."""
+    """When a model retires, and which model of the same provider replaces it."""
 
     retired_on: date
     replacement: ModelRef
@@ -86,7 +87,7 @@ RETIREMENTS: Mapping[ModelRef, ModelRetirement] = {
 
 
 def find_retirement(ref: ModelRef) -> ModelRetirement | None:
-    """Return what is known about the retirement of a model; None if nothing."""
+    """Return what is known about the retirement of a model, or None."""
     name = ref.model.casefold()
     found = RETIREMENTS.get(ModelRef(ref.provider, name))
     return found or RETIREMENTS.get(ModelRef(ref.provider, _SNAPSHOT.sub("", name)))

@@ -36,7 +36,7 @@ _DELAY_PART = re.compile(rf"({_NUMBER})\s?(ms|milli|s|m|h|d)", re.I)
 
 
 def find_retry_after_s(failure: ModelFailureKind, headers: Mapping[str, str], error_body: ErrorBody) -> float | None:
-    """Return the delay in seconds; None if the provider gives none, or if waiting would change nothing."""
+    """Return the delay in seconds. None if the provider gives none, or if waiting would not help."""
     if failure not in _WORTH_WAITING:
         return None
     found = (
@@ -65,7 +65,7 @@ def parse_duration_s(text: str) -> float | None:
 
 
 def parse_message_delay_s(message: str) -> float | None:
-    """Parse `Please try again in 1m26.4s`, `retry after 20 seconds`."""
+    """Parse the delay in a message such as `Please try again in 1m26.4s` or `retry after 20 seconds`."""
     found = _DELAY_PHRASE.search(message)
     if found is None:
         return None
@@ -106,7 +106,7 @@ def _parse_http_date(value: str | None) -> datetime | None:
 
 
 def _seconds_until(when: datetime | None, now: datetime | None) -> float | None:
-    """Return the seconds between two times of the provider's clock. Ours may be wrong and is not used."""
+    """Return the seconds between two times of the provider's clock. Our clock may differ and is not used."""
     if when is None or now is None:
         return None
     return max((when - now).total_seconds(), 0.0)
@@ -118,7 +118,7 @@ _RESET = re.compile(
 
 
 def _find_reset_s(headers: Mapping[str, str]) -> float | None:
-    """Return when the exhausted limits reset: the latest among limits with nothing remaining."""
+    """Return the seconds until all exhausted limits have reset, or None."""
     now = _parse_http_date(headers.get("date"))
     found: list[float] = []
     for name, value in headers.items():

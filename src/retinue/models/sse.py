@@ -19,7 +19,7 @@ SseEvent = tuple[bytes, bytes]
 
 
 class SseParser:
-    """Takes bytes, returns complete events. Incomplete ones wait for more data, up to a limit."""
+    """Takes bytes and returns complete events. An incomplete event waits for more data, up to a limit."""
 
     __slots__ = ("_data", "_has_started", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")
 
@@ -61,7 +61,7 @@ class SseParser:
         return found
 
     def finish(self) -> list[SseEvent]:
-        """Return what was left when the stream ended, with or without a blank line: some servers omit the last one."""
+        """Return the last event when the stream has ended. Some servers omit the blank line after it."""
         lines = [rest] if (rest := self._take_rest().rstrip(b"\r")) else []
         self._rest = b""
         return self._parse_lines([*lines, b""])
@@ -79,7 +79,10 @@ class SseParser:
             raise StreamEventTooLarge(bytes_max=EVENT_BYTES_MAX)
 
     def _parse_unnamed_events(self, text: bytes) -> tuple[list[SseEvent], bytes]:
-        """Parse unnamed single-line events in bulk: many servers send one per word. Also returns the rest."""
+        """Parse unnamed single-line events in bulk, because many servers send one per word.
+
+        Also returns the remaining lines.
+        """
         found: list[SseEvent] = []
         whole = text.removeprefix(_DATA).split(_NEXT_DATA)
         rest = whole.pop()

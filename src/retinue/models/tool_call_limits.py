@@ -1,4 +1,4 @@
-"""Limits and normalization of tool calls in replies: how many, how deep, and what happens to unreadable ones."""
+"""Limits and normalization of tool calls in replies: how many, how deep, and how unreadable calls are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def normalize_call(call: Call, *, id_: str) -> Call:
 
 
 def explain_unreadable(call: Call) -> str:
-    """Explain to the model why a call cannot be made; empty if it can."""
+    """Explain to the model why the arguments of a call cannot be read. Empty if they can."""
     if UNPARSED not in call.arguments:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Clamps the token counts and costs that providers report: a wrong number must break neither a
+"""Clamps the token counts and costs that providers report, so that a wrong number breaks neither a
 reply nor the accounting.
 """
 
@@ -19,7 +19,7 @@ COST_MICROUSD_MAX = 1_000_000 * MICROUSD_PER_USD
 
 
 def parse_token_count(value: Any) -> int | None:
-    """Parse a token count; None if it is not one. Negative counts become 0."""
+    """Parse a token count, or return None if it is not a count. Negative counts become 0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

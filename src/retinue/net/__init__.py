@@ -1,1 +1,1 @@
-"""Network code that several parts share."""
+"""Network code that more than one package uses: outbound requests and signatures."""

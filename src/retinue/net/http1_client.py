@@ -1,8 +1,8 @@
-"""Connection pool for model providers: the part of HTTP/1.1 that a model call needs.
+"""HTTP/1.1 client with a connection pool for model providers. It has only what a model call needs.
 
-Each connection carries one request at a time, and its response is read in chunks as they arrive. It
-follows no redirects, decompresses nothing (it asks for identity encoding) and uses no proxy. A
-general client does all that, at a higher cost than everything else a short reply needs.
+A connection carries one request at a time, and its response is read in chunks as they arrive. The
+client follows no redirects, decompresses nothing (it requests identity encoding) and uses no proxy.
+A general client does all that, but it costs more time than everything else in a short model call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HAPPY_EYEBALLS_DELAY_S = 0.25  # after this delay, the host's next address is tr
 CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
-BUFFERED_BYTES_MAX = 256 * 1024  # received, but not read yet; above, reading is paused and the provider waits
+BUFFERED_BYTES_MAX = 256 * 1024  # with more bytes that were received and not read, receiving is paused
 SINGLE_WRITE_BYTES_MAX = 64 * 1024  # larger bodies are sent in several writes
 # Stays below the size for which the allocator requests fresh memory from the kernel. Mapping the
 # pages for a body of half a megabyte costs more than filling them.
@@ -36,11 +36,12 @@ _DEFAULT_HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent"
 
 
 class ConnectionFailed(Exception):
-    """No connection could be opened, it broke, or the response is not HTTP. The network error is the cause."""
+    """A connection could not be opened or broke, or the response is not HTTP. `__cause__` is the
+    network error, if any."""
 
 
 class HttpEndpoint(NamedTuple):
-    """The server that a connection leads to."""
+    """The server to which a connection is open."""
 
     host: str
     port: int
@@ -58,11 +59,11 @@ def parse_endpoint(url: str) -> tuple[HttpEndpoint, str]:
 
 
 class Http1Connection(asyncio.Protocol):
-    """One connection. Each request is answered before the next is sent."""
+    """One connection to an endpoint. The response to a request is complete before the next request is sent."""
 
     def __init__(self, endpoint: HttpEndpoint, on_lost: Callable[[Http1Connection], None]) -> None:
         self.endpoint = endpoint
-        self.was_used = False  # by an earlier request
+        self.was_used = False  # whether it has carried an earlier request
         self.idle_timer: asyncio.TimerHandle | None = None  # set while idle
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -86,7 +87,7 @@ class Http1Connection(asyncio.Protocol):
         self.has_response_bytes = False  # whether any byte of the response has arrived
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
-        self._overhead_bytes = 0  # since the last body chunk: heads and chunk framing
+        self._overhead_bytes = 0  # bytes of heads and chunk framing since the last body chunk
         self._is_paused = False
         self._ends_at_close = False
         self._is_complete = False
@@ -117,7 +118,8 @@ class Http1Connection(asyncio.Protocol):
             await self._wait_for_data()
 
     async def read_chunk(self) -> bytes:
-        """Return the body bytes that have arrived since the last call; empty at the end. Raises `ConnectionFailed`."""
+        """Return the body bytes that have arrived since the last call, after waiting for some.
+        Empty at the end. Raises `ConnectionFailed`."""
         while not self._chunks:
             if self._is_complete:
                 return b""
@@ -130,7 +132,7 @@ class Http1Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: Exception) -> None:
-        """Wake the reader with an error. Bytes that arrived before can still be read."""
+        """Wake the reader with an error. Bytes that arrived before the error can still be read."""
         self._keeps_alive = False
         if self._error is None:
             self._error = error
@@ -147,11 +149,11 @@ class Http1Connection(asyncio.Protocol):
         self._transport.writelines(data)
 
     async def _write_batches(self, head: bytes, body: Sequence[bytes]) -> None:
-        """Send a large body in batches. The head goes with the first batch: each write is a system call."""
+        """Send a large body in batches. The head is sent with the first batch, because each write is a system call."""
         for slab in batch_pieces(body):
             if self._writable is not None:
                 await self._writable
-            if self.status or self._error is not None:  # early response or lost connection: the reader gets it
+            if self.status or self._error is not None:  # an early response or a lost connection, for the reader
                 self._keeps_alive = False
                 return
             if head:
@@ -197,7 +199,7 @@ class Http1Connection(asyncio.Protocol):
             full.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_complete:  # unsolicited data
+        if self._is_complete:  # data without a request
             self.close()
             return
         self.has_response_bytes = True
@@ -253,7 +255,7 @@ class Http1Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """The open connections to all endpoints. Each is reused while it stays open."""
+    """The open connections to all endpoints. An idle connection is reused until it is closed."""
 
     def __init__(self) -> None:
         self._idle: dict[HttpEndpoint, list[Http1Connection]] = {}
@@ -263,7 +265,7 @@ class ConnectionPool:
 
     @property
     def idle_count(self) -> int:
-        """How many connections are idle."""
+        """The number of idle connections."""
         return sum(map(len, self._idle.values()))
 
     async def acquire(self, endpoint: HttpEndpoint, *, force_new: bool = False) -> Http1Connection:
@@ -278,7 +280,8 @@ class ConnectionPool:
     def release(self, connection: Http1Connection) -> None:
         """Return a connection to the pool.
 
-        If its response was not read to the end, close it, so that the provider stops sending.
+        If its response was not read to the end, the connection is closed, so that the provider
+        stops sending.
         """
         self._slots.release()
         if not connection.is_reusable:
@@ -361,7 +364,7 @@ def _encode_head(request_start: str, headers: Mapping[str, str], size_bytes: int
 
 
 def batch_pieces(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in batches of about `WRITE_BYTES`. A larger piece is its own batch."""
+    """Yield the bytes of these pieces in batches of at most `WRITE_BYTES`. A larger piece is a batch of its own."""
     ends = list(accumulate(map(len, pieces)))  # in C: a long session has thousands of pieces, sent with every request
     first = sent_bytes = 0
     while first < len(pieces):

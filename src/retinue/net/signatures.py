@@ -1,7 +1,8 @@
 """Signs messages between the server and external agents, in both directions, with a shared key (HMAC-SHA256).
 
-The signature covers everything that gives a message its meaning: its purpose, time, session,
-message id and request id. So a signed message cannot be replayed elsewhere, and not for long.
+The signature covers the body and everything else that gives a message its meaning: purpose, time,
+session, message id and request id. So a signed message cannot be used for anything else, and is
+valid for minutes only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import hmac
 from enum import StrEnum
 
-SIGNATURE_AGE_MAX_S = 300  # maximum clock difference and transit time together
+SIGNATURE_AGE_MAX_S = 300  # limit for clock difference and transit time together
 TIMESTAMP_DIGITS_MAX = 12
 
 TIMESTAMP_HEADER = "X-Retinue-Timestamp"
@@ -22,7 +23,8 @@ _VERSION = "v1="
 
 
 class SignaturePurpose(StrEnum):
-    """Part of the signed data: a message of ours is not valid as a callback, even if it is sent back to us."""
+    """The purpose of a message. It is part of the signed data, so that a message of the server is
+    not valid as a callback."""
 
     MESSAGE = "message"  # server to external agent
     CALLBACK = "callback"  # external agent to server
@@ -39,18 +41,19 @@ def sign_message(
     request_id: str = "",
     body: bytes,
 ) -> str:
-    """Return the signature header. `timestamp` is in Unix seconds, exactly as in the timestamp header."""
+    """Return the value of the signature header. `timestamp` is the exact value of the timestamp
+    header, in Unix seconds."""
     head = "\n".join((purpose, timestamp, session, message_id, request_id, ""))
     return _VERSION + hmac.new(key.encode(), head.encode() + body, hashlib.sha256).hexdigest()
 
 
 def is_recent(timestamp: str, *, now_s: float) -> bool:
-    """Whether the timestamp is within the permitted window."""
+    """Whether the timestamp differs from now by at most `SIGNATURE_AGE_MAX_S`."""
     if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= TIMESTAMP_DIGITS_MAX):
         return False
     return abs(now_s - int(timestamp)) <= SIGNATURE_AGE_MAX_S
 
 
 def signatures_match(key: str, signature: str, expected: str) -> bool:
-    """Compare in constant time. An empty key never matches."""
+    """Whether two signatures are equal, compared in constant time. With an empty key, they never match."""
     return bool(key) and hmac.compare_digest(signature.encode(), expected.encode())

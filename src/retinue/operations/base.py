@@ -116,7 +116,7 @@ class Services(Struct, frozen=True, kw_only=True):
 
     @property
     def defaults(self) -> AgentDefaults:
-        """Settings for agents that do not set them themselves."""
+        """Default settings of agents, for values that an agent does not set."""
         return self.settings().defaults if self.settings is not None else BUILT_IN_AGENT_DEFAULTS
 
     @property
@@ -295,7 +295,7 @@ async def perform_with_key(
 
 def _replay_answer(services: Services, earlier: idempotency.StoredResponse, key: str, request_hash: str) -> bytes:
     if earlier.request_hash != request_hash:
-        raise KeyReused(key, because=f"it was used for {earlier.operation}, with other parameters or another operation")
+        raise KeyReused(key, because=f"an earlier, different call of {earlier.operation} used it")
     if earlier.is_claim:
         raise KeyInterrupted(started_at=format_time(from_ms(earlier.at_ms), services.zone))
     return earlier.body.encode()

@@ -245,6 +245,9 @@ def _variants(node: ast.expr | None, local: Mapping[str, ast.expr], depth: int =
             return [*_variants(first, local, depth), *_variants(second, local, depth)][:VARIANTS_MAX]
         case ast.BoolOp(op=ast.Or(), values=values):
             return [text for value in values for text in _variants(value, local, depth)][:VARIANTS_MAX]
+        case ast.Call(func=ast.Name(id="format_quantity"), args=[count, ast.Constant(value=str(noun))], keywords=given):
+            plural = next((each.value.value for each in given if isinstance(each.value, ast.Constant)), f"{noun}s")
+            return [f"{_fact_name(count, local).strip('_').upper() or '…'} {plural}"]
         case _:
             return [_fact_name(node, local).strip("_").upper() or "…"]
 

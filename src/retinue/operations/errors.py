@@ -39,8 +39,8 @@ class KeyInProgress(Conflict):
     def __init__(self) -> None:
         super().__init__(
             "a request with this idempotency key is in progress",
-            because="it arrived a moment ago and is not done yet",
-            try_this="wait a moment, then repeat the request with the same key",
+            because="an earlier request with this key has arrived, and is not done yet",
+            try_this="wait a moment, then retry with the same key",
         )
 
 
@@ -53,7 +53,7 @@ class KeyInterrupted(Conflict):
         super().__init__(
             "this request was interrupted: it may or may not have been performed",
             because=f"it started at {started_at}; then the server stopped, or the request was cancelled",
-            try_this="check whether it had its effect; to perform it again, use a new key",
+            try_this="check whether the request had an effect; to repeat it, use a new key",
         )
 
 

@@ -38,14 +38,14 @@ def main() -> None:
 _OPERATIONS_HEADER = """\
 # Operations
 
-An operation is one API call. Each is declared once; HTTP, CLI and tools take its parameters, permission level and
-errors from there:
+An operation is one API call. Each is declared once. HTTP, CLI and tools take its parameters, permission level and
+errors from that declaration:
 
 - **HTTP**: `POST` to its route, with the parameters as JSON and your token as `Authorization: Bearer`. If an operation
   has an effect, the header `Idempotency-Key` prevents a second effect. If it *claims its key*, this holds even if the
-  server is killed meanwhile: see [idempotency keys](api.md#idempotency-keys).
+  server is killed during the request: see [idempotency keys](api.md#idempotency-keys).
 - **CLI**: `retinue NOUN VERB`. Words in capitals are positional arguments, the rest are options. `--json` prints the
-  answer as JSON; `--key KEY` is the idempotency key. See [commands](cli.md).
+  answer as JSON. `--key KEY` is the idempotency key. See [commands](cli.md).
 
 *Needs* is the minimum permission level, unless `permission_policy` in the [settings](settings.md) overrides it.
 """

@@ -39,8 +39,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The JSON body of the notification. `id` is the envelope that the sender posted; `status` is
-    complete, failed or cancelled."""
+    """The JSON body of the notification. `id` is the envelope that the sender posted.
+
+    `status` is complete, failed or cancelled.
+    """
 
     id: str
     status: str
@@ -64,7 +66,7 @@ class CompletionConnector(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Does nothing: webhooks send no messages."""
+        """Do nothing: webhooks send no messages."""
         del accept
         await asyncio.Event().wait()
 
@@ -122,7 +124,7 @@ def _find_completion(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhoo
 
 
 def build_completion(conn: sa.Connection, envelope: Envelope) -> Completion:
-    """The stored result of an envelope."""
+    """Return the notification of an envelope's end, from its stored outcome."""
     form: dict[str, Any] = {"id": envelope.id, "agent_id": envelope.recipient.name, "session_id": envelope.session}
     delegation = delegations.get(conn, envelope.id)
     settled = envelopes.get_outcome(conn, envelope.id)
@@ -136,7 +138,7 @@ def build_completion(conn: sa.Connection, envelope: Envelope) -> Completion:
 
 
 def _get_response(conn: sa.Connection, envelope: Envelope, answer: str | None, delegation: Delegation | None) -> str:
-    """The answer text, or the final text of the run if there was no answer."""
+    """Return the answer text, or the final text of the run if there was no answer."""
     if (reply := envelopes.get(conn, answer) if answer is not None else None) is not None:
         return reply.text
     if delegation is None or delegation.state is not DelegationState.DONE or envelope.run is None:

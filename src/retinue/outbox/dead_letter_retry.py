@@ -1,5 +1,4 @@
-"""Retries dead letters. A settled envelope never changes: the same content is posted as a new
-envelope."""
+"""Retries dead letters. A settled envelope never changes, so its content is posted as a new envelope."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from retinue.store.envelopes.dead_letters import (
 
 
 def requeue_dead_letter(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> AcceptResult:
-    """The retry commit. Refused unless the envelope and all its earlier retries are dead letters."""
+    """The commit of a retry. Refused unless the envelope and all its earlier retries are dead letters."""
     page = Transaction(conn, now_ms)
     envelope = envelopes.get(conn, envelopes.resolve_id(conn, id_text))
     assert envelope is not None  # resolved in the same transaction
@@ -41,7 +40,7 @@ def requeue_dead_letter(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId
 
 
 def _build_retry(envelope: Envelope, new_id: EnvelopeId, *, number: int) -> EnvelopeDraft:
-    """The same content and addresses. Its times are not repeated: a retry means now."""
+    """Return the draft of a retry, with the same content and addresses. Times are not copied: a retry is sent now."""
     return EnvelopeDraft(
         id=new_id,
         sender=envelope.sender,

@@ -117,7 +117,7 @@ class _ChannelQueue:
         self._count += 1
 
     def take(self) -> _ChannelState | None:
-        """The next channel for which there is a slot; takes the slot."""
+        """Take a slot for the next channel that may have one, and return the channel. None if there is no slot."""
         if self._used.total() >= self._limits.channels_active_max:
             return None
         for instance in self._waiting:
@@ -140,7 +140,7 @@ class _ChannelQueue:
             del self._used[channel.connector_name]
 
     def pause(self, connector_name: str) -> None:
-        """Take none of its channels until it was resumed as often as it was paused."""
+        """Take no channel of the connector until it was resumed as often as it was paused."""
         self._paused[connector_name] += 1
 
     def resume(self, connector_name: str) -> None:
@@ -150,19 +150,18 @@ class _ChannelQueue:
         return self._paused[connector_name] > 0
 
     def is_contended(self, channel: _ChannelState) -> bool:
-        """Whether another channel waits for the slot that this one holds."""
+        """Whether another channel waits for the slot that this channel holds."""
         if channel.connector_name in self._waiting:
             return True
         return bool(self._waiting) and self._used.total() >= self._limits.channels_active_max
 
 
 class Outbox:
-    """Delivers envelopes to channels, each channel in order.
+    """Delivers envelopes to channels, each channel in order. Every envelope ends delivered, dead,
+    or interrupted if the result is unknown.
 
-    Every envelope ends delivered, dead, or interrupted if the result is unknown. A channel that
-    waits, fails or is slow does not block any other.
-
-    Connectors are looked up by name when an envelope is sent, so `connectors` may change meanwhile.
+    A channel that waits, fails or is slow does not block other channels. Connectors are looked up
+    by name when an envelope is sent, so `connectors` may change at any time.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class Outbox:
         self._is_running = False
 
     def set_wake_callback(self, wake: Callable[[Wake], None]) -> None:
-        """Set the callback for a notice that gave a session something to do."""
+        """Set the callback for wake-ups of sessions, for example for a notice that an envelope was not delivered."""
         self._on_wake = wake
 
     async def start(self) -> None:
@@ -211,8 +210,7 @@ class Outbox:
         self._dispatch()
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
-        """Claim nothing more, let sends in progress finish within the given time, and leave the
-        rest to the store."""
+        """Claim nothing more, and wait up to `drain_s` for sends in progress. The next start resumes the rest."""
         self._is_running = False
         self._stopping.set()
         if self._serve_tasks and drain_s > 0:
@@ -222,14 +220,13 @@ class Outbox:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Cancel everything at once, as a crash would. The store knows how to continue."""
+        """Stop at once, as a crash would. The next start resumes from the store."""
         self._is_running = False
         for task in self._tasks():
             task.cancel()
 
     def wake(self, channel: str) -> None:
-        """Signal that an envelope may be due in a channel. Only a hint: the store is authoritative,
-        and the timer finds a lost hint."""
+        """Signal that an envelope may be due in a channel. This is only a hint: a timer also finds due envelopes."""
         room = self._channels.get(channel)
         if room is not None:
             room.was_woken = True
@@ -243,12 +240,12 @@ class Outbox:
 
     @property
     def active_count(self) -> int:
-        """The number of channels that are served or queued."""
+        """Number of channels that are served or queued."""
         return len(self._channels) - len(self._wait_tasks)
 
     @property
     def waiting_count(self) -> int:
-        """The number of channels that wait for a retry."""
+        """Number of channels that wait for a retry."""
         return len(self._wait_tasks)
 
     def _dispatch(self) -> None:
@@ -260,8 +257,10 @@ class Outbox:
             self._scan_task = asyncio.create_task(self._rescan(), name="outbox checked again")
 
     async def _serve(self, channel: _ChannelState) -> None:
-        """Serve a channel until nothing is due or another needs the slot. Catches every error in
-        it."""
+        """Serve a channel until it has nothing due or another channel needs the slot.
+
+        Errors of the channel are caught here.
+        """
         try:
             wait_s = await self._send_due(channel)
             channel.failures = 0
@@ -287,8 +286,10 @@ class Outbox:
         self._dispatch()
 
     async def _send_due(self, channel: _ChannelState) -> float | None:
-        """Send what is due. Returns the seconds until the channel is served again: 0 for its next
-        turn, None until it is woken."""
+        """Send the channel's due envelopes. Returns the seconds until it is served again.
+
+        0 means as soon as it has a slot, and None means when it is woken.
+        """
         sent = 0
         while self._is_running:
             if self._queue.is_paused(channel.connector_name):
@@ -352,8 +353,7 @@ class Outbox:
     async def _send_parts(
         self, channel: _ChannelState, connector: Connector, attempt: OpenAttempt
     ) -> PartSent | AttemptFailed:
-        """Send each part in turn, and store each receipt before the next part is sent, so that no
-        part is sent twice.
+        """Send the parts in order. Each receipt is stored before the next part is sent, so no part is sent twice.
 
         The last receipt is stored in the commit that ends the envelope.
         """
@@ -375,8 +375,10 @@ class Outbox:
         return result or PartSent(attempt.receipts[last], last)
 
     def _build_parts(self, connector: Connector, attempt: OpenAttempt) -> Iterable[DeliveryPart]:
-        """The delivery parts. Secrets are redacted before the text is split, because half a secret
-        would not be recognized."""
+        """Return the delivery parts.
+
+        Secrets are redacted before the text is split, because half a secret is not recognized.
+        """
         envelope, cut = attempt.envelope, attempt.split
         if cut is None:
             return (make_single_part(envelope),)
@@ -386,7 +388,9 @@ class Outbox:
 
     async def _wait_between_parts(self, channel: _ChannelState) -> bool:
         """Wait before the next part: a human-like delay, and any delay that the platform requested.
-        False if the outbox stops."""
+
+        Returns False if the outbox stops.
+        """
         if (delay := self._get_reply_delivery(channel.connector_name).delay_range_ms) is not None:
             await self._wait_unless_stopping(self._clock.sleep(self._random.uniform(*delay) / 1000))
         while self._is_running and (
@@ -452,8 +456,7 @@ class Outbox:
         return await self._write_with_retry(write)
 
     async def _write_with_retry(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write with retries: a platform reports its result once, so it is kept in memory until the
-        store accepts it."""
+        """Write to the store, with retries. A platform reports its result once, so it must not be lost."""
         while True:
             try:
                 return await write()
@@ -466,7 +469,7 @@ class Outbox:
     # --- waiting, and polling the store for what did not fit in memory ---
 
     def _pause_connector(self, connector_name: str, wait_s: float) -> None:
-        """Pause a connector: a platform that throttles means the whole account, not one channel."""
+        """Pause all channels of a connector, because a platform's rate limit usually applies to the whole account."""
 
         async def pause() -> None:
             try:
@@ -504,8 +507,11 @@ class Outbox:
         self._dispatch()
 
     async def _scan_store(self) -> None:
-        """Wake channels that were interrupted or have something due. Scans in address order and
-        continues there next time, so that each is found."""
+        """Wake channels that were interrupted or have something due.
+
+        Scans a limited number of channels in address order. The next scan continues from there, so
+        that every channel is found.
+        """
         limit = self._limits.channels_queued_max
         due = partial(deliveries.list_due_channels, now_ms=self._now_ms(), after=self._scan_position, limit=limit)
         cut_off = await self._store.scan(deliveries.list_unclosed_channels)
@@ -540,6 +546,6 @@ class Outbox:
 
 
 def _limit_text(text: str, chars_max: int) -> str:
-    """Text from outside, made storable and limited."""
+    """Return text from outside, made storable and limited in length."""
     plain = make_storable(text)
     return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

@@ -4,8 +4,8 @@ with the result.
 An attempt with several parts has a small commit between them (`store_part`).
 
 The order of a channel is (due time, sequence), also with retries. An envelope that failed
-temporarily waits with a later due time. So a channel first asks for an envelope with an earlier
-attempt (`deliveries.get_waiting_retry`). While that one waits, all later ones wait too.
+temporarily waits with a later due time. So a channel first looks for an envelope that waits for a
+retry (`deliveries.get_waiting_retry`). While that envelope waits, all later envelopes wait too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes, webhooks
 from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
+from retinue.text.quantity import format_quantity
 
 ATTEMPTS_MAX = 5
 BACKOFF_FIRST_S = 1.0
@@ -52,17 +53,17 @@ _decode = msgspec.json.Decoder(SplitInputs).decode
 
 
 class PartSent(Struct, frozen=True):
-    """An attempt succeeded."""
+    """Result of a successful attempt."""
 
     receipt: str  # of its last part
     part: int = 0
 
 
 class AttemptFailed(Struct, frozen=True, kw_only=True):
-    """An attempt failed. `is_unknown` means that it may have arrived.
+    """Result of a failed attempt. `is_unknown` means that the envelope may have arrived.
 
-    `is_own_stop` means that the server itself stopped between two parts: the next attempt
-    continues, and the platform is not to blame.
+    `is_own_stop` means that the server itself stopped between two parts. The next attempt
+    continues, and the failed attempt does not count as a failure of the platform.
     """
 
     kind: str
@@ -90,7 +91,7 @@ class DeliveryRules(Struct, frozen=True, kw_only=True):
 
 
 class OpenAttempt(Struct, frozen=True):
-    """An attempt is open: send this envelope now, except for the parts that have arrived."""
+    """An attempt that was opened: send this envelope, except for the parts that have arrived."""
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
@@ -99,7 +100,7 @@ class OpenAttempt(Struct, frozen=True):
 
 
 class WaitingAttempt(Struct, frozen=True):
-    """The first envelope waits for its next attempt, and those behind it wait with it."""
+    """The first envelope waits for its next attempt, and the envelopes behind it wait too."""
 
     envelope: EnvelopeId
     wait_s: float
@@ -115,7 +116,7 @@ class NothingDue(Struct, frozen=True):
 
 
 class ClosedAttempt(Struct, frozen=True):
-    """How an attempt was closed. `wait_s` is set if there will be another."""
+    """How an attempt was closed. `wait_s` is set if there will be another attempt."""
 
     wakes: tuple[Wake, ...] = ()
     wait_s: float | None = None
@@ -126,8 +127,9 @@ def open_attempt(
 ) -> OpenAttempt | WaitingAttempt | NothingDue:
     """Open the next attempt in a channel in which no other attempt is in progress.
 
-    `look` says that an earlier attempt may have been left open, or may wait for a retry. `rested`
-    is an envelope that has waited long enough by a monotonic clock, whatever the wall clock says.
+    `look` means that an earlier attempt may have been left open, or may wait for a retry. `rested`
+    is an envelope that has waited long enough by a monotonic clock, even if the wall clock was set
+    back.
     """
     page = Transaction(conn, now_ms)
     wakes: list[Wake] = []
@@ -179,7 +181,7 @@ def _build_attempt(page: Transaction, envelope: Envelope, rules: DeliveryRules, 
 
 
 def _get_stored_split(page: Transaction, envelope: Envelope) -> SplitInputs | None:
-    """The split of the parts that have arrived, whatever the settings and the platform say now."""
+    """Return the split with which earlier parts were sent, even if settings or the platform have changed since."""
     kept = delivery_parts.get_split(page.conn, envelope.id)
     try:
         return _decode(kept) if kept else None
@@ -190,14 +192,16 @@ def _get_stored_split(page: Transaction, envelope: Envelope) -> SplitInputs | No
 def store_part(
     conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: SplitInputs | None = None
 ) -> None:
-    """Store the receipt of one part, if there are more. It is not sent again, and the others keep
-    the same split."""
+    """Store the receipt of a part that is not the last.
+
+    It is not sent again, and the other parts keep the same split.
+    """
     channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
     delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, split_by=cut_by)
 
 
 def _get_access_refusal(page: Transaction, envelope: Envelope, rules: DeliveryRules) -> str:
-    """Why an agent may not write there; empty if it may. Checked once, before any part is sent."""
+    """Return why an agent may not write to the channel, or an empty string. Checked once, before any part is sent."""
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.attempts:
         return ""
     because = rules.get_refusal(page.conn, envelope)
@@ -205,8 +209,10 @@ def _get_access_refusal(page: Transaction, envelope: Envelope, rules: DeliveryRu
 
 
 def _get_send_refusal(page: Transaction, envelope: Envelope, sending: SendSettings) -> str:
-    """Why a message of an agent is not sent; empty if it is. The server's own messages always are:
-    command answers, questions and notices."""
+    """Return why a message of an agent must not be sent, or an empty string.
+
+    The server's own messages are always sent: command answers, questions and notices.
+    """
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.sender.session is None:
         return ""
     session = sessions.get(page.conn, envelope.sender.session)
@@ -278,14 +284,14 @@ def _close_failed(
     if failed.permanent:
         return ClosedAttempt(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
     if envelope.attempts >= rules.attempts_max and _count_failed_attempts(page, envelope) >= rules.attempts_max:
-        because += f" (given up after {envelope.attempts} attempts)"
+        because += f" (given up after {format_quantity(envelope.attempts, 'attempt')})"
         return ClosedAttempt(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
     envelopes.return_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
     return ClosedAttempt(wait_s=wait_s)
 
 
 def _count_failed_attempts(page: Transaction, envelope: Envelope) -> int:
-    """Attempts since a part last arrived: a long message that arrives part by part is not failing."""
+    """Return the attempts since a part last arrived. A long message that arrives part by part is not failing."""
     arrived_ms = delivery_parts.get_last_ms(page.conn, envelope.id)
     if arrived_ms is None:
         return envelope.attempts
@@ -293,20 +299,24 @@ def _count_failed_attempts(page: Transaction, envelope: Envelope) -> int:
 
 
 def _get_delay_s(failed: AttemptFailed, attempt: int) -> float:
-    """Exponential back-off, plus the delay that the platform requested. Without jitter: the store
-    alone determines what comes next."""
+    """Return the exponential back-off plus the delay that the platform requested.
+
+    There is no jitter, so that the store alone determines what comes next.
+    """
     return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + get_requested_delay_s(failed)
 
 
 def get_requested_delay_s(failed: AttemptFailed) -> float:
-    """The delay that the platform requested, limited."""
+    """Return the delay that the platform requested, up to a limit."""
     asked_s = failed.retry_after_s
     return min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
 
 
 def _is_wanted(page: Transaction, envelope: Envelope) -> bool:
-    """Whether outbound work is still waited for. It may be answered before its delivery is
-    confirmed, or its requester stopped."""
+    """Whether delegated work is still open.
+
+    It may have been answered before its delivery was confirmed, or cancelled.
+    """
     delegation = delegations.get(page.conn, envelope.id)
     return delegation is not None and delegation.state.is_open
 
@@ -340,7 +350,7 @@ def _end(page: Transaction, envelope: Envelope, outcome: Outcome, *, because: st
 
 
 def _note_for_agent(page: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
-    """A note that the agent reads with its next turn. It starts no run, so it cannot cause a loop."""
+    """Post a note that the agent reads in its next turn. It starts no run, so it cannot cause a loop."""
     if envelope.kind is EnvelopeKind.NOTICE or envelope.sender.session is None:
         return ()
     draft = EnvelopeDraft(
@@ -359,8 +369,7 @@ def _note_for_agent(page: Transaction, envelope: Envelope, outcome: Outcome, *, 
 
 
 def _describe_outcome(outcome: Outcome, kind: str) -> str:
-    """A fixed text. The platform's own text is not shown to a model as the server's: anyone may
-    have written it."""
+    """Return a fixed text for an outcome. The platform's text is not shown: anyone may have written it."""
     match outcome:
         case Outcome.INTERRUPTED:
             return "may or may not have arrived, and was not sent again."

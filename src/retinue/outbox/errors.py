@@ -6,7 +6,7 @@ from retinue.domain.errors import Conflict, NotAllowed
 
 
 class NotDeadLetter(Conflict):
-    """The envelope to retry is not a dead letter. `is_done`: it has an outcome."""
+    """The envelope to retry is not a dead letter. `is_done`: it already has an outcome."""
 
     code = "dead.not_dead"
 
@@ -19,20 +19,20 @@ class NotDeadLetter(Conflict):
 
 
 class DecisionNotRetryable(Conflict):
-    """The dead letter is a decision on an approval."""
+    """The dead letter is a decision on an approval, which cannot be retried."""
 
     code = "dead.decision"
 
     def __init__(self, envelope: str) -> None:
         super().__init__(
-            f"envelope {envelope} is a decision and cannot be retried",
-            because="it allowed its calls once, and some of them may have been made",
+            f"envelope {envelope} is a decision on an approval and cannot be retried",
+            because="it allowed some calls once, and some of these calls may have been made",
             try_this="ask the agent again",
         )
 
 
 class DelegationNotRetryable(Conflict):
-    """The dead letter is delegated work."""
+    """The dead letter is delegated work, which cannot be retried."""
 
     code = "dead.delegation"
 
@@ -71,7 +71,7 @@ class TooManyRetries(Conflict):
 
 
 class ChannelNotWritable(NotAllowed):
-    """The agent is not bound to the channel, or no one in it is admitted."""
+    """The agent is not bound to the channel, or no person in the channel is admitted."""
 
     code = "delivery.no_binding"
 

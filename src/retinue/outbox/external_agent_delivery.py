@@ -54,9 +54,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def get_unsolicited_recipient(conn: sa.Connection, origin: Origin) -> tuple[Address, bool]:
-    """The recipient of an external agent's unsolicited message, and whether it is silent.
+    """Return the recipient of an external agent's unsolicited message, and whether the message is silent.
 
-    Another agent reads it with its next turn, because an unsolicited message must not start work.
+    If the recipient is an agent, it reads the message in its next turn, because such a message must
+    not start work.
     """
     asker = sessions.get(conn, origin.parent) if origin.parent is not None else None
     if asker is not None:
@@ -68,14 +69,14 @@ def get_unsolicited_recipient(conn: sa.Connection, origin: Origin) -> tuple[Addr
 
 
 def build_callback_url(base: str, session: str) -> str:
-    """The callback URL of a session."""
+    """Return the callback URL of a session."""
     parts = urlsplit(base)
     path = _SLASHES.sub("/", f"{parts.path}/external/sessions/{quote(session, safe='')}/messages")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 class _ExternalDelivery(Struct, frozen=True):
-    """An envelope's agent and session."""
+    """The external agent and the session to which an envelope is delivered."""
 
     agent: str
     external: ExternalAgentEndpoint
@@ -83,8 +84,7 @@ class _ExternalDelivery(Struct, frozen=True):
 
 
 def _find_delivery(conn: sa.Connection, *, envelope: Envelope) -> _ExternalDelivery | None:
-    """The delegation of an envelope. None if no run delegated it: this connector is for nothing
-    else."""
+    """Return where to deliver an envelope. None if no run delegated it: this connector delivers only delegated work."""
     delegation = delegations.get(conn, envelope.id) if envelope.kind is EnvelopeKind.DELEGATION else None
     if delegation is None or delegation.kind is not DelegationKind.EXTERNAL:
         return None
@@ -95,15 +95,14 @@ def _find_delivery(conn: sa.Connection, *, envelope: Envelope) -> _ExternalDeliv
 
 
 def get_external_session_id(conn: sa.Connection, session: SessionId) -> str:
-    """The id of a session at the external agent: the one chosen for it, or else its own."""
+    """Return the id of a session at the external agent: an id chosen for that agent, or else the session's own id."""
     return external_keys.get_key(conn, session) or session
 
 
 class ExternalAgentConnector(Struct, frozen=True):
-    """The connector to external agents. They deduplicate by envelope id, so a delivery may be
-    repeated.
+    """The connector to external agents. They deduplicate by envelope id, so a delivery may be repeated.
 
-    `get_base_url` returns the URL of this server as they reach it.
+    `get_base_url` returns the URL at which they reach this server.
     """
 
     store: Store
@@ -116,7 +115,7 @@ class ExternalAgentConnector(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Does nothing: their messages arrive through the API."""
+        """Do nothing: messages of external agents arrive through the API."""
         del accept
         await asyncio.Event().wait()
 
@@ -181,13 +180,12 @@ def _build_refused(sentence: str) -> DeliveryFailed:
 
 
 def make_http(settings: Settings) -> GuardedHttpClient:
-    """The guarded HTTP client: public hosts, and those local hosts that the owner allowed."""
+    """Return the guarded HTTP client: it reaches public hosts, and local hosts that the owner allowed."""
     return GuardedHttpClient(UrlGuard(ports=settings.web.ports, private_hosts=settings.external.private_hosts))
 
 
 def get_own_url(settings: Settings) -> str:
-    """The URL of this server for external agents. A listening server writes it to its data
-    directory."""
+    """Return the URL of this server for external agents. A listening server writes it to its data directory."""
     if named := settings.external.callback_url or settings.public_url:
         return named
     try:

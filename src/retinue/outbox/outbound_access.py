@@ -1,5 +1,8 @@
 """Decides where agents may write: to channels of connectors that they are bound to, if the access
-rules admit someone there. An answer always goes to the channel of its question."""
+rules admit someone in the channel.
+
+An answer always goes to the channel of its question.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ GetRefusal = Callable[[sa.Connection, Envelope], str]
 
 
 def allow_all(_conn: sa.Connection, _envelope: Envelope) -> str:
-    """For a server without bindings."""
+    """Allow every channel. For servers without bindings."""
     return ""
 
 
@@ -38,7 +41,7 @@ class OutboundAccess:
     """Outbound access rules.
 
     `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
-    agent that answers without a binding, and so may write.
+    agent that answers in channels without a binding, and so may write to them.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class OutboundAccess:
         return f"no one in this channel may write to {instance}"
 
     def _is_known(self, conn: sa.Connection, agent: str, service: str, recipient: Address) -> bool:
-        """Whether someone in the channel may write to us. A direct channel is known by the person's
-        id, any channel by an earlier session."""
+        """Whether someone in the channel may write to us. A direct channel is known by the person's id.
+
+        Any channel is known if the agent has a session there.
+        """
         settings, room = self._settings(recipient.name), recipient.rest
         if settings.dm_policy is DmPolicy.OPEN or room in settings.allow_from:
             return True
@@ -95,8 +100,7 @@ def _is_answer(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Addr
 
 
 class AccessCheckedPost:
-    """Posts an agent's envelopes only where it may write. The agent gets the error at once, not
-    only at delivery."""
+    """Posts an agent's envelopes only to channels where it may write. The agent gets the error at once."""
 
     def __init__(self, post: EnvelopeAcceptor, store: Store, access: OutboundAccess) -> None:
         self._post = post

@@ -1,8 +1,8 @@
 """Updates questions posted in channels: once one is answered anywhere, its message says so and
 loses its buttons.
 
-This is cosmetic, and needs a platform that can edit messages. A question that is not updated
-decides nothing: a press is answered with the information that it is closed.
+The update is cosmetic, and needs a platform that can edit messages. Without it, a press of an old
+button decides nothing, and the reply says that the question is closed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class _PostedQuestion(Struct, frozen=True):
 
 
 class PostedQuestions:
-    """Checks which questions are open whenever an approval changes, and updates the messages of the
-    closed ones."""
+    """Updates the messages of closed questions. Checks whenever an approval changes."""
 
     def __init__(
         self,
@@ -110,7 +109,7 @@ def _read_open(conn: sa.Connection) -> frozenset[ApprovalId]:
 
 
 def _find_posted(conn: sa.Connection, id_: ApprovalId) -> _PostedQuestion | None:
-    """A question as delivered to a channel; None if it was not sent to one, or has not arrived."""
+    """Return a question as delivered to a channel. None if it was not sent to a channel, or has not arrived."""
     question, approval = envelopes.get(conn, channel_question_id(id_)), approvals.get(conn, id_)
     arrived = delivery_parts.get_receipts(conn, question.id) if question is not None else {}
     if question is None or approval is None or not arrived:
@@ -122,7 +121,7 @@ def _find_posted(conn: sa.Connection, id_: ApprovalId) -> _PostedQuestion | None
 def _format_closed(
     posted: _PostedQuestion, connector: Connector, capabilities: ConnectorCapabilities, reply_delivery: ReplyDelivery
 ) -> str:
-    """The text of the message, with the decision."""
+    """Return the text of the closed question, with the decision."""
     approval = posted.approval
     by = f" by {approval.decided_by}" if approval.decided_by not in ("", "server") else ""
     verdict = f"[{short_id(approval.id)} is {approval.state}{by}]"

@@ -44,14 +44,14 @@ def build_reply_setting(
 
 
 def get_platform_message_id(conn: sa.Connection, envelope: Envelope, channel: str) -> str:
-    """The platform's id of an envelope's message in a channel; empty if it was never there."""
+    """Return the platform's id of an envelope's message in a channel. Empty if the envelope was never in it."""
     if str(envelope.sender) == channel:
         return envelope.context.platform_id
     return (delivery_parts.get_first_receipt(conn, envelope.id) or "") if str(envelope.recipient) == channel else ""
 
 
 def _find_quoted_id(conn: sa.Connection, envelope: Envelope, requested: str) -> str:
-    """The message id to quote. Only a message of the same channel can be quoted."""
+    """Return the platform's id of the message to quote. Only a message of the same channel can be quoted."""
     channel = str(envelope.recipient)
     if requested and requested != CURRENT_MESSAGE:
         return _find_named_message(conn, envelope, requested)
@@ -60,7 +60,7 @@ def _find_quoted_id(conn: sa.Connection, envelope: Envelope, requested: str) -> 
 
 
 def _find_named_message(conn: sa.Connection, envelope: Envelope, requested: str) -> str:
-    """The message that an agent names, by the platform's id or by the envelope's."""
+    """Return the platform's id of a message that an agent names by this id or by the envelope's id."""
     to = envelope.recipient
     try:
         if envelopes.get_by_key(conn, f"connector:{to.name}", make_message_key(to.rest, requested)) is not None:
@@ -84,7 +84,7 @@ def _get_variables(conn: sa.Connection, envelope: Envelope, wanted: frozenset[st
 
 
 def _get_last_reply(conn: sa.Connection, envelope: Envelope) -> Reply | None:
-    """The last model reply of the run that wrote this envelope."""
+    """Return the last model reply of the run that wrote this envelope."""
     if envelope.source != "run":
         return None
     named = next((word for word in envelope.idempotency_key.split("/") if word != INTERIM_KEY), "")

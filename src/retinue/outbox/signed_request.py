@@ -22,9 +22,9 @@ MakeHttp = Callable[[], GuardedHttpClient]
 async def post_signed(
     http: GuardedHttpClient, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, is_last: bool
 ) -> Delivery:
-    """Post the content. Raises `DeliveryFailed`, and `ConnectionError` if the result is unknown.
+    """Post the content. Raises `DeliveryFailed`, or `ConnectionError` if the result is unknown.
 
-    `is_last` means that there is no further attempt, whatever the result is.
+    `is_last` means that no further attempt follows.
     """
     try:
         answer = await http.post(url, content, headers=headers, timeout_s=timeout_s, bytes_max=RESPONSE_BYTES_MAX)

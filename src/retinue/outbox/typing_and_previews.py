@@ -1,8 +1,8 @@
 """Shows progress of a run in its channel before the answer: an acknowledging reaction, the typing
 indicator, a preview.
 
-All of this is cosmetic. Each step is tried once, with a timeout, concurrently with the run. A
-failure is ignored, and none of it is a delivery.
+All of this is cosmetic, and none of it is a delivery. Each step is tried once, with a timeout,
+concurrently with the run. A failure is ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_REPLY_MARKERS = ("NO_REPLY", "[[SILENT_REPLY]]")
 
 
 class AnsweredMessage(Struct, frozen=True, kw_only=True):
-    """The message that a run answers, as far as a channel can show it."""
+    """The message that a run answers: what is needed to show progress below it."""
 
     channel: Address
     message_id: str = ""
@@ -49,7 +49,7 @@ class AnsweredMessage(Struct, frozen=True, kw_only=True):
 
 
 class ProgressDisplays:
-    """Starts progress displays. Knows the connectors and the running tasks."""
+    """Starts progress displays, and keeps their tasks."""
 
     def __init__(self, clock: Clock, connectors: Mapping[str, Connector]) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class ProgressDisplays:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def create(self, run: RunId, message: AnsweredMessage, reply_delivery: ReplyDelivery) -> RunProgress | None:
-        """None if there is nothing to show, or the limit is reached."""
+        """Return a progress display for a run. None if there is nothing to show, or too many tasks are active."""
         connector = self._connectors.get(message.channel.name)
         if connector is None or get_capabilities(connector) is None or len(self._tasks) >= TASKS_MAX:
             return None
@@ -129,7 +129,7 @@ class RunProgress:
         self._has_started.set()
 
     def end(self) -> None:
-        """The run ended or was suspended: remove what was shown."""
+        """Remove what was shown, because the run ended or was suspended."""
         for task in self._tasks:
             task.cancel()
         if self._preview_id or (self._ack_task is not None and self._reply_delivery.remove_ack):
@@ -211,7 +211,7 @@ class RunProgress:
             await self._react("")
 
     async def _try(self, call: Awaitable[Any], what: str) -> Any:
-        """The result of the call, or True if it has none; None if it failed."""
+        """Return the result of a call to the platform, or True if it has no result. None if the call failed."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await call or True
@@ -241,6 +241,6 @@ class ProgressTell:
 
 
 def _may_be_no_reply(text: str) -> bool:
-    """Whether the text so far may still become one of the markers for no reply."""
+    """Whether the streamed text may still become a marker for no reply."""
     words = text.strip()
     return any(token.startswith(words) for token in NO_REPLY_MARKERS)

@@ -1,8 +1,8 @@
 """The plugin API: packages that add tools, operations, connectors, models, runners, prompt sections
 and policies.
 
-Everything that a plugin author needs is exported here. `registry`, `discovery` and `lifecycle` are
-the server's side.
+Everything that a plugin author needs is exported here. Only the server uses `registry`, `discovery`
+and `lifecycle`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a plugin defines, and what it gets. An entry point of the group `retinue.plugins` names a `Plugin`."""
+"""The classes that a plugin defines, and those that it gets from the server.
+
+An entry point of the group `retinue.plugins` names a `Plugin`.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ class NoPluginSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PluginManifest(Struct, frozen=True, kw_only=True):
-    """What a plugin declares about itself.
+    """The declaration of a plugin about itself.
 
-    `settings` is a msgspec Struct or a dataclass: the table in the settings file is converted to
-    it, strictly, before the plugin gets it. An `exclusive` plugin is loaded alone: all others are
-    off while it is enabled.
+    `settings` is a msgspec Struct or a dataclass. The table in the settings file is strictly
+    converted to it before the plugin gets it. While an `exclusive` plugin is enabled, no other
+    plugin is loaded.
     """
 
     id: str
@@ -52,7 +55,7 @@ class SectionContext(Struct, frozen=True, kw_only=True):
 class PluginSection(Struct, frozen=True, kw_only=True):
     """A text for the system prompt of every run.
 
-    It is left out in the minimal mode unless `in_minimal_mode` is set. `render` is called in a
+    It is left out of minimal prompts unless `in_minimal_mode` is set. `render` is called in a
     thread when a run starts, and may return an empty text.
     """
 
@@ -62,7 +65,7 @@ class PluginSection(Struct, frozen=True, kw_only=True):
 
 
 class PluginRegistrar(Protocol):
-    """Where a plugin registers its parts while it is loaded. A name that is taken is refused."""
+    """With this a plugin registers its parts while it is loaded. A name that is taken is refused."""
 
     def tool(self, tool: Any) -> None: ...
     def operation(self, operation: Any) -> None: ...
@@ -77,7 +80,10 @@ class PluginRegistrar(Protocol):
 
 
 class PluginHost(Struct, frozen=True, kw_only=True):
-    """What one instance of a plugin gets from the server. `folder` is its data folder, which is kept on unload."""
+    """The interface of the server for one instance of a plugin.
+
+    `folder` is its data folder, which is kept on unload.
+    """
 
     plugin: str
     instance: str
@@ -93,20 +99,23 @@ class PluginHost(Struct, frozen=True, kw_only=True):
         return name if self.instance == self.plugin else f"{self.instance.replace('-', '_')}_{name}"
 
     def add_background_task(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run this while the instance is loaded. It is cancelled on unload."""
+        """Run a task while the instance is loaded. The task is cancelled on unload."""
         if len(self.background_work) >= BACKGROUND_TASKS_MAX:
             raise TooManyBackgroundTasks(tasks_max=BACKGROUND_TASKS_MAX)
         self.background_work.append(work)
 
     def on_unload(self, callback: Callable[[], None]) -> None:
-        """Call this in a thread after everything else of the instance has stopped; the last one first."""
+        """Call a function on unload, in a thread, after everything else of the instance has stopped.
+
+        The function that was added last is called first.
+        """
         self.unload_callbacks.append(callback)
 
 
 class Plugin(Struct, frozen=True, kw_only=True):
     """A plugin: its manifest, and `load`, which registers the parts of an instance.
 
-    `load` is called in a thread, so that a slow one blocks nothing.
+    `load` is called in a thread, so that a slow plugin does not block the server.
     """
 
     manifest: PluginManifest

@@ -1,5 +1,6 @@
-"""Finds, imports and checks plugins. Their code runs in threads with a time limit, so none can
-block the server.
+"""Finds, imports and checks plugins.
+
+Their code runs in threads with a time limit, so that it cannot block the server.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def installed_entry_points() -> Iterable[EntryPoint]:
 
 
 def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage]:
-    """Return the installed plugins by id. None is imported: only the settings enable a plugin."""
+    """Return the installed plugins by id. None of them is imported, because only the settings enable a plugin."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in find_entry_points():
         same = found.setdefault(entry.name, [])
@@ -79,9 +80,9 @@ def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage
 
 
 async def run_in_thread(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
-    """Call a function in a thread, and wait at most this long. Raises `PluginFailed` if it raises or hangs.
+    """Call a function in a thread, and wait up to a time limit. Raises `PluginFailed` if it raises or hangs.
 
-    The thread of a call that hangs stays behind. It can register nothing any more, and does not
+    The thread of a call that hangs continues. It can register nothing any more, and does not
     prevent the server from stopping.
     """
     loop = asyncio.get_running_loop()
@@ -123,7 +124,7 @@ def _to_plugin_failed(what: str, error: BaseException) -> PluginFailed:
 
 
 def import_plugin(package: PluginPackage) -> Plugin:
-    """Import a plugin and check that it is one. May take long: call it with `run_in_thread`."""
+    """Import a plugin and check that it is a `Plugin`. This may take long: call it with `run_in_thread`."""
     first, *others = package.entry_points
     if others:
         raise PluginAmbiguous(package.id, entry_points=[entry.value for entry in package.entry_points])
@@ -192,7 +193,7 @@ def _with_raw_secrets(value: Any) -> Any:
 
 
 def settings_schema_of(manifest: PluginManifest) -> dict[str, Any]:
-    """Return the JSON schema of a plugin's settings; empty if its types have none."""
+    """Return the JSON schema of a plugin's settings. Empty if their types have none."""
     try:
         schema = msgspec.json.schema(manifest.settings, schema_hook=lambda _kind: {"type": "string"})
         json.dumps(schema)

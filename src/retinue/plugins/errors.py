@@ -40,8 +40,8 @@ class PluginTimeout(PluginFailed):
     def __init__(self, action: str, *, timeout_s: float) -> None:
         super().__init__(
             f"{action} timed out",
-            because=f"it did not return within {timeout_s:g} s",
-            try_this="find out what it waits for, then: retinue plugin reload NAME",
+            because=f"the plugin did not return within {timeout_s:g} s",
+            try_this="find out what the plugin waits for, then: retinue plugin reload NAME",
         )
 
 
@@ -59,13 +59,15 @@ class PluginAmbiguous(PluginFailed):
 
 
 class PluginEntryPointInvalid(PluginFailed):
-    """The entry point of a plugin does not name a `Plugin`."""
+    """The entry point of a plugin does not lead to a `Plugin` object."""
 
     code = "plugin.entry_point_invalid"
 
     def __init__(self, plugin: str) -> None:
         super().__init__(
-            f"'{plugin}' is not a plugin", because="its entry point does not name a Plugin", try_this=_TELL_AUTHOR
+            f"'{plugin}' is not a plugin",
+            because="its entry point does not lead to a Plugin object",
+            try_this=_TELL_AUTHOR,
         )
 
 
@@ -79,7 +81,7 @@ class PluginManifestInvalid(PluginFailed):
 
 
 class PluginFolderUnsafe(PluginFailed):
-    """The data folder of a plugin is not a folder of our user."""
+    """The path for the data folder of a plugin is not a folder, or belongs to another user."""
 
     code = "plugin.folder_unsafe"
 
@@ -105,7 +107,7 @@ class TooManyBackgroundTasks(PluginFailed):
 
 
 class PluginNotInstalled(NotFound):
-    """No installed package has this plugin."""
+    """No installed package contains this plugin."""
 
     code = "plugin.not_installed"
 
@@ -118,7 +120,7 @@ class PluginNotInstalled(NotFound):
 
 
 class PluginSettingsRejected(Invalid):
-    """The settings of a plugin are not those that it declares."""
+    """The settings of a plugin do not match the settings that the plugin declares."""
 
     code = "plugin.settings_invalid"
 
@@ -144,7 +146,7 @@ class PluginEntryInvalid(Invalid):
 
 
 class PluginNameTaken(Conflict):
-    """A part that a plugin registers has the name of another part. `owner` is empty for a built-in one."""
+    """A part that a plugin registers has the name of an existing part. `owner` is empty if that part is built in."""
 
     code = "plugin.name_taken"
 

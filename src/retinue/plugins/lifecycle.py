@@ -85,7 +85,9 @@ class PluginLoader:
         section_timeout_s: float = SECTION_TIMEOUT_S,
         on_change: OnPluginChange = ignore_change,
     ) -> None:
-        """`on_change` is called while the server runs: with `loaded`, `unloaded`, or `failed` and why."""
+        """`on_change` is called when a plugin was `loaded`, `unloaded`, or `failed` with a reason,
+        while the server runs.
+        """
         self.registry = registry
         self._data_dir = data_dir
         self._clock = clock
@@ -176,7 +178,7 @@ class PluginLoader:
         task.add_done_callback(self._pending_syncs.discard)
 
     async def close(self) -> None:
-        """Unload all plugins, the last one first."""
+        """Unload all plugins in reverse order."""
         for task in self._pending_syncs:
             task.cancel()
         await asyncio.gather(*self._pending_syncs, return_exceptions=True)
@@ -185,7 +187,7 @@ class PluginLoader:
                 await self._unload(instance)
 
     async def _find_exclusive(self, wanted: Mapping[str, PluginSettings]) -> str:
-        """Return the first exclusive instance. It excludes the others even if it fails to load."""
+        """Return the first exclusive instance. It excludes all others, even if it fails to load."""
         for instance, settings in wanted.items():
             if settings.enabled:
                 try:
@@ -247,7 +249,7 @@ class PluginLoader:
         log.info("plugin loaded", extra={"plugin": instance, "version": plugin.manifest.version})
 
     async def _unload(self, instance: str) -> None:
-        """Remove everything of an instance, even if it does not cooperate. Its data folder is kept."""
+        """Remove everything that an instance registered, even if its code fails or hangs. Its data folder is kept."""
         loaded = self._loaded.pop(instance)
         loaded.registrar.is_loaded = False
         self.registry.remove(instance)
@@ -328,7 +330,7 @@ class PluginLoader:
     # --- prompt sections ---
 
     async def render_sections(self, context: SectionContext, *, minimal: bool = False) -> list[str]:
-        """Return the texts of plugins for a run's system prompt. One that fails or hangs is left out."""
+        """Return the texts of plugins for a run's system prompt. A section that fails or hangs is left out."""
         texts: list[str] = []
         for entry in self.registry.sections():
             section: PluginSection = entry.part

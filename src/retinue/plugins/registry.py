@@ -1,4 +1,4 @@
-"""The registry of what plugins add, by kind and name, with its owner. Built-in parts can be registered too.
+"""The registry of parts that plugins add, by kind and name, each with its owner. Built-in parts can be registered too.
 
 The entries of a plugin become visible together when its `load` has succeeded, and are removed
 together on unload.
@@ -77,7 +77,7 @@ class PluginRegistry:
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call this whenever entries were added or removed."""
+        """Call `listener` whenever entries were added or removed."""
         self._listeners.append(listener)
 
     def add(self, entries: Sequence[RegistryEntry]) -> None:
@@ -149,7 +149,8 @@ class PluginRegistry:
 class SettingsWithPlugins:
     """The settings, merged with the model providers and tool policies of plugins. The settings win.
 
-    It returns the same object until one of the two changes, so callers can cache by identity.
+    The merged object stays the same until the settings or the plugins change, so callers can cache
+    by identity.
     """
 
     def __init__(self, current: Callable[[], Settings], registry: PluginRegistry) -> None:
@@ -191,7 +192,7 @@ class PendingEntries:
         self._is_open = True
 
     def close(self) -> None:
-        """Refuse further entries: a plugin that hangs may register something after the time limit."""
+        """Refuse further entries, because a plugin that hangs may register something after the time limit."""
         self._is_open = False
 
     def tool(self, tool: Tool) -> None:
@@ -209,7 +210,7 @@ class PendingEntries:
         self._add(EntryKind.TOOL, spec.name, held(tool, source=self._source, registrar=self))
 
     def operation(self, operation: Operation) -> None:
-        """Register an operation. A plugin's noun is its own name, so it cannot hide other operations."""
+        """Register an operation. Its noun is the plugin's name, so that it cannot hide other operations."""
         if not isinstance(operation, Operation) or not _OPERATION_NAME.fullmatch(operation.name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PluginEntryInvalid("operation", because="it must be an Operation named NOUN.VERB")
         if self._source != BUILT_IN_SOURCE and operation.name.partition(".")[0] != self._owner:
@@ -239,7 +240,7 @@ class PendingEntries:
         self._add(EntryKind.MODEL, _text_attribute(model, "name"), model)
 
     def provider(self, name: str, provider: ProviderSettings) -> None:
-        """Register a model provider, as `[providers.NAME]` of the settings would declare it."""
+        """Register a model provider, as `[providers.NAME]` in the settings would declare it."""
         self._add(EntryKind.PROVIDER, name, _require_type(provider, ProviderSettings, "provider"))
 
     def runner(self, name: str, runner: Runner) -> None:
@@ -277,7 +278,7 @@ class PendingEntries:
 
 
 class _PluginTool:
-    """A plugin's tool, marked with its source. After the unload it refuses calls of runs that still have it."""
+    """A plugin's tool, marked with its source. After the unload it refuses calls of runs that still offer it."""
 
     def __init__(self, tool: Tool, *, source: str, registrar: PendingEntries) -> None:
         self._tool = tool

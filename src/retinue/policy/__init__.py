@@ -1,1 +1,1 @@
-"""Pure decisions: facts in, a decision with its reason out. Nothing here performs I/O."""
+"""Decisions as pure functions: facts in, a decision with its reason out. Nothing in this package performs I/O."""

@@ -1,8 +1,8 @@
 """Splits an envelope into delivery parts that its platform accepts.
 
-Pure. Files go first, in albums where the platform has them. Then the text follows in pieces, or as a
-caption if it fits. A file that the platform does not accept is named in the text instead of being
-dropped silently.
+Pure. Files come first, in albums if the platform has albums. The text follows in pieces, or is the
+caption of the first files if it fits. A file that the platform does not accept is named in the
+text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from retinue.domain.structs import replace
 from retinue.policy.speech import parse_speech_tags
 from retinue.text.answer_options import build_buttons, format_numbered_options
 from retinue.text.chunking import LIMIT_MIN, measure_length, split_text, truncate_text
+from retinue.text.quantity import format_quantity
 
-PARTS_MAX = 100  # per envelope: more would not be read, and most platforms would throttle us
+PARTS_MAX = 100  # per envelope; people would not read more, and most platforms would throttle us
 FILES_NAMED_MAX = 10
 NO_TEXT = "(no text)"
 CURRENT_MESSAGE = "current"
@@ -36,14 +37,16 @@ _AGENT_KINDS = frozenset({EnvelopeKind.MESSAGE, EnvelopeKind.ANSWER, EnvelopeKin
 
 
 class ReplyTags(Struct, frozen=True):
-    """An agent's text without its tags. `reply_to` is the message to quote: an id, `current`, or empty."""
+    """An agent's text without its reply tags. `reply_to` is the message to quote: an id, `current`,
+    or empty for none."""
 
     text: str
     reply_to: str = ""
 
 
 class DeliveryContext(Struct, frozen=True, kw_only=True):
-    """What is known about an envelope besides its text: the message it quotes, and the values of prefix variables."""
+    """Facts about an envelope for the split: the id of the message that it quotes, and the values
+    of prefix variables."""
 
     quote: str = ""
     known: Mapping[str, str] = {}
@@ -55,8 +58,8 @@ NO_CONTEXT = DeliveryContext()
 class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The inputs of a split.
 
-    Stored once a part was delivered: split differently, the second part would not continue the
-    first.
+    They are stored when the first part was delivered, so that the other parts come from the same
+    split after a restart.
     """
 
     able: ConnectorCapabilities
@@ -65,10 +68,10 @@ class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_reply_tags(text: str) -> ReplyTags:
-    """Remove the tags, which say how a message is sent and are not part of it. The first `reply_to` tag counts."""
+    """Remove the tags, which control how a message is sent. Of several `reply_to` tags, the first counts."""
     if "[[" not in text:
         return ReplyTags(text)
-    text = parse_speech_tags(text).visible_text  # also if nothing is spoken
+    text = parse_speech_tags(text).visible_text  # these tags are removed even if nothing is spoken
     asked = ""
     for tag in _TAG.finditer(text):
         if not asked and "reply_to" in tag[0].casefold():
@@ -77,14 +80,14 @@ def parse_reply_tags(text: str) -> ReplyTags:
 
 
 def is_written_by_agent(envelope: Envelope) -> bool:
-    """Whether an agent wrote it itself. False for messages from the server about an agent."""
+    """Whether an agent wrote the envelope. False for messages that the server writes for an agent, such as notices."""
     return envelope.sender.kind is AddressKind.AGENT and envelope.kind in _AGENT_KINDS
 
 
 def add_prefix(text: str, prefix: str, values: Mapping[str, str]) -> str:
     """Add the prefix with its variables filled in.
 
-    Unknown variables stay as written, so that the person who set them notices.
+    Unknown variables are not replaced, so that the person who set the prefix notices them.
     """
     filled = _VARIABLE.sub(lambda found: values.get(found[1].casefold(), found[0]), prefix)
     return f"{filled} {text}" if filled and text and not text.startswith(filled) else text
@@ -169,7 +172,7 @@ def _describe_unsent(unsent: Sequence[Attachment], capabilities: ConnectorCapabi
     for each in unsent[:FILES_NAMED_MAX]:
         yield f"[not sent: {each.name}, {_format_size(each.size_bytes)}: {why}]"
     if len(unsent) > FILES_NAMED_MAX:
-        yield f"[not sent: {len(unsent) - FILES_NAMED_MAX} more files]"
+        yield f"[not sent: {format_quantity(len(unsent) - FILES_NAMED_MAX, 'more file')}]"
 
 
 def _format_size(size_bytes: int) -> str:

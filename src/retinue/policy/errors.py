@@ -13,7 +13,7 @@ class WebhookKeyMissing(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "this server sends no webhooks",
-            because="no key is set that signs them",
+            because="no key is set to sign them with",
             try_this="set `webhook_secret` in [external]",
         )
 
@@ -33,7 +33,7 @@ class WebhookInvalid(Invalid):
 
 
 class QuestionnaireInvalid(Invalid):
-    """A questionnaire cannot be answered or exceeds a limit. `part` is the title, the fields or one field."""
+    """A questionnaire has an invalid part or exceeds a limit. `part` is the title, the fields or one field."""
 
     code = "questionnaire.invalid"
 

@@ -22,7 +22,7 @@ LABEL_LENGTH_MAX = 500
 OPTIONS_MAX = 30
 BUTTON_CHOICES_MAX = 10  # more buttons are hard to scan
 OPTION_LENGTH_MAX = 200
-ANSWER_LENGTH_MAX = 4_000  # of a text, in characters
+ANSWER_LENGTH_MAX = 4_000  # characters of a text answer
 NUMBER_MAX = 1e15  # beyond this, a JSON number may differ from what was typed
 
 # No dot, @ or slash: a name appears in the person's text and must not look like an address that an agent was given.
@@ -32,7 +32,7 @@ _CONTINUATION_INDENT = "\n  "
 
 
 def check_questions(title: str, fields: Sequence[QuestionnaireField]) -> None:
-    """Raise `QuestionnaireInvalid` if a question cannot be answered or exceeds a limit. The error names the field."""
+    """Raise `QuestionnaireInvalid` if a question cannot be answered or exceeds a limit. The error says which field."""
     if not title.strip() or len(title) > TITLE_LENGTH_MAX or not is_storable(title):
         raise QuestionnaireInvalid("title", because=f"it must have 1 to {TITLE_LENGTH_MAX} characters")
     if not 1 <= len(fields) <= FIELDS_MAX:
@@ -46,7 +46,7 @@ def check_questions(title: str, fields: Sequence[QuestionnaireField]) -> None:
 
 
 def _find_field_error(field: QuestionnaireField) -> str:
-    """Return what is wrong with a field; empty if nothing is."""
+    """Return what is wrong with a field; empty if it is valid."""
     if not _NAME.fullmatch(field.name):
         return "its name must have 1 to 40 lowercase letters, digits and hyphens, and begin with a letter"
     if not field.label.strip() or len(field.label) > LABEL_LENGTH_MAX or not is_storable(field.label):
@@ -85,7 +85,7 @@ def _find_limit_error(field: QuestionnaireField) -> str:
 
 
 def list_button_choices(fields: Sequence[QuestionnaireField]) -> tuple[str, ...]:
-    """Return the choices if a single one of a few answers the whole questionnaire; otherwise none."""
+    """Return the choices for buttons. Empty unless one of a few choices answers the whole questionnaire."""
     if len(fields) != 1:
         return ()
     match fields[0].kind:
@@ -109,7 +109,7 @@ def format_questionnaire(title: str, fields: Sequence[QuestionnaireField]) -> st
 def find_invalid_answers(
     fields: Sequence[QuestionnaireField], answers: Mapping[str, QuestionnaireAnswer]
 ) -> dict[str, str]:
-    """Return what is wrong with each answer, by field name; empty if all are valid."""
+    """Return what is wrong with each invalid answer, by field name. Empty if all answers are valid."""
     found = {field.name: fault for field in fields if (fault := _find_answer_error(field, answers.get(field.name)))}
     known = {field.name for field in fields}
     return found | {name[:40]: "unknown field" for name in answers if name not in known}
@@ -174,8 +174,8 @@ def drop_empty_answers(
 def format_answers(questionnaire: Questionnaire, answers: Mapping[str, QuestionnaireAnswer]) -> str:
     """Format the answers as the person's message to the agent.
 
-    Only the names of the fields appear in it. Labels are the agent's text, possibly written after
-    it read untrusted content. They must not come back as something that a person said.
+    It contains the names of the fields, but not their labels. Labels are the agent's text, perhaps
+    written after it read untrusted content, and must not return as something that a person said.
     """
     lines = [f"Answers to questionnaire {questionnaire.id[:8]}:"]
     lines += [f"{field.name}: {_format_answer(answers.get(field.name))}" for field in questionnaire.fields]
@@ -201,7 +201,7 @@ def _format_answer(answer: QuestionnaireAnswer) -> str:
 def decide_answer_trust(
     questionnaire: Questionnaire, answers: Mapping[str, QuestionnaireAnswer], person: Trust
 ) -> Trust:
-    """Return the trust of the answers: the person's, unless an option was picked.
+    """Return the trust of the answers: the person's trust, unless an option was picked.
 
     Options are the agent's text. If the agent had read untrusted content before, a picked option is
     untrusted too.

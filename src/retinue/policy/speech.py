@@ -1,6 +1,6 @@
-"""Decides whether an answer is spoken, and which text of it.
+"""Decides whether an answer is spoken, and which text is spoken.
 
-Pure: the answer and the settings in, a decision out.
+Pure: an answer and the settings in, a decision out.
 
 An agent's tags are always removed from the visible text:
 
@@ -23,7 +23,7 @@ VALUE_CHARS_MAX = 64
 TAGS_MAX = 16
 
 _OPEN, _CLOSE, _END = "[[tts", "]]", "[[/tts:text]]"
-# Cannot begin with a dash, so it is never read as a program's option.
+# A value cannot begin with a dash, so a speech program cannot take it for an option.
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 # Each pattern reads a limited number of characters per match, so a text full of brackets takes linear time.
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
@@ -35,7 +35,8 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", "\n\n")
 
 
 class SpeechTags(Struct, frozen=True, kw_only=True):
-    """An answer without its tags. `is_requested`: it had some. `spoken_text` is to be spoken instead of the answer."""
+    """An answer without its tags. `is_requested`: it had at least one tag. `spoken_text` is spoken
+    instead of the answer."""
 
     visible_text: str
     is_requested: bool = False
@@ -44,11 +45,11 @@ class SpeechTags(Struct, frozen=True, kw_only=True):
 
 
 class SpeechDecision(Struct, frozen=True, kw_only=True):
-    """The decision for one answer. `spoken_text` is empty if it is not spoken; `because` gives the reason."""
+    """The decision for one answer. If it is not spoken, `spoken_text` is empty and `because` gives the reason."""
 
     visible_text: str
     spoken_text: str = ""
-    needs_summary: bool = False  # to be summarized first
+    needs_summary: bool = False  # the text is too long, and is to be summarized before it is spoken
     overrides: Mapping[str, str] = {}
     because: str = ""
 
@@ -89,7 +90,7 @@ def parse_speech_tags(text: str) -> SpeechTags:
 
 
 def _parse_overrides(inside: str) -> dict[str, str] | None:
-    """Return the overrides that a tag sets, usually none; None if it is not a tag."""
+    """Return the overrides that a tag sets, which may be none. Returns None if the text is not a tag."""
     if not inside:
         return {}
     key, equals, value = inside.removeprefix(":").partition("=")
@@ -102,7 +103,8 @@ def decide_speech(
 ) -> SpeechDecision:
     """Decide whether an answer is spoken.
 
-    `answers_voice`: it answers a voice message. `has_sound`: it already has an audio attachment.
+    `answers_voice`: the answer is to a voice message. `has_sound`: the answer already has an audio
+    attachment.
     """
     tagged = parse_speech_tags(text)
     wanted = {
@@ -135,14 +137,14 @@ def decide_speech(
 
 
 def order_speakers(settings: SpeechSettings, overrides: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the speech programs to try, in the order of the settings. One that a tag names goes first."""
+    """Return the speech programs to try, in the order of the settings. If a tag names one of them, it comes first."""
     names = tuple(settings.speakers)
     first = overrides.get("provider", "")
     return (first, *(name for name in names if name != first)) if first in settings.speakers else names
 
 
 def to_spoken_text(text: str) -> str:
-    """Return the text as it would be read aloud: no code, no markup, only the host of a URL."""
+    """Return the text to read aloud: without code and markup, and with only the host of a URL."""
     kept: list[str] = []
     fence = ""
     for line in text.splitlines():

@@ -14,7 +14,7 @@ class StoredAttachmentReader:
         self._files = files
 
     def read(self, attachment: Attachment) -> bytes | None:
-        """Return the bytes of an attachment. None if it is gone: the model then reads only its name."""
+        """Return the bytes of an attachment. If its file was deleted, return None: the model reads only its name."""
         try:
             with self._files.open(attachment.hash) as file:
                 return file.read()

@@ -28,7 +28,7 @@ SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
 
 class RunAssignment(Struct, frozen=True, kw_only=True):
-    """What a runner needs for one run: the agent, its directories, the request and stored calls that come first."""
+    """The input of a runner for one run: the agent, its directories, the request, and stored calls to perform first."""
 
     agent: Agent
     session: Session
@@ -37,32 +37,32 @@ class RunAssignment(Struct, frozen=True, kw_only=True):
     delegating_agents: tuple[Agent, ...] = ()  # agents that delegated this run; their rules apply too
     speakers: tuple[Address, ...] = ()  # message authors, if the channel may be shared by several people
     requesters: tuple[Requester, ...] = ()  # the people for whom the run acts
-    acting_agent: Agent | None = None  # the agent as which it acts, if another
+    acting_agent: Agent | None = None  # the agent as which the run acts, if another
     acting_directory: Path | None = None  # directory of that agent, to which the tools are limited
-    instructions_directory: Path | None = None  # where its own instructions are, if not in the workspace
+    instructions_directory: Path | None = None  # where the agent's instructions are, if not in the workspace
     stored_calls: tuple[Call, ...] = ()
     request: RunRequest = NO_RUN_REQUEST
     display: DisplayOptions = NO_DISPLAY_OPTIONS
 
     @property
     def workspace(self) -> Path:
-        """The directory in which it works: the requested one, or the agent's workspace."""
+        """The directory in which the run works: the requested one, or the agent's workspace."""
         return (
             Path(self.request.workspace) if self.request.workspace else self.workspace_directory or self.tools_directory
         )
 
     @property
     def tools_directory(self) -> Path:
-        """The agent directory that its tools may use."""
+        """The agent directory that the tools of the run may use."""
         return self.acting_directory or self.agent_directory
 
 
 class RunAnswer(Struct, frozen=True, kw_only=True):
-    """The end of a run that has an answer. A silent answer is stored and not sent.
+    """The end of a run that has an answer. A silent answer is stored but not sent.
 
     `remarks` are notes by the server, such as a fallback model or a nearly spent budget. They are
-    sent only with an answer. `resets_context`: the next run starts with a new context. `trust` is
-    the trust of the context in which it was written.
+    sent only with an answer. `resets_context` means that the next run starts with a new context.
+    `trust` is the trust of the context in which it was written.
     """
 
     text: str
@@ -82,14 +82,14 @@ class RunAnswer(Struct, frozen=True, kw_only=True):
 
 
 def is_silent(body: RecordBody) -> bool:
-    """Whether a body is a final reply that is silent on purpose: stored, but not sent or read again."""
+    """Whether a record's body is a final reply that is silent on purpose: stored, but not sent or read again."""
     return isinstance(body, Reply) and not body.calls and body.text.strip() in SILENT_TOKENS
 
 
 class Suspended(Exception):
-    """Raised to suspend a run until a person answers or delegated work is done. Not an error.
+    """Raised to suspend a run until a person answers or delegated work is done. It is not an error.
 
-    A suspended run holds nothing and resumes where it stopped. `calls` need a decision;
+    A suspended run holds no slot and resumes where it stopped. `calls` need a decision.
     `waiting_calls` wait for delegated work, until `until` at the latest.
     """
 
@@ -116,10 +116,10 @@ class Suspended(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResources:
-    """What a run has besides its tools, loaded when it starts.
+    """Resources of a run besides its tools, loaded when it starts.
 
-    Texts about skills and from plugins, readable directories, environment variables for its
-    commands, and tools that are presented as skills instead.
+    These are texts about skills, texts of plugins, readable directories, environment variables for
+    commands, and tools that are hidden because skills present them.
     """
 
     skills: str = ""
@@ -128,7 +128,7 @@ class RunResources:
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     hidden_tools: tuple[str, ...] = ()
     is_read_only: bool = False  # the workspace is read-only
-    has_browser: bool = True  # whether its sandbox allows a browser
+    has_browser: bool = True  # whether the sandbox allows a browser
 
 
 NO_RUN_RESOURCES = RunResources()

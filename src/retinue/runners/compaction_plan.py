@@ -47,7 +47,7 @@ QUOTE_ANSWERED = "It has been answered."
 
 
 class NotCompacted(RetinueError):
-    """The context could not be summarized. It is unchanged."""
+    """The context could not be summarized, and is unchanged."""
 
     code = "context.not_compacted"
 
@@ -83,13 +83,12 @@ def plan_cut(
     keep_fewest: bool = False,
     gain_tokens_min: int = 0,
 ) -> CompactionCut | None:
-    """Keep as much of the end as fits into `keep_tokens`, or only the newest turn (`keep_fewest`),
-    and summarize the rest.
+    """Decide where to cut: summarize the older records, and keep as much of the end as fits into `keep_tokens`.
 
-    The newest turn is always kept: as a record, or quoted if too much of its run follows it. A call
-    is never separated from its result. `records_tokens` is the known size of all records, if it
-    exceeds the estimate. Returns None if everything fits, if the cut gains less than
-    `gain_tokens_min`, or if there is only a summary to cut.
+    With `keep_fewest`, keep only the newest turn. That turn is always kept: as a record, or quoted
+    if too much of its run follows it. A call is never separated from its result. `records_tokens`
+    is the known size of all records, if it exceeds the estimate. Returns None if everything fits,
+    if the cut gains less than `gain_tokens_min`, or if there is only a summary to cut.
     """
     cap = result_chars_max(window_tokens)
     weights = [weight_of_record(record, result_chars_max=cap).tokens for record in records]
@@ -163,8 +162,9 @@ def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_
 def _cut_indexes(records: Sequence[Record]) -> list[int]:
     """Return the indexes at which a context may be cut.
 
-    A cut is never before a result, and one record number must separate both sides. Results follow
-    their calls, so the numbers are not always in order. A summary is always summarized again.
+    A cut is never before a result. All record numbers after a cut must be higher than those before
+    it, because results are placed next to their calls, out of order. A summary is always summarized
+    again.
     """
     highest: list[int] = []
     so_far = 0
@@ -201,10 +201,10 @@ async def summarize_cut(
     mode: CompactionMode = CompactionMode.DEFAULT,
     focus: str = "",
 ) -> str:
-    """Return the summary of the cut part. It is shorter than the text it replaces.
+    """Return the summary of the cut part, which is shorter than the text it replaces.
 
     Every request fits into the `window_tokens` of the model behind `request_reply`. Raises
-    `NotCompacted` if no reply is usable, and whatever `request_reply` raises.
+    `NotCompacted` if no reply is usable. Errors of `request_reply` are passed on.
     """
     output_tokens_max = min(DEFAULT_OUTPUT_TOKENS_MAX, int(window_tokens * OUTPUT_SHARE_MAX))
     budget = max(int((window_tokens - output_tokens_max) / ESTIMATE_MARGIN) - _overhead_tokens(focus), INPUT_TOKENS_MIN)
@@ -281,7 +281,7 @@ def _compose_summary(cut: CompactionCut, text: str, *, window_tokens: int, with_
 
 
 def _escape_quote_heading(text: str) -> str:
-    """Escape the quote heading in text of a model or tool: the next compaction searches for it."""
+    """Escape the quote heading in text of a model or tool, because the next compaction searches for the heading."""
     return text.replace(QUOTE_HEAD, "(a heading)")
 
 

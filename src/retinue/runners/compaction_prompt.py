@@ -1,4 +1,4 @@
-"""The prompt for a summary: a part of a conversation as data, within limits, with the request last.
+"""The prompt for a summary: first a part of a conversation as data, within limits, then the request.
 
 The request is last because a model that reads a conversation to its end continues it. The
 conversation is data because anyone may have written it, and a summary is read with the server's
@@ -16,6 +16,7 @@ from retinue.domain.record import ContextStart, Note, Record, Reply, Summary, Us
 from retinue.domain.tool import Call, ToolResult
 from retinue.runners.model_context import leading_summary
 from retinue.runners.token_estimate import compact_json, replace_images, tokens_of_text, weight_of_record
+from retinue.text.quantity import format_quantity
 
 RESULT_SHOWN_CHARS_MAX = 2_000
 ARGUMENTS_SHOWN_CHARS_MAX = 1_000
@@ -117,7 +118,7 @@ def _escape_tag(data: str, tag: str) -> str:
 
 
 def format_entry(record: Record, *, oversized_tokens: int | None = None) -> str:
-    """Format a record as an entry of the conversation. Empty for one without text. Thinking is left out."""
+    """Format a record as an entry of the conversation, without thinking. Empty for a record without text."""
     who = _entry_author(record)
     if oversized_tokens is not None and (tokens := weight_of_record(record).tokens) > oversized_tokens:
         return f"[{who}]\n[too large to include here: about {tokens} tokens]"
@@ -155,7 +156,7 @@ def _entry_text(record: Record) -> str:
 
 
 def fit_entries(entries: Sequence[str], tokens_max: int) -> list[str]:
-    """Shorten entries to `tokens_max` tokens in total: the longest first, as evenly as possible.
+    """Shorten entries to `tokens_max` tokens in total. The longest entries are shortened first, to about equal size.
 
     If there are too many entries, some in the middle are dropped.
     """
@@ -167,7 +168,7 @@ def fit_entries(entries: Sequence[str], tokens_max: int) -> list[str]:
         first = max(int(room * FIRST_ENTRIES_SHARE), 1)
         last = max(room - first - 1, 0)
         left_out = len(entries) - first - last
-        middle = f"[{left_out} entries are omitted here]"
+        middle = f"[{format_quantity(left_out, 'entry', plural='entries')} omitted here]"
         return fit_entries([*entries[:first], middle, *entries[len(entries) - last :]], tokens_max)
     level = _tokens_per_entry(weights, tokens_max)
     return [cut_to_tokens(text, level) for text in entries]
@@ -217,7 +218,7 @@ FILES_CHANGED = "## Files changed"
 def list_facts(records: Sequence[Record]) -> str:
     """List tool failures, files read and files changed, including those listed in the previous summary.
 
-    Empty if there are none.
+    The text is empty if there are none.
     """
     calls = {call.id: call for r in records if isinstance(r.body, Reply) for call in r.body.calls}
     results = [r.body for r in records if isinstance(r.body, ToolResult)]

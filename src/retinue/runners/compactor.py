@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 class CompactionDeadline:
     """One time limit over several waits, by the server's clock.
 
-    Only `limited` code is interrupted. A commit is not: interrupted, it may or may not have
-    happened.
+    Only code in `limited` is interrupted. A commit is not, because the result of an interrupted
+    commit is unknown.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -80,7 +80,7 @@ class CompactionDeadline:
 
 
 class _SummaryTask(Struct, frozen=True):
-    """One summary in progress, which may take several model calls."""
+    """A summary in progress. It may take several model calls."""
 
     run: RunState
     turn: int
@@ -150,7 +150,7 @@ class ContextCompactor:
     async def compact(
         self, run: RunState, turn: int, action: context_policy.CompactContext, facts: ModelFacts, *, focus: str = ""
     ) -> bool:
-        """Compact the context. Returns whether it is shorter; a failure leaves it unchanged."""
+        """Compact the context. Returns whether it is shorter. A failure leaves it unchanged."""
         cut = compaction_plan.plan_cut(
             run.journal.records,
             window_tokens=facts.window_tokens,
@@ -192,7 +192,7 @@ class ContextCompactor:
         return True
 
     async def _request_summary(self, run: RunState, turn: int, cut: CompactionCut, *, focus: str, notice: str) -> str:
-        """Request the summary from the utility model if there is one, within one time limit."""
+        """Request the summary within one time limit, from the utility model if one is configured."""
         settings = self._models.settings.context.compaction
         plan = await plan_model_calls(self._models, run, ModelRole.UTILITY)
         deadline = CompactionDeadline(self._clock, settings.timeout_s)

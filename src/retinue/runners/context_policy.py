@@ -1,8 +1,8 @@
 """Decide how to keep a context within its limits, before a model call and after an overflow.
 
-Nothing is done here. The order is fixed: above the emergency limit the context is reset. Near its
-limit it gets a memory flush, then a compaction. After a provider rejected it, it is compacted up to
-three times, then its results are truncated, and then it is reset.
+This module only decides. A context above the emergency limit is reset. A context near its limit
+gets a memory flush, then a compaction. A context that a provider rejected is compacted up to three
+times. If that does not help, its results are truncated, and at last it is reset.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class ResetContext(Struct, frozen=True):
 
 
 class FlushMemory(Struct, frozen=True):
-    """Add `flush_text` as a note, then continue. Once per compaction."""
+    """Add `flush_text` as a note, then continue. Happens once per compaction."""
 
 
 class CompactContext(Struct, frozen=True, kw_only=True):
-    """Summarize the older part. All fields but the reason are for `plan_cut`."""
+    """Summarize the older part of the context. The fields other than the reason are arguments of `plan_cut`."""
 
     reason: CompactionReason
     keep_tokens: int
@@ -123,7 +123,7 @@ ContextAction = Proceed | ResetContext | FlushMemory | CompactContext | Truncate
 
 
 class ContextState(Struct, frozen=True, kw_only=True):
-    """A context before a model call. `compaction_failed_at_tokens`: its size when a compaction last failed."""
+    """A context before a model call. `compaction_failed_at_tokens` is its size when a compaction last failed."""
 
     size: ContextSize
     can_write: bool = False  # the agent has a tool named `write`
@@ -133,7 +133,8 @@ class ContextState(Struct, frozen=True, kw_only=True):
 def next_action(state: ContextState, settings: ContextSettings, window_tokens: int) -> ContextAction:
     """Return what to do before the next model call.
 
-    After a flush or a compaction, measure and decide again: each action is chosen once per size.
+    After a flush or a compaction, the caller measures the context and asks again. Each action is
+    chosen once per size.
     """
     measure = state.size
     limit = settings.emergency_context_limit
@@ -161,9 +162,10 @@ def next_action(state: ContextState, settings: ContextSettings, window_tokens: i
 def compaction_start_tokens(base_tokens: int, settings: ContextSettings, window_tokens: int) -> int:
     """Return the number of tokens at which compaction starts.
 
-    It is the share of the window or the floor of the reserve, whichever is earlier. In a small
-    window the floor may be most of it. So the reserve takes at most half of what instructions and
-    tools leave free, and compaction never starts before there is some history.
+    Compaction starts at a share of the window, or when only the reserve is left, whichever comes
+    first. In a small window the configured reserve may be most of the window. So the reserve is at
+    most half of what instructions and tools leave free, and compaction never starts before there is
+    some history.
     """
     compaction = settings.compaction
     free = max(window_tokens - base_tokens, 0)
@@ -175,8 +177,8 @@ def compaction_start_tokens(base_tokens: int, settings: ContextSettings, window_
 def tokens_left(size: ContextSize, settings: ContextSettings, window_tokens: int) -> int:
     """Return how many tokens may still be added before compaction starts.
 
-    The emergency limit has the same margin as the window: a session is compacted before it is
-    reset.
+    The emergency limit has the same margin as the window, so that a session is compacted before it
+    is reset.
     """
     window_left = compaction_start_tokens(size.base_tokens, settings, window_tokens) - size.tokens
     limit_left = int(settings.emergency_context_limit * settings.compaction.start_share) - size.records_tokens
@@ -219,25 +221,25 @@ def requested_compaction(size: ContextSize, settings: ContextSettings, window_to
 
 
 class OverflowAttempts(Struct, frozen=True, kw_only=True):
-    """What was tried: compactions since the last reply of this run, truncation since its start."""
+    """Attempts to fix overflows: compactions since the last reply of this run, and truncation since its start."""
 
     compactions: int = 0
     is_truncated: bool = False
 
     def after_compaction(self, *, helped: bool) -> OverflowAttempts:
-        """Count a compaction. A failed one would fail again, so it uses up all attempts."""
+        """Count a compaction. A failed compaction would fail again, so it uses up all attempts."""
         return replace(self, compactions=self.compactions + 1 if helped else OVERFLOW_COMPACTIONS_MAX)
 
     def after_truncation(self) -> OverflowAttempts:
         return replace(self, is_truncated=True)
 
     def after_reply(self) -> OverflowAttempts:
-        """A model replied, so compaction may help again. Results stay truncated: they would not fit."""
+        """Reset the number of compactions after a reply, because they may help again. Results stay truncated."""
         return replace(self, compactions=0) if self.compactions else self
 
 
 def is_overflow(failure: ModelFailureKind) -> bool:
-    """Whether a failure means that the input was too long. A rate limit does not, whatever its text says."""
+    """Whether a failure means that the input was too long. A rate limit never does, whatever its text says."""
     return failure in (ModelFailureKind.CONTEXT_OVERFLOW, ModelFailureKind.TOO_LARGE)
 
 
@@ -248,7 +250,7 @@ def action_after_overflow(
     settings: ContextSettings,
     window_tokens: int,
 ) -> CompactContext | TruncateResults | ResetContext | None:
-    """Return what to try after a model failure. None if it was not an overflow."""
+    """Return what to try after a model failure. None if the failure was not an overflow."""
     if not is_overflow(failure):
         return None
     if attempts.compactions < OVERFLOW_COMPACTIONS_MAX:
@@ -278,7 +280,7 @@ def context_figures(
     capped_results: int = 0,
     pruned_results: int = 0,
 ) -> dict[str, str | int]:
-    """Return the figures of a context. `records` as they are sent to `model`."""
+    """Return the figures of a context for /context. `records` are those sent to `model`."""
     cap = result_chars_max(window_tokens)
     parts = {
         "instructions": weight_of_text(instructions).tokens,

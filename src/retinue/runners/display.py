@@ -26,12 +26,12 @@ class ThinkingFilter:
 
 
 def filter_thinking(observer: RunObserver, display: DisplayOptions) -> RunObserver:
-    """Hide streamed thinking if it is off, or if it is sent as a whole before the answer (`on`)."""
+    """Hide streamed thinking if it is off, or if all of it is sent before the answer (`on`)."""
     return ThinkingFilter(observer) if display.reasoning in (ReasoningDisplay.OFF, ReasoningDisplay.ON) else observer
 
 
 def usage_line(display: DisplayOptions, run_records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the usage of a run for below its answer, as far as the models reported it."""
+    """Return the usage of a run as a line below its answer, as far as the models reported it."""
     line = display.usage
     replies = [record.body for record in run_records if isinstance(record.body, Reply)]
     if line is None or line is UsageFooter.OFF or not replies:

@@ -32,7 +32,7 @@ class ReplyRefused(ModelFailed):
     def __init__(self, model: str, *, usage: Usage | None) -> None:
         super().__init__(
             f"{model} refused to answer",
-            because="the model, or a content filter of its provider, refused it",
+            because="the model, or a content filter of its provider, refused the request",
             try_this="rephrase the message, or give the agent another model",
             failure=ModelFailureKind.CONTENT_FILTER,
             may_be_charged=True,
@@ -41,13 +41,13 @@ class ReplyRefused(ModelFailed):
 
 
 class ReplyOnlyThinking(ModelFailed):
-    """The model used the whole length of its reply for thinking."""
+    """The model used all output tokens of its reply for thinking."""
 
     code = "model.only_thinking"
 
     def __init__(self, model: str, *, usage: Usage | None) -> None:
         super().__init__(
-            f"{model} did not get to an answer",
+            f"{model} gave no answer",
             because="it used all output tokens for thinking",
             try_this="lower the agent's effort, or raise `output_tokens_max` of the model",
             failure=ModelFailureKind.MALFORMED,
@@ -76,14 +76,14 @@ class ReplyEmpty(ModelFailed):
 
 
 class WindowTooSmall(RetinueError):
-    """The model's context window is too small; it was not called."""
+    """The context window of the model is too small, so the model was not called."""
 
     code = "model.window_too_small"
 
     def __init__(self, facts: ModelFacts, *, tokens_min: int) -> None:
         super().__init__(
             f"the context window of {facts.ref} is too small: {facts.window_tokens:,} tokens",
-            because=f"instructions, tools and a conversation need at least {tokens_min:,}",
+            because=f"instructions, tools and a conversation need at least {tokens_min:,} tokens",
             try_this=f"choose another model, or set `window_tokens` of '{facts.ref}' if its window is larger",
         )
 
@@ -115,7 +115,7 @@ class ExternalAgentSilent(RetinueError):
         super().__init__(
             f"the external agent {agent} did not answer",
             because=because,
-            try_this=f"check whether it runs at `agents.{agent}.external.url`; `retinue why ID` shows the attempts",
+            try_this=f"check that it is running at `agents.{agent}.external.url`; `retinue why ID` shows the attempts",
         )
 
 

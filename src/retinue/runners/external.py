@@ -1,6 +1,6 @@
-"""The runner of external agents: sends their messages out, and suspends the run until an answer comes.
+"""The runner of external agents: sends them messages, and suspends the run until an answer comes.
 
-The run waits like one that delegated to another agent: in the store, holding nothing. It uses no
+The run waits like a run that delegated to another agent: in the store, without a slot. It uses no
 model and no tools of this server.
 """
 
@@ -79,13 +79,13 @@ def _read_envelopes(conn: sa.Connection, ids: Sequence[str]) -> list[Envelope]:
 
 
 def _request_text(request_envelopes: Sequence[Envelope]) -> str:
-    """Return the request text: the message texts, without the context that our own models get."""
+    """Return the text of the request: the messages, without the context that our own models get."""
     return truncate_bytes(
         "\n\n".join(text_without_context(envelope.text) for envelope in request_envelopes), ENVELOPE_TEXT_BYTES_MAX
     )
 
 
 def _unasked_text(received: Sequence[Envelope]) -> str:
-    """Return text that the external agent sent unasked. Notices of the server are not passed to it."""
+    """Return unsolicited text of an external agent. Notices of the server are not passed to the agent."""
     from_there = [envelope.text for envelope in received if envelope.sender.is_external]
     return truncate_bytes("\n\n".join(from_there), ENVELOPE_TEXT_BYTES_MAX) or SILENT_ANSWER

@@ -1,7 +1,7 @@
 """The tool loop: call the model, perform its calls, and repeat until it makes none.
 
-The next step is derived from the run's records alone. So a run resumed after a crash or a
-suspension continues exactly where its records end; there is no other state to restore.
+The next step is derived from the run's records alone. So a run that is resumed after a crash or a
+suspension continues exactly where its records end.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from retinue.runners.base import (
 )
 from retinue.runners.display import filter_thinking, usage_line
 from retinue.runners.model_call import ModelCaller, RunState
+from retinue.text.quantity import format_quantity
 from retinue.tools.base import CallPending
 from retinue.tools.toolbox import CallPlan, Toolbox, TurnContext, refusal
 
@@ -73,7 +74,7 @@ NextStep = RequestReply | PerformCalls | PerformStoredCalls | FinishRun
 
 
 def next_step(run_records: Sequence[Record], stored_calls: Sequence[Call]) -> NextStep:
-    """Return what a run with these records does next. Pure; resuming a run needs nothing else."""
+    """Return the next step of a run with these records. Pure: the records are all that a resumed run needs."""
     if stored_calls:
         noted = {record.body.call for record in run_records if isinstance(record.body, Note)}
         waiting = [(i, call) for i, call in enumerate(stored_calls, start=1) if call.id not in noted]
@@ -102,10 +103,13 @@ def next_step(run_records: Sequence[Record], stored_calls: Sequence[Call]) -> Ne
 
 
 def reached_limit(agent: Agent, run_records: Sequence[Record]) -> str:
-    """Return the limit that this run has reached, as a sentence, or an empty string. The engine enforces its time."""
+    """Return the limit that this run has reached, as a sentence, or an empty string.
+
+    The engine enforces the time limit.
+    """
     replies = [record.body for record in run_records if isinstance(record.body, Reply)]
     if len(replies) >= agent.turns_max:
-        return f"I stopped after {len(replies)} turns, which is this agent's limit (turns_max)"
+        return f"I stopped after {format_quantity(len(replies), 'turn')}, which is this agent's limit (turns_max)"
     tokens = sum(reply.usage.input_tokens + reply.usage.output_tokens for reply in replies)
     if agent.tokens_max is not None and tokens >= agent.tokens_max:
         return f"I stopped after {tokens} tokens, which is this agent's limit (tokens_max)"
@@ -120,8 +124,8 @@ def reached_limit(agent: Agent, run_records: Sequence[Record]) -> str:
 def _repeats_itself(run_records: Sequence[Record]) -> bool:
     """Whether the last turns made the same calls and got the same results.
 
-    A run that polls for a change does not match: a result changes in the end, or it writes text in
-    between.
+    A run that polls for a change does not match, because a result changes in the end or the text
+    differs.
     """
     results = {record.body.call: record.body for record in run_records if isinstance(record.body, ToolResult)}
     seen: set[tuple[object, ...]] = set()
@@ -148,7 +152,7 @@ class WaitingCalls:
 
 
 class OfferedTools:
-    """Tools offered to the models of one run. The run's circumstances are fixed; the rules may change."""
+    """Tools offered to the models of one run. The circumstances of the run are fixed, but the rules may change."""
 
     def __init__(self, toolbox: Toolbox, agent: Agent, where: ToolPolicyContext) -> None:
         self._toolbox = toolbox
@@ -252,7 +256,7 @@ class ToolLoop:
             )
 
     async def _perform_stored(self, run: RunState, approvals: RunApprovals, calls: dict[int, Call]) -> None:
-        """Perform calls that a person has approved after their turn. Policy decides once more."""
+        """Perform calls that a person has approved after their turn. Policy checks them again."""
         journal, waits = run.journal, WaitingCalls()
         calls = await self._perform_interrupted(run, approvals, -1, calls, waits, is_late=True)
         occasion = _tool_context(run)
@@ -276,7 +280,7 @@ class ToolLoop:
         *,
         is_late: bool = False,
     ) -> dict[int, Call]:
-        """Handle interrupted calls first: whatever policy says now, they may have had their effect.
+        """Handle interrupted calls first. They may have had an effect, whatever policy decides now.
 
         Returns the other calls.
         """
@@ -305,7 +309,7 @@ class ToolLoop:
     ) -> None:
         """Perform one call. A call that suspends the run stays open.
 
-        A call outside the plan was interrupted, and is not performed again.
+        A call that is not in the plan was interrupted, and is not performed again.
         """
         spec = self._toolbox.spec(call.tool)
         planned = spec if call.id in plan.contexts else None
@@ -355,7 +359,7 @@ def _circumstances(assignment: RunAssignment, journal: Journal, resources: RunRe
 
 
 def _tool_context(run: RunState) -> TurnContext:
-    """Return the tool context. Calls are judged by the rules for the model that made them, the last one to reply."""
+    """Return the tool context. Calls are judged by the rules for the last model that replied, which made them."""
     assignment, journal, equipment = run.assignment, run.journal, run.resources
     replies = (record.body for record in reversed(journal.run_records))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
@@ -383,7 +387,7 @@ def _tool_context(run: RunState) -> TurnContext:
 def _trust_of_answer(journal: Journal) -> Trust:
     """Return the trust of the answer.
 
-    For an agent it is at most that of the context. People judge for themselves.
+    An answer to an agent is trusted at most as far as the context. People judge for themselves.
     """
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT
@@ -396,7 +400,10 @@ def _context_length(reply: Reply) -> int | None:
 
 
 def _full_text(run_records: Sequence[Record], reply: Reply) -> str:
-    """Return the reply's text, preceded by text from before a pause: both are one reply. A silent reply stays alone."""
+    """Return the reply's text, preceded by text from before a pause, because both are one reply.
+
+    A silent reply is returned alone.
+    """
     parts = [reply.text]
     for body in (record.body for record in reversed(run_records) if record.body is not reply):
         if is_silent(reply) or not (isinstance(body, Reply) and body.stop is StopReason.PAUSED):
@@ -413,7 +420,7 @@ def _answer_of_call(journal: Journal) -> RunAnswer:
 
 
 def _answer_at_limit(journal: Journal, limit: str, *, remarks: Sequence[str] = ()) -> RunAnswer:
-    """Return an answer that ends with the limit that stopped the run, after the last text."""
+    """Return an answer with the last text, followed by the limit that stopped the run."""
     last_text = next(
         (record.body.text for record in reversed(journal.run_records) if isinstance(record.body, Reply)), ""
     )

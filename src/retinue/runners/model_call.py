@@ -1,6 +1,6 @@
 """Get one reply from the first model that can give it.
 
-The context is kept within its limits, the cost is reserved, and if a model fails the next one is
+The context is kept within its limits and the cost is reserved. If a model fails, the next one is
 called. Each attempt is a step of the run.
 """
 
@@ -73,7 +73,7 @@ class ModelCaller:
     # --- replies ---
 
     async def get_reply(self, run: RunState, turn: int) -> RunAnswer | None:
-        """Get a reply. Returns None once it is in the journal, or the end of the run if nothing else is left."""
+        """Get a reply and write it to the journal. Returns None, or the end of the run if no reply is possible."""
         plan = await plan_model_calls(self._models, run, ModelRole.REASONING)
         failed: ModelFailed | None = None  # why the first model of the chain failed, if it was called
         while True:
@@ -117,7 +117,10 @@ class ModelCaller:
             raise ModelNotCalled(error) from error
 
     def _choose_effort(self, run: RunState, facts: ModelFacts, *, is_first_choice: bool) -> str | None:
-        """Return the requested effort. A fallback without support is called without it, with a remark."""
+        """Return the effort to request.
+
+        A fallback model that does not support it is called without it, with a remark.
+        """
         assignment, defaults = run.assignment, self._models.settings.defaults
         effort = assignment.request.effort or assignment.session.options.effort or defaults.effort_of(assignment.agent)
         try:
@@ -213,7 +216,7 @@ class ModelCaller:
     # --- /compact ---
 
     async def compact_only(self, run: RunState, focus: str) -> RunAnswer:
-        """Execute a run that only compacts its context. The agent also reads the result, as a note."""
+        """Execute a run that only compacts its context. The agent reads the answer too, as a note."""
         text = await self._compact_and_report(run, focus)
         await run.journal.add_note(Note(text=text))
         return RunAnswer(text=text)

@@ -1,8 +1,8 @@
 """The context that a model reads: ordered after its newest summary and repaired.
 
 Records are only ever appended. A compaction appends a summary, whose `kept_from` says which earlier
-records are still read. The others stay in the history unread. Repair means that one damaged record
-cannot make a session unusable.
+records are still read. The model does not read the others, which stay in the history. Repair
+ensures that one damaged record cannot make a session unusable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SILENT_TOKEN_CHARS_MAX = max(map(len, SILENT_TOKENS))
 
 
 def context_from_records(records: Sequence[Record]) -> list[Record]:
-    """Return what a model reads of the stored records of a context."""
+    """Return what a model reads, from the stored records of a context."""
     if _are_all_plain(records[1:] if records and records[0].kind in _MARKS else records):
         return list(records)
     return pair_calls_with_results(arrange_records([record for record in records if not _is_silent(record)]))
@@ -59,7 +59,8 @@ def _is_silent(record: Record) -> bool:
 def _is_plain(record: Record) -> bool:
     """Whether a record is text only, so that its order and neighbors do not matter.
 
-    Most are, and a restart may have to read thousands of them before the first answer.
+    Most records are. This check is fast, because a restart may have to read thousands of records
+    before the first answer.
     """
     if type(record) is TextRecord:
         return not _is_silent(record)

@@ -1,8 +1,8 @@
 """Shortens tool results in model input that are too long or too old. Stored records never change.
 
 A single result always takes at most a share of the window. With pruning on, old results are also
-trimmed and then cleared once the provider's cache is cold. While it is warm, an unchanged prefix is
-cheap and a shorter one would cost more.
+trimmed and then cleared once the provider's cache is cold. While the cache is warm, an unchanged
+context costs less than a shortened one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _TOOL = RecordKind.TOOL
 
 
 def result_chars_max(window_tokens: int, *, share: float = RESULT_SHARE_MAX) -> int:
-    """Return the maximum characters of one result, at four per token."""
+    """Return the maximum number of characters of one result, at four characters per token."""
     return max(RESULT_CHARS_KEPT_MIN, min(int(window_tokens * CHARS_PER_TOKEN * share), RESULT_CHARS_CAP))
 
 
 def cap_results(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
-    """Return the records with no result longer than `chars_max`; the same list if none was."""
+    """Return the records with every result cut to `chars_max` characters. The same list if none was longer."""
     return _replace_records(
         records, {i: _cap_result(r, chars_max) for i, r in enumerate(records) if _is_longer(r, chars_max)}
     )
@@ -77,7 +77,7 @@ def _replace_records(records: Sequence[Record], replacements: Mapping[int, Recor
 
 
 def prune_results(records: Sequence[Record], settings: PruningSettings, *, window_tokens: int) -> dict[int, Record]:
-    """Return replacements for old results by index. The caller decides whether it is time to prune.
+    """Return replacements for old results, by index. The caller decides when to prune.
 
     The results of the last replies, everything before the first turn, and results with images are
     kept.
@@ -162,7 +162,7 @@ def _record_chars(record: Record) -> int:
 
 
 def seconds_since_reply(records: Sequence[Record], now: datetime) -> float | None:
-    """Return the seconds since the last model reply, or None. Searches from the end, where it is near."""
+    """Return the seconds since the last model reply, or None. Searches from the end, because the reply is near it."""
     last = next((r for r in reversed(records) if r.kind is RecordKind.ASSISTANT), None)
     return (now - last.at).total_seconds() if last is not None else None
 
@@ -202,9 +202,9 @@ class ResultShortener:
     """The shortened records of each context.
 
     A context gets the same record objects turn after turn, so they are not encoded again. If
-    nothing is shortened, it gets the list it passed in. Results pruned while the cache was cold
-    stay pruned while it is warm, because the cache holds them so. Limited in size: least recently
-    used contexts are evicted, and their results are sent in full again.
+    nothing is shortened, the caller gets its own list back. Results pruned while the provider's
+    cache was cold stay pruned while it is warm, because it contains them pruned. Limited in size:
+    least recently used contexts are evicted, and their results are sent in full again.
     """
 
     def __init__(self, chars_max: int = CACHED_CHARS_MAX) -> None:
@@ -224,7 +224,7 @@ class ResultShortener:
     ) -> Sequence[Record]:
         """Return the records to send now, `idle_s` seconds after the last call.
 
-        `truncate`: results are as short as possible.
+        `truncate` makes all results as short as possible.
         """
         share = RESULT_SHARE_TRUNCATED if truncate else RESULT_SHARE_MAX
         chars_max = result_chars_max(window_tokens, share=share)

@@ -1,4 +1,4 @@
-"""State of one run while a worker executes it, and the cost terms and order of its model calls."""
+"""State of one run while a worker executes it, and the cost reservations and order of its model calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONTEXT_METERS_MAX = 2_000
 
 @dataclass(slots=True)
 class RunState:
-    """One run while this worker executes it. `remarks` are sent to the person with the answer."""
+    """State of one run while this worker executes it. `remarks` are sent to the person with the answer."""
 
     assignment: RunAssignment
     journal: Journal
@@ -88,7 +88,7 @@ class RunState:
 
 
 class ContextMeters:
-    """Size of each session's context, measured incrementally: a turn costs only its new records."""
+    """Size of each session's context, measured incrementally, so that a turn costs only its new records."""
 
     def __init__(self) -> None:
         self._meters: OrderedDict[SessionId, ContextMeter] = OrderedDict()
@@ -119,7 +119,7 @@ async def plan_model_calls(models: ModelRouter, run: RunState, role: ModelRole) 
 
 
 async def flush_before_wait(plan: FallbackPlan, run: RunState) -> None:
-    """Store pending results before a wait for the next candidate, so that nothing is unwritten meanwhile."""
+    """Store pending results before waiting for the next candidate."""
     if plan.current is not None and plan.current.wait_s > 0:
         await run.journal.flush()
 
@@ -154,7 +154,7 @@ def call_terms(
 
 
 def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
-    """Return the budgets of the run. A delegated run gets no more than its delegating run."""
+    """Return the budgets of the run. A delegated run gets no more than the run that delegated it."""
     caps, lineage = models.caps(run_state.assignment.agent), run_state.journal.run.lineage
     if lineage is None:
         return caps
@@ -165,7 +165,8 @@ def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
 def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
     """Return the maximum number of input tokens.
 
-    What this model has counted, with a margin; the rest by its bytes.
+    The part that this model has counted is taken with a margin. The rest is computed from its size
+    in bytes.
     """
     if not size.counted_tokens or size.counted_by != str(facts.ref):
         return max_input_tokens(size.size_bytes)

@@ -32,7 +32,7 @@ ListPromptParts = Callable[[Agent, Session | None], Awaitable[Sequence[PromptPar
 
 
 async def no_prompt_parts(_agent: Agent, _session: Session | None) -> Sequence[PromptPart]:
-    """Return no prompt parts."""
+    """Return no prompt parts. For servers that build no system prompts."""
     return ()
 
 

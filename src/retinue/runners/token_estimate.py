@@ -1,4 +1,4 @@
-"""Estimates the size of a context. Counts by a provider are used as they are; only newer records are estimated.
+"""Estimates the size of a context. Counts by a provider are used unchanged, and only newer records are estimated.
 
 The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest: a
 Cyrillic character is two thirds of a token, a Chinese character a whole one. An image has a fixed
@@ -34,7 +34,7 @@ CHARS_PER_TOKEN = 4
 IMAGE_CHARS = 512
 IMAGE_BYTES = 16_384  # for the cost limit, at two bytes per token: images are billed by their pixel size
 FILE_CHARS = 128  # a file other than an image is one line about it
-PDF = "application/pdf"  # except PDF, which some providers read page by page: as much as its bytes, or a whole window
+PDF = "application/pdf"  # except PDF, which some providers read page by page: see `_weight_of_attachment`
 PDF_BYTES_MAX = 400_000
 IMAGE_PLACEHOLDER = "<image>"
 BASE64_CHARS_MIN = 64
@@ -76,12 +76,12 @@ def _may_contain_image(text: str) -> bool:
 
 
 def _is_plain_ascii(text: str) -> bool:
-    """Whether a text is ASCII without images, as most are: then characters equal bytes."""
+    """Whether a text is ASCII without images, as most texts are. Then it has as many bytes as characters."""
     return text.isascii() and not _may_contain_image(text)
 
 
 class TextWeight(NamedTuple):
-    """What a text or record adds to a context. The emergency limit counts `chars`."""
+    """The size that a text or record adds to a context. The emergency limit counts `chars`."""
 
     twelfths: int = 0
     chars: int = 0
@@ -205,9 +205,9 @@ class ContextSize(Struct, frozen=True, kw_only=True):
 
 
 class ContextMeter:
-    """Measures one context as it grows. Each record is weighed once, whatever the number of turns.
+    """Measures one context as it grows. Each record is measured once, whatever the number of turns.
 
-    It starts again for another context, or for one that was compacted.
+    A different or compacted context is measured from the start.
     """
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ class ContextMeter:
         self._is_flushed = False
 
     def _add_new(self, records: Sequence[Record]) -> None:
-        """Add new records. Only the last counted reply defines the known part, so add up to it first."""
+        """Add new records. The known part ends at the last reply that a provider counted, so add up to it first."""
         first, self._count = self._count, len(records)
         known = next((at for at in range(len(records) - 1, first - 1, -1) if self._is_counted_reply(records[at])), None)
         if known is not None:
@@ -342,7 +342,7 @@ def estimate_records_tokens(records: Sequence[Record]) -> int:
 
 
 def estimate_size_bytes(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
-    """Return about how many bytes are sent, for a cost limit. An image counts as `IMAGE_BYTES`."""
+    """Return about how many bytes are sent, for a cost limit. An image counts as `IMAGE_BYTES` bytes."""
     return ContextMeter().measure(records, instructions=instructions, tools=tools).size_bytes
 
 

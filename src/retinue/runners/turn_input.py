@@ -1,9 +1,9 @@
 """Renders the envelopes of a turn for the model, in a format that no sender can forge.
 
-The server writes the format, senders write the text. Text that imitates the format is kept but
+The server writes the format, and senders write the text. Text that imitates the format is kept but
 visibly escaped. A line that looks like one of ours gets a backslash, and a tag of ours gets `&lt;`.
 Characters that reorder or hide text are spelled out. Everything else is unchanged. Each line is
-checked alone, so `---` in a code block also gets a backslash: safer than ambiguous.
+checked alone, so `---` in a code block gets a backslash too. That is safer than guessing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _TYPE_OF = {extension: type_ for type_, extensions in _EXTENSIONS.items() for ex
 def render_turn(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> str:
     """Render these envelopes in order, each in its own block, with times in `zone`.
 
-    Takes time linear in the length of the texts, whatever they contain.
+    The time is linear in the length of the texts, whatever they contain.
     """
     head = [
         "## Turn Context",
@@ -115,7 +115,7 @@ def collect_attachments(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]
 
 
 def render_job(envelope: Envelope) -> str:
-    """Render a background job: its text unchanged, and a list of attachments. No format surrounds it to imitate."""
+    """Render a background job: its text unchanged, and a list of attachments. It needs no protected format."""
     lines = [envelope.text]
     if envelope.attachments:
         lines += ["", "attachments:", *map(_attachment_line, envelope.attachments)]
@@ -209,12 +209,12 @@ def _escape_tags(text: str) -> str:
 
 
 def _escape_line(text: str) -> str:
-    """Spell out line breaks in a value parsed by a connector, which should contain none."""
+    """Escape line breaks in a value that a connector parsed and that should contain none."""
     return _escape_tags(_UNSAFE_CHARACTERS.sub(_spell_out, text).replace("\n", "\\u000a").replace("\t", "\\u0009"))
 
 
 def _escape_name(name: str, *, length_max: int = NAME_SHOWN_LENGTH_MAX) -> str:
-    """Return a self-chosen name without the punctuation that our lines use."""
+    """Return a name that a sender chose, without the punctuation that our lines use."""
     if not _fold_text(name[:length_max]) and not _fold_text(name):
         return ""
     plain = " ".join("".join(map(_escape_name_character, name)).split())
@@ -239,7 +239,7 @@ def _spell_out(match: re.Match[str]) -> str:
 
 
 class _FoldTable:
-    """Table for `str.translate`: each character as a careless reader sees it."""
+    """Table for `str.translate` that maps each character to what a careless reader sees."""
 
     def __getitem__(self, point: int) -> str:
         return _fold_character(point)

@@ -14,9 +14,9 @@ WINDOW_TOKENS_SMALL = 32_000
 
 
 def require_window(facts: ModelFacts) -> None:
-    """Raise for a model with too small a window, before anything is sent to it.
+    """Raise if a model's window is too small, before anything is sent to it.
 
-    A model without tools is only used for chat, and any window will do.
+    A model without tools is only used for chat, so any window is large enough.
     """
     if facts.window_tokens >= WINDOW_TOKENS_MIN or not facts.tools:
         return
@@ -26,7 +26,7 @@ def require_window(facts: ModelFacts) -> None:
 def window_warning(facts: ModelFacts) -> str:
     """Return a warning for a model with a small window, or an empty string.
 
-    A model that is too small for any work gets the text of its error.
+    A model that is too small to be called gets the text of that error.
     """
     if facts.window_tokens >= WINDOW_TOKENS_SMALL:
         return ""

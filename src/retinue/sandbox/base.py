@@ -42,9 +42,9 @@ class ResourceLimits(Struct, frozen=True, kw_only=True):
     seconds: float = 1800.0
     memory_bytes: int = 2048 * MIB
     processes: int = 256
-    file_bytes: int = 1024 * MIB  # of one file that it writes
-    disk_bytes: int = 512 * MIB  # of its private /tmp
-    output_bytes: int = 64 * MIB  # of its output that is kept
+    file_bytes: int = 1024 * MIB  # of each file that the command writes
+    disk_bytes: int = 512 * MIB  # of the command's private /tmp
+    output_bytes: int = 64 * MIB  # of the command's output that is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class NetworkAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """The access of one command. Each command has its own."""
+    """What one command may access. Each command has a separate confinement."""
 
     folder: Path  # working directory
     writable: tuple[Path, ...] = ()

@@ -1,4 +1,4 @@
-"""Runs commands with bubblewrap: own namespaces that show only what the confinement names.
+"""Runs commands with bubblewrap: in separate namespaces that show only what the confinement names.
 
 No restriction is dropped to make a command start. The launcher sets up the namespaces, then waits
 until its resource limits are set. If anything fails, it exits before the command has run.
@@ -56,7 +56,7 @@ def _build_proxy(network: NetworkAccess) -> SandboxProxy:
 
 
 class _Launch(Struct):
-    """Resources that are open while a command starts, and closed afterwards in any case."""
+    """Resources that are open while a command starts. They are closed afterwards, even if the start failed."""
 
     arguments: int = -1
     seccomp: int = -1
@@ -74,7 +74,7 @@ class _Launch(Struct):
         self.child_fds.clear()
 
     def close(self) -> None:
-        """Close what the child does not keep."""
+        """Close what only the start needed."""
         self.close_child_fds()
         for end in (self.release_socket, self.listener_socket):
             if end is not None:
@@ -263,8 +263,8 @@ class BubblewrapSandbox:
             resource.prlimit(init_pid, kind, (most, most))
 
     async def _release(self, launch: _Launch) -> None:
-        """Release the launcher and wait until it closes its end. A dead launcher would not read the
-        byte.
+        """Release the launcher, and wait until it closes its end of the socket. An error means that
+        the launcher has died.
         """
         assert launch.release_socket is not None
         loop = asyncio.get_running_loop()

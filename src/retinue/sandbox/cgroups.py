@@ -50,7 +50,7 @@ class CommandCgroup(Struct):
 
 
 class CgroupManager:
-    """Creates a control group per command. `controllers` is empty if it can limit nothing here."""
+    """Creates a control group per command. `controllers` is empty if nothing can be limited on this machine."""
 
     def __init__(self, parents: Sequence[CgroupParent]) -> None:
         self._parents = parents
@@ -87,7 +87,7 @@ class CgroupManager:
         return made
 
     def release(self, group: CommandCgroup) -> None:
-        """Remove a group, now or later if its processes are still exiting."""
+        """Remove a group. If its processes are still exiting, it is removed later."""
         self._released.append(group)
         self.remove_released()
 

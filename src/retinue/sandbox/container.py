@@ -1,8 +1,8 @@
 """Runs commands in containers: one container per scope and set of folders, kept between commands.
 
-The mounted folders are part of a container's name, so a command never runs in one that shows more.
-A label holds a hash of the other settings. If it differs, the container is created again, unless it
-was used a moment ago.
+The mounted folders are part of a container's name, so a command never runs in a container that
+shows more. A label holds a hash of the other settings. If it differs, the container is created
+again, unless it was used a moment ago.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class ContainerEngine:
 
 
 class ContainerPool:
-    """All containers of an instance. `folder` stores the last use of each, which no engine knows."""
+    """All containers of an instance. The time of the last use of each is stored in `folder`,
+    because container engines do not record it.
+    """
 
     def __init__(
         self,
@@ -118,9 +120,7 @@ class ContainerPool:
         self._kill_tasks: set[asyncio.Task[EngineReply]] = set()
 
     def for_scope(self, key: str, settings: DockerSettings | None = None) -> ContainerSandbox:
-        """Return the sandbox of a scope, see `build_scope_key`. `settings` default to the
-        instance's.
-        """
+        """Return the sandbox of a scope, see `build_scope_key`. `settings` default to those of the instance."""
         return ContainerSandbox(self, key, settings or self.settings)
 
     async def probe(self) -> SandboxProbe:
@@ -420,15 +420,17 @@ class ContainerSandbox:
 
 
 def build_client_environment() -> dict[str, str]:
-    """Return the variables that the engine's client needs. It runs outside, so the command adds
-    none.
+    """Return the variables that the engine's client needs. The client runs outside the sandbox, so
+    it gets no variables of the command.
     """
     kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "XDG_RUNTIME_DIR")
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def _open_environment_file(confinement: Confinement, marker: str) -> int:
-    """Return a descriptor with the environment, because process lists show arguments."""
+    """Return a file descriptor with the environment. It is not passed as arguments, because process
+    lists show these.
+    """
     environment = mounts.build_command_environment(confinement)
     if any("\n" in value or "\r" in value for value in environment.values()):
         raise ContainerVariableMultiline

@@ -35,7 +35,7 @@ class SandboxPathRefused(SandboxFailed):
 
 
 class TooManySharedFolders(SandboxFailed):
-    """A command would see more folders than the limit."""
+    """A command would have access to more folders than the limit."""
 
     code = "sandbox.too_many_folders"
 
@@ -43,7 +43,7 @@ class TooManySharedFolders(SandboxFailed):
         super().__init__(
             f"too many folders for one command: {count}",
             because=f"the limit is {count_max}",
-            try_this="grant parent folders instead",
+            try_this="grant access to a parent folder instead of several folders",
         )
 
 
@@ -83,7 +83,7 @@ class ContainerEngineFailed(SandboxFailed):
 
 
 class ContainerReplyInvalid(SandboxFailed):
-    """The container engine described a container in an unknown form."""
+    """The container engine described a container in an unexpected form."""
 
     code = "sandbox.engine_reply_invalid"
 
@@ -107,7 +107,7 @@ class SandboxSecretUnusable(SandboxFailed):
 
 
 class CommandInputClosed(SandboxFailed):
-    """A command does not read input any more."""
+    """A command accepts no more input."""
 
     code = "sandbox.input_closed"
 

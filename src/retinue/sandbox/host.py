@@ -78,7 +78,7 @@ class HostSandbox:
         )
 
     def _build_limit_arguments(self, limits: ResourceLimits) -> list[str]:
-        """Return a prlimit command for limits per process, set before it starts.
+        """Return a prlimit command, which sets limits per process before the command starts.
 
         The number of processes and their total memory are monitored instead, because the kernel
         counts those per user.

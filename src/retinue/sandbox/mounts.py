@@ -158,7 +158,7 @@ def build_system_arguments(etc: Path, *, python_prefix: Path | None = None) -> l
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
     for folder in _list_etc_folders():
         if (etc / folder.relative_to("/etc")).is_dir():
-            arguments += ["--ro-bind-try", str(folder), str(folder)]  # an update may remove one meanwhile
+            arguments += ["--ro-bind-try", str(folder), str(folder)]  # an update may have removed the folder
     for name in _SYSTEM_FOLDERS:
         path = Path(name)
         if path.is_symlink():
@@ -271,10 +271,9 @@ def is_guardable(path: Path) -> bool:
 
 
 def _is_shown_by(bind: Bind, others: Iterable[Bind], hidden: Sequence[Path]) -> bool:
-    """Return whether an outer mount already shows it, with nothing hidden in between.
+    """Return whether an outer mount already shows the path of a mount, with no hidden path in between.
 
-    A mount inside a writable folder must come from that folder's mount, because its content can
-    change.
+    Content of a writable folder must be seen through the mount of that folder, because a command can replace it.
     """
     return any(
         other is not bind
@@ -297,7 +296,7 @@ def check_path(path: Path, *, private_paths: Sequence[Path], shareable_parents: 
         )
     if path.exists() and not (path.is_dir() or path.is_file()):
         raise SandboxPathRefused(
-            text, because="it is neither a folder nor a file", try_this="do not share the folder around it"
+            text, because="it is neither a folder nor a file", try_this="do not share the folder that contains it"
         )
     if text in _UNSHAREABLE_PATHS or any(path.is_relative_to(ruling) for ruling in _KERNEL_FOLDERS):
         raise SandboxPathRefused(

@@ -82,8 +82,8 @@ def _parse_pattern(text: str) -> HostPattern:
 
 
 def filter_allowed(requested: Iterable[str], allowed: Iterable[str]) -> tuple[str, ...]:
-    """Return the requested patterns that are allowed. A pattern wider than every allowed one is
-    not.
+    """Return the requested patterns that are allowed. A pattern is not allowed if it is wider than
+    every allowed pattern.
     """
     known = _parse_patterns(allowed)
     return tuple(text for text in requested if _is_allowed(_parse_pattern(text), known))

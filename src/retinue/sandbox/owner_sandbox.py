@@ -19,7 +19,7 @@ SHAREABLE_FOLDERS = ("hooks", "hooks-data", "speech")
 
 
 class OwnerSandbox:
-    """Returns the sandbox of the current settings."""
+    """Returns the sandbox that the current settings choose for programs of the owner."""
 
     def __init__(self, settings: Callable[[], SandboxSettings], *, data_directory: Path, user_home: Path) -> None:
         self._settings = settings
@@ -32,7 +32,7 @@ class OwnerSandbox:
         )
 
     async def __call__(self) -> Sandbox:
-        """Raises `SandboxFailed` if no sandbox works. A program never runs unconfined instead."""
+        """Return the sandbox. Raises `SandboxFailed` if it does not work, rather than running a program unconfined."""
         match self._settings().kind:
             case SandboxKind.OFF:
                 return self._host

@@ -63,7 +63,7 @@ def _list_children(pid: int) -> list[int]:
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
             found += map(int, (task / "children").read_text().split())
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process has ended
         pass
     return found
 

@@ -267,7 +267,7 @@ class SandboxProxy:
             await _with_idle_timeout(sink.drain())
 
     async def _send_chunks(self, reader: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Rewrite chunks without extensions and trailers."""
+        """Send a chunked body, without chunk extensions and trailers."""
         while True:
             line = await _with_idle_timeout(reader.readuntil(b"\r\n"))
             digits = line[:-2].partition(b";")[0].strip()
@@ -338,7 +338,7 @@ def _find_body_length(headers: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _build_head(request: ProxyRequest, injected: Mapping[str, str]) -> bytes:
-    """Build the head for one request per connection."""
+    """Build the head to send. The connection is closed after this request."""
     replaced = {name.lower() for name in injected}
     named = {
         name.strip().lower()

@@ -33,8 +33,8 @@ _STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.
 
 
 class CommandFacts(Struct, frozen=True, kw_only=True):
-    """Who runs a command, and where. `agents_directory` contains the agent directories of all
-    agents.
+    """The facts on which the choice of a sandbox depends: who runs a command, and where.
+    `agents_directory` contains the agent directories of all agents.
     """
 
     agent: str

@@ -225,8 +225,8 @@ def build_filter(machine: str | None = None) -> bytes | None:
 
 
 def _check_call(number: int, check: list[bytes]) -> list[bytes]:
-    """Check one call by an argument. The check overwrites the loaded number, and returns in every
-    case.
+    """Return instructions that check one system call by an argument. `check` overwrites the loaded
+    call number, so it must return on every path.
     """
     return [_instruction(_JUMP_EQUAL, number, 0, len(check)), *check]
 

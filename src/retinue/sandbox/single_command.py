@@ -1,7 +1,6 @@
 """Runs one command of the owner to its end: writes its input, reads its output.
 
-For programs that the server itself runs because the settings name them. Commands of agents are in
-`tools/shell`.
+It runs programs that the settings name, such as hooks. Commands of agents are in `tools/shell`.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ async def run_command(
     timeout_s: float,
     bytes_max: int,
 ) -> bytes:
-    """Return the output of a successful command. Raises `CommandFailed`, or `SandboxFailed` if not
-    started.
+    """Return the output of a successful command. Raises `CommandFailed`, or `SandboxFailed` if the
+    command was not started.
 
     The timeout is in real seconds, independent of the server's clock.
     """

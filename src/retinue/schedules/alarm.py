@@ -1,4 +1,4 @@
-"""A timer for the earliest time at which something is due. It does not know what."""
+"""A timer for the earliest time at which something is due. The callback knows what is due."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ RETRY_S = 1.0
 
 
 class Alarm:
-    """Calls `ring` when it asked to be called, sooner when triggered, and at the latest after `tick_max_s`.
+    """Calls `ring`, which returns the seconds until its next call. Calls it sooner if triggered.
 
-    It survives every failure of `ring`. An alarm that stops silently would stop all schedules.
+    It waits at most `tick_max_s` seconds. If `ring` fails, the alarm continues, because a silent
+    stop would stop all schedules.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Alarm:
             await self._wait(self._tick_max_s if wait_s is None else min(wait_s, self._tick_max_s))
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for this long, or until triggered.
+        """Wait for a number of seconds, or until triggered.
 
         The timer is set before anything else can run. Otherwise a test that advances its clock
         would miss it.

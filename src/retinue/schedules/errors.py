@@ -37,7 +37,7 @@ class ScheduleDeliveryInvalid(Invalid):
 
 
 class ScheduleTriggerInvalid(Invalid):
-    """A schedule needs exactly one of `at`, `every` and `cron`. `given` are those that it has."""
+    """A schedule needs exactly one of `at`, `every` and `cron`. `given` has the ones that are set."""
 
     code = "schedule.when_invalid"
 
@@ -57,7 +57,7 @@ class DurationInvalid(Invalid):
     def __init__(self, text: str) -> None:
         super().__init__(
             f"invalid duration {text!r}",
-            because="it must be numbers with the units d h m s, each at most once",
+            because="it must be numbers with the units d h m s, each unit at most once",
             try_this="use for example 30m, 1h30m or 1d",
         )
 
@@ -83,7 +83,7 @@ class ScheduleFileIdMismatch(Invalid):
     def __init__(self, name: str, *, id_: str) -> None:
         super().__init__(
             "this file is for another schedule",
-            because=f"line 2: its id is not that of the schedule '{name}', {id_}",
+            because=f"line 2: the schedule '{name}' has the id {id_}, and the file has another id",
             try_this=f"set `id: {id_}`, or rename the file",
         )
 
@@ -95,9 +95,9 @@ class ScheduleFileCopied(Invalid):
 
     def __init__(self, original: str, *, new_id: str) -> None:
         super().__init__(
-            "this file is a copy",
+            "this schedule file is a copy",
             because=f"line 2: {original}.md has the same id",
-            try_this=f"give it its own id: {new_id}",
+            try_this=f"give this file a new id, such as: {new_id}",
         )
 
 
@@ -111,8 +111,8 @@ class GateSandboxMissing(ToolFailed):
 
     def __init__(self) -> None:
         super().__init__(
-            "it was not run",
-            because="this server has no sandbox, and only gates of the owner run without one",
+            "the gate was not run",
+            because="this server has no sandbox, and only gates of the owner run without a sandbox",
             try_this="configure a sandbox, or let the owner write the gate",
         )
 
@@ -137,8 +137,8 @@ class GateWebDenied(ToolFailed):
 
     def __init__(self) -> None:
         super().__init__(
-            "it cannot reach the web",
-            because="the permission `web` was not granted to it",
+            "the gate cannot reach the web",
+            because="the permission `web` was not granted to the gate",
             try_this="add `web` to its `permissions`, and grant it to the session",
         )
 
@@ -166,9 +166,9 @@ class HeartbeatTaskEmpty(Invalid):
 
     def __init__(self) -> None:
         super().__init__(
-            "this task has no text",
-            because="the text below the front matter says what to do",
-            try_this="write what to do",
+            "this heartbeat task has no text",
+            because="the text below the front matter says what the agent should do",
+            try_this="write the task below the front matter",
         )
 
 
@@ -179,7 +179,7 @@ class HeartbeatTaskTooLarge(TooLarge):
 
     def __init__(self, *, bytes_max: int) -> None:
         super().__init__(
-            "this task is too long",
+            "this heartbeat task is too long",
             because=f"the limit for its file is {bytes_max:,} bytes",
             try_this="move the rest into another file, and name that file in the task",
         )
@@ -192,9 +192,9 @@ class HeartbeatTaskExists(Conflict):
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"a task named '{id_}' already exists",
-            because="it is overwritten only on request",
-            try_this="choose another id, or set overwrite = true with exactly this id",
+            f"a heartbeat task with the id '{id_}' already exists",
+            because="a task is overwritten only on request",
+            try_this="choose another id, or set overwrite = true and use exactly this id",
         )
 
 
@@ -207,7 +207,7 @@ class HeartbeatFolderUnusable(Invalid):
         super().__init__(
             f"the folder {folder} cannot be used",
             because=f"it may be a symbolic link, which is not followed ({because})",
-            try_this=f"check what {folder} is in the agent directory",
+            try_this=f"check that {folder} in the agent directory is a folder, not a link or a file",
         )
 
 

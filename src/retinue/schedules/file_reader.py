@@ -14,7 +14,7 @@ from retinue.tools.files.file_snapshot import read_snapshot_if_exists
 
 
 async def read_with_trust(file_access: FileServices, path: str) -> ContentWithTrust | None:
-    """Read a file and its trust. For a link, the trust of the link counts too: its author chose the file."""
+    """Read a file and its trust. The trust of a link counts too, because its author chose the file."""
     real = await asyncio.to_thread(os.path.realpath, path)
     async with file_access.lock_file(real):
         found = await asyncio.to_thread(

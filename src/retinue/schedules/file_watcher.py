@@ -31,7 +31,7 @@ _CHANGE_MASK = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF |
 class DirectoryWatcher:
     """Calls `on_change` after a file in the directory was written, moved, created or removed.
 
-    May call it needlessly.
+    It may also be called without a change.
     """
 
     def __init__(self, directory: Path, clock: Clock, on_change: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class DirectoryWatcher:
 
 
 class DebouncedTask:
-    """Runs a task after it was triggered: once for triggers close together, and again if it failed."""
+    """Runs a task after a trigger: once for triggers that are close together, and again if the task failed."""
 
     def __init__(self, task: Callable[[], Awaitable[None]], clock: Clock, *, name: str) -> None:
         self._action = task

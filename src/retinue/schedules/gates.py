@@ -1,7 +1,7 @@
 """Runs the gate of a schedule: a command that decides whether an occurrence runs, before any model call.
 
-It runs like a command of the agent: in the configured sandbox, from the agent directory, with the
-grants of the occurrence's session and nothing else. Exit code 0 means yes. Any other exit code, a
+A gate runs like a command of the agent: in the configured sandbox, from the agent directory, and
+only with the grants of the occurrence's session. Exit code 0 means yes. Any other exit code, a
 missing permission, a timeout or a broken sandbox means no. The occurrence is then skipped, and its
 history has the reason.
 """
@@ -54,7 +54,7 @@ LIMIT_SLACK_S = 5.0  # the server ends a slow gate; the sandbox does it later if
 
 
 class GateRunner(Struct, frozen=True, kw_only=True):
-    """Runs the gate of one occurrence at a time. Knows nothing else about schedules."""
+    """Runs the gate of an occurrence, and returns its result."""
 
     store: Store
     clock: Clock
@@ -179,13 +179,13 @@ def _describe_end(ended: CommandExit) -> str:
 
 
 def _with_own_directories(granted: tuple[Permission, ...], rights: AgentRights) -> tuple[Permission, ...]:
-    """Return the grants, and what the agent may write in its own directory without a grant."""
+    """Return the grants, with permissions for the directories that the agent may write without a grant."""
     own = [Permission(PermissionKind.WRITE, os.path.realpath(path)) for path in rights.writable]
     return (*granted, *own, *(Permission(PermissionKind.WRITE, str(path)) for path in rights.writable))
 
 
 def _requested_rights(gate: ScheduleGate, rights: AgentRights, granted: tuple[Permission, ...]) -> AgentRights:
-    """Return the rights of the gate: what its `permissions` name, as far as it was granted."""
+    """Return the rights of the gate: those that its `permissions` name and that were granted."""
     wanted = [permission.parse_permission(tag) for tag in gate.permissions]
     return add_permissions(
         rights, [each for each in wanted if each == WEB_PERMISSION or any(have.covers(each) for have in granted)]

@@ -48,7 +48,7 @@ ENTRIES_READ_MAX = 1_000
 
 
 class HeartbeatTaskFile(Struct, frozen=True):
-    """A task as read from its file. `because` is set if it cannot be performed, and says why."""
+    """A task as read from its file. `because` says why it cannot be performed. Empty if it can."""
 
     task: HeartbeatTask
     gate: ScheduleGate | None = None
@@ -101,9 +101,9 @@ def render_task(task: HeartbeatTask, gate: GateForm | None) -> str:
 
 @contextmanager
 def _open_directory(agent_directory: Path) -> Generator[int]:
-    """Open the directory itself, never a link in its place.
+    """Open the task directory, but not a link in its place.
 
-    An agent that may write there could put a link at any moment.
+    An agent that may write to its directory could put a link in its place at any time.
     """
     folder = os.open(tasks_directory(agent_directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -139,7 +139,7 @@ def _is_id(name: str) -> bool:
 
 
 async def read_tasks(agent_directory: Path, read_file: ReadWithTrust) -> list[HeartbeatTaskFile]:
-    """Read every task, including those that cannot be performed, with the reason."""
+    """Read every task. A task that cannot be performed has the reason."""
     folder = os.path.realpath(tasks_directory(agent_directory))
     if folder != os.path.join(os.path.realpath(agent_directory), TASKS_FOLDER):
         return []  # a link in its place would expose its target

@@ -86,7 +86,7 @@ class ChecklistReader:
         return await self._build_prompt(schedule, agent, session, filed, checklist, forced=forced)
 
     async def _busy_reason(self, schedule: Schedule, session: SessionId) -> str:
-        """Wait until the session is idle, but not without limit and not into the next occurrence.
+        """Wait until the session is idle, but only up to a limit and not into the next occurrence.
 
         Returns the reason if it stayed busy.
         """

@@ -1,6 +1,6 @@
 """Keeps the heartbeat schedules in sync with the settings, the agents and their task files.
 
-A heartbeat is a schedule of a separate kind: here it is only added, changed and disabled. A server
+A heartbeat is a schedule of a separate kind, which this module adds, changes and disables. A server
 without heartbeats and tasks has no row for them and makes no commit.
 """
 
@@ -57,7 +57,10 @@ class HeartbeatSettings(Struct, frozen=True, kw_only=True):
 
 
 class AgentHeartbeat(Struct, frozen=True):
-    """An agent with a heartbeat and its rules. Without `is_configured` it runs only while there are tasks."""
+    """An agent with a heartbeat and its rules.
+
+    Without `is_configured`, the heartbeat runs only while there are tasks.
+    """
 
     agent: str
     rules: HeartbeatRules
@@ -83,7 +86,7 @@ def agents_with_heartbeat(all_agents: Sequence[Agent], settings: HeartbeatSettin
 
 
 def heartbeat_schedule_id(agent: str) -> ScheduleId:
-    """Return the schedule id of an agent's heartbeat. An agent has one, with a fixed id."""
+    """Return the schedule id of an agent's heartbeat. It is fixed, because an agent has one heartbeat."""
     return ScheduleId(derive_id(agent.casefold(), "heartbeat"))
 
 
@@ -155,7 +158,7 @@ class HeartbeatSync:
         await self._sync_task.stop()
 
     def trigger(self) -> None:
-        """Sync soon: settings, agents or task files may have changed."""
+        """Sync soon, because settings, agents or task files may have changed."""
         self._sync_task.trigger()
 
     async def sync(self, *, is_boot: bool = False) -> None:
@@ -203,7 +206,7 @@ class HeartbeatSync:
 
 
 def _read_regular_file(path: Path) -> str | None:
-    """Read a regular file only. Agents write here, and a FIFO or device could block."""
+    """Read a regular file only. Agents write to this directory, and a FIFO or device could block."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -7,8 +7,8 @@
     ---
     What is on today?
 
-The file name is the schedule's name. The id identifies the schedule, so that a copy is not taken
-for a second one. A file without an id is ignored and reported.
+The file name is the schedule's name. The id identifies the schedule, so that a copied file does not
+count as a second schedule. A file without an id is ignored and reported.
 """
 
 from __future__ import annotations

@@ -73,20 +73,20 @@ class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     cron: Annotated[
         str, Meta(description="cron expression: 5 fields, 6 with seconds first, or @hourly @daily @weekly @monthly")
     ] = ""
-    zone: Annotated[str, Meta(description="time zone. Default: the owner's current one")] = ""
+    zone: Annotated[str, Meta(description="time zone; default: the owner's")] = ""
     session: Annotated[
         ScheduleSession | None,
         Meta(
-            description="fresh: a dedicated conversation, reset each time; own: it keeps its context; main: the owner's"
+            description=("conversation: fresh (a new context each time), own (keeps its context) or main (the owner's)")
         ),
     ] = None
-    deliver_to: Annotated[str, Meta(description="address that gets the answer, or none")] = ""
+    deliver_to: Annotated[str, Meta(description="address that gets the answer, or `none`")] = ""
     missed: Annotated[MissedPolicy | None, Meta(description="what to do with an occurrence that was missed")] = None
-    delete_after_run: Annotated[bool, Meta(description="whether to delete it after its run")] = False
+    delete_after_run: Annotated[bool, Meta(description="delete the schedule after its run")] = False
     gate: GateForm | None = None
     model: str = ""
-    title: Annotated[str, Meta(description="title of its dedicated conversation")] = ""
-    attributes: Annotated[dict[str, Any], Meta(description="attributes of its dedicated conversation")] = {}
+    title: Annotated[str, Meta(description="title of the schedule's dedicated conversation")] = ""
+    attributes: Annotated[dict[str, Any], Meta(description="attributes of the schedule's dedicated conversation")] = {}
     description: Annotated[str, Meta(description="purpose of the schedule")] = ""
 
 
@@ -105,7 +105,7 @@ class ScheduleContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_form(form: ScheduleForm, context: ScheduleContext) -> Schedule:
-    """Return the schedule that a form describes. Raises if it is invalid; nothing is guessed."""
+    """Return the schedule that a form describes. Raises if the form is invalid or ambiguous."""
     zone = known_zone(form.zone) if form.zone else context.zone
     schedule = Schedule(
         id=context.id,
@@ -193,7 +193,7 @@ def parse_when_fields(
 
 
 def parse_span_s(text: str) -> int:
-    """Parse `1h30m`, `45s` or `1d` into seconds. A bare number is seconds."""
+    """Parse `1h30m`, `45s` or `1d` into seconds. A bare number means seconds."""
     compact = "".join(text.lower().split())[:SPAN_LENGTH_MAX]
     if compact.isascii() and compact.isdigit():
         return int(compact)

@@ -1,1 +1,1 @@
-"""The database: every transaction is a plain function that takes a connection."""
+"""The database. Every transaction is a plain function that takes a connection as its first argument."""

@@ -60,10 +60,10 @@ OFFLINE_COPY = ".offline-copy"  # folder of the copy that an offline command rea
 
 
 class StoreSchema(Struct, frozen=True):
-    """The schema that this version knows: its newest revision, all revisions, and the path of their scripts.
+    """The schema that this version knows: its newest revision, all revisions, and the folder of the migration scripts.
 
-    `from_tables`: create a new store from the table definitions and stamp it, without importing
-    alembic. A test proves that all scripts together produce exactly the same schema.
+    `from_tables`: create a new store directly from the table definitions, without importing
+    alembic. A test proves that all migrations together produce exactly the same schema.
     """
 
     head: str = HEAD
@@ -78,10 +78,10 @@ SCHEMA = StoreSchema(from_tables=True)
 async def open_store(
     url: str | Path, *, faults: CrashPoints = NO_FAULTS, schema: StoreSchema = SCHEMA, lock: LockRequest | None = None
 ) -> Store:
-    """Open the store at a file path or at a `postgresql://` URL. It is ready for use when this returns.
+    """Open the store at a file path or a `postgresql://` URL, and upgrade its schema.
 
-    `lock` identifies the server that opens it. A database that another server uses is rejected. A
-    file is protected by the lock of its data directory instead.
+    `lock` identifies the server that opens a PostgreSQL database. A database that another server
+    uses is rejected. A file needs no lock here, because the data directory has one.
     """
     if isinstance(url, str) and url.startswith(("postgresql", "postgres:")):
         return await _open_postgres(url, faults, schema, lock)
@@ -114,14 +114,14 @@ async def _open_postgres(text: str, faults: CrashPoints, schema: StoreSchema, re
 
 
 def prepare_store_file(path: Path, *, schema: StoreSchema = SCHEMA, faults: CrashPoints = NO_FAULTS) -> None:
-    """Rename a database file that has the name of earlier versions. The caller holds the instance lock."""
-    shutil.rmtree(path.parent / OFFLINE_COPY, ignore_errors=True)  # of an offline command that was killed
+    """Rename the database file if it has the name of earlier versions. The caller holds the instance lock."""
+    shutil.rmtree(path.parent / OFFLINE_COPY, ignore_errors=True)  # left by an offline command that was killed
     with _translate_errors(path):
         rename_former_file(path, known_revisions=schema.known_revisions, faults=faults)
 
 
 def prepare_sqlite(path: Path, *, schema: StoreSchema = SCHEMA) -> None:
-    """Create or migrate the file. A rejected file is unchanged, and a migration runs on a copy first."""
+    """Create or migrate the file. A rejected file is not changed, and a migration runs on a copy first."""
     with _translate_errors(path):
         _remove_copy(_upgrade_copy_path(path))
         if not path.exists():
@@ -178,7 +178,7 @@ def run_migrations(conn: sa.Connection, schema: StoreSchema = SCHEMA) -> None:
     except Exception as error:
         explained = translate_error(error) if isinstance(error, exc.SQLAlchemyError) else None
         if explained is not None and explained.code not in PERMANENT_ERROR_CODES:
-            raise explained from error  # a full or failing disk is not the migration's fault
+            raise explained from error  # such as a full or failing disk: the migration itself did not fail
         because = explained.because if explained else f"{type(error).__name__}: {error}"
         raise StoreUpgradeFailed(because=because) from error
 
@@ -208,7 +208,8 @@ def _upgrade_in_transaction(conn: sa.Connection, schema: StoreSchema) -> None:
 
 
 def _create_file(path: Path, schema: StoreSchema) -> None:
-    """Create a new store. It appears at its path only when it is complete, so we never leave an empty file there."""
+    """Create a new store under a temporary name. It gets its path when it is complete, so a crash
+    leaves no empty file at that path."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     _remove_copy(new)
     try:
@@ -222,7 +223,8 @@ def _create_file(path: Path, schema: StoreSchema) -> None:
 
 
 def _link_into_place(new: Path, path: Path) -> None:
-    """Link the new file into place. Unlike a rename, a link fails if another process has just created the file."""
+    """Give the new file its path with a link. Unlike a rename, a link fails if another process has
+    just created the file."""
     try:
         os.link(new, path)
     except FileExistsError:
@@ -235,7 +237,7 @@ def _link_into_place(new: Path, path: Path) -> None:
 
 
 def _upgrade_copy(path: Path, schema: StoreSchema) -> None:
-    """Upgrade a copy first, so that a failing migration leaves the store unchanged."""
+    """Upgrade a copy of the store, then delete it. So a migration that fails does not change the store."""
     copy = _upgrade_copy_path(path)
     try:
         _create_private_file(copy)
@@ -250,7 +252,7 @@ def _upgrade_copy(path: Path, schema: StoreSchema) -> None:
 
 
 def copy_and_upgrade(path: Path, copy: Path, *, schema: StoreSchema = SCHEMA) -> Path:
-    """Make an upgraded private copy of a store that no process has open, to read it. The store itself is unchanged."""
+    """Copy a store that no process has open, and upgrade the copy, to read it. The store itself is not changed."""
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     with _translate_errors(copy):
         _create_private_file(copy)
@@ -269,7 +271,7 @@ def _upgrade_copy_path(path: Path) -> Path:
 
 
 def _create_private_file(path: Path) -> None:
-    """Create an empty file that only the owner can read, from the first byte on: messages are private."""
+    """Create an empty file that only the owner can read, because messages are private."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
@@ -297,7 +299,8 @@ def _translate_errors(path: Path) -> Generator[None]:
 
 
 def _check_writable(conn: sa.Connection) -> None:
-    """Check now rather than at the first envelope: SQLite opens a file that it cannot write without an error."""
+    """Check that the file can be written. SQLite opens a read-only file without an error, and the
+    first write would fail."""
     raw: Any = conn.connection.dbapi_connection
     raw.execute("BEGIN IMMEDIATE")
     raw.execute("ROLLBACK")

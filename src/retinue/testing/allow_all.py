@@ -1,4 +1,4 @@
-"""Access control for tests that admits every sender and believes a connector about who the owner is."""
+"""Access control for tests that admits every sender and trusts a connector about who the owner is."""
 
 from __future__ import annotations
 

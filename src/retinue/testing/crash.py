@@ -1,8 +1,8 @@
 """`make crash`: kill a real server again and again under a real load, and count what it lost.
 
 First the server is killed once at every crash point of its code, then at random moments. Each time
-it is started again while its clients keep sending. At the end it becomes idle, and the verdict is
-made.
+it is started again while its clients keep sending. At the end the server must become idle. Then the
+verdict is computed from the evidence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from retinue.testing.server_description import ServerSource
 
 KILLS = 100
 KILLS_QUICK = 8
-NTH_ARRIVAL_MAX = 4  # a crash point is not always tested at its first time
+NTH_ARRIVAL_MAX = 4  # the server is killed at one of this many first arrivals at a crash point
 NTH_ARRIVAL_S_MAX = 30.0  # time for a crash point to be reached more than once; after that, the first time is enough
 FIRST_ARRIVAL_S_MAX = 120.0
 START_S_MAX = 120.0
@@ -104,7 +104,7 @@ UPGRADE_STEPS = frozenset(["rename-store"])
 # Commits of inbound connectors, of which a trial has none. The fault kit tests each of them with failures.
 INBOUND_COMMITS = frozenset(["access", "ambient", "connector", "join", "pair"])
 
-# Commits that a trial reaches, so that it can be killed there. It would wait for any other in vain.
+# Commits that a trial reaches, so that it can be killed there. A kill at any other commit would never happen.
 REACHED_COMMITS = frozenset(
     [
         "accept",
@@ -219,7 +219,7 @@ class ServerFailed(Exception):
 
 @dataclass(slots=True)
 class CrashTrial:
-    """A data directory, the evidence outside it, the clients, and one server process after another."""
+    """One trial: a data directory, the evidence outside it, the clients, and one server process after another."""
 
     data_dir: Path
     outside: Path
@@ -266,7 +266,7 @@ class CrashTrial:
                     process.answered_at_s = time.monotonic()
                     return
                 except (ConnectionClosed, RequestRefused):
-                    await asyncio.sleep(POLL_S)  # sleep: before it is asked again; within OPEN_S_MAX
+                    await asyncio.sleep(POLL_S)  # sleep: before it is asked again; within START_S_MAX
         finally:
             line.close()
         raise ServerFailed(f"the server did not start:\n{process.output[-2000:]}")
@@ -290,7 +290,7 @@ class CrashTrial:
         return ""
 
     def _count_unfinished(self) -> int:
-        """Returns how many requests to the external agent are open, and how many deliveries are still due."""
+        """Returns the number of open requests to the external agent plus the number of unfinished deliveries."""
         store = sqlite3.connect(f"file:{self.data_dir / 'retinue.db'}?mode=ro", uri=True)
         try:
             return store.execute(_UNFINISHED).fetchone()[0]
@@ -340,7 +340,7 @@ async def open_trial(
 
 
 def _write_schedules(data_dir: Path) -> None:
-    """Write the schedules as files: they exist before the server does, which reads them when it starts."""
+    """Write the schedules as files before the first start of the server, which reads them."""
     folder = data_dir / "schedules"
     folder.mkdir(parents=True, mode=0o700)
     data_dir.chmod(0o700)
@@ -364,7 +364,7 @@ class KillTour:
     problems: list[str] = field(default_factory=list[str])
 
     async def kill_at_point(self, point: str) -> None:
-        """Kill the server at a crash point, and check that it was really there."""
+        """Kill the server at a crash point, and check that it died exactly there."""
         for nth, within_s in ((self.rng.randint(1, NTH_ARRIVAL_MAX), NTH_ARRIVAL_S_MAX), (1, FIRST_ARRIVAL_S_MAX)):
             life = await self.trial.start(crash=f"{point}:{nth}")
             status = await life.wait_for_exit(within_s=within_s)
@@ -401,7 +401,7 @@ class KillTour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashPlan:
-    """What to do to a server, and where."""
+    """The parameters of a crash test: `kills` is the number of kills at random moments after those at `points`."""
 
     folder: Path
     seed: int
@@ -447,7 +447,7 @@ def _format_percentiles(seconds: Sequence[float]) -> str:
 
 
 async def run_crash_test(plan: CrashPlan) -> CrashReport:
-    """Run the whole trial, and report."""
+    """Run a crash test, and return its report."""
     chance = random.Random(plan.seed)
     setup = [point for point in plan.points if point.startswith("setup.")]
     others = [point for point in plan.points if point not in setup]

@@ -1,8 +1,8 @@
 """The clients of the crash test: fifty senders that use only the HTTP API, over the server's socket.
 
-They trust nothing. Every response is written to the clients' own log, with fsync, before it counts.
-The verdict is made from that log, so that a server that loses, repeats or misreports something is
-detected.
+The clients trust nothing. Every response is written to the clients' own log, with fsync, before it
+counts. The verdict is made from that log, so that a server that loses, repeats or misreports
+something is detected.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ApiConnection:
         return answer
 
     async def stream_events(self, after: int) -> AsyncIterator[tuple[str, Parameters]]:
-        """Yield (event, data) pairs until the connection breaks, which always raises `Closed`."""
+        """Yield (event, data) pairs until the connection breaks, which always raises `ConnectionClosed`."""
         try:
             reader = await self._send_request("GET", f"/api/events?after={after}", b"")
             status, _ = await read_head(reader)
@@ -137,7 +137,7 @@ def _approval_subject(call: Parameters) -> str:
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Returns the status of a response and its headers, with names in lower case. The status of a request is 0."""
+    """Returns the status of a response and its headers, with names in lower case. For a request, the status is 0."""
     first_line = await reader.readline()
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
@@ -275,7 +275,7 @@ class CrashClient:
 
     @property
     def pending(self) -> dict[str, str]:
-        """Envelope -> token of what was acknowledged and, as far as the client knows, is not settled."""
+        """Maps each acknowledged envelope to its token, unless the client knows that it is settled."""
         return {e: token for each in self._senders for e, token in each.open_envelopes.items()}
 
     # --- sending ---
@@ -342,7 +342,7 @@ class CrashClient:
             sender.open_envelopes[envelope] = question.token
 
     async def _call_until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call until the server answers it."""
+        """Retry a call until the server answers it."""
         while True:
             try:
                 return await call()
@@ -354,7 +354,7 @@ class CrashClient:
             await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
 
     async def _wait_until_settled(self, connection: ApiConnection, sender: Sender, *, waiting_max: int) -> None:
-        """Wait until a sender has fewer than so many open envelopes."""
+        """Wait until a sender has fewer than `waiting_max` open envelopes."""
         looked_at = time.monotonic()
         while len(sender.open_envelopes) >= waiting_max:
             self._changed.clear()
@@ -474,7 +474,9 @@ class CrashClient:
         await self._log.write(DecidedEntry(t=time.monotonic(), approval=approval, token=token, allow=allow))
 
     async def _answer_approval(self, connection: ApiConnection, approval: str, *, allow: bool, scope: str) -> None:
-        """Answer an approval, for the session if possible: some calls can be allowed only once."""
+        """Answer an approval with the given scope. Some calls can be allowed only once, so the
+        scope may become `once`.
+        """
         try:
             await self._call_until_answered(
                 lambda: connection.call("approval.answer", id=approval, allow=allow, scope=scope)

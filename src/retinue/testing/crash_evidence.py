@@ -1,7 +1,7 @@
 """The evidence of the crash test: the clients' log, the effects outside the server, and the store.
 
 The store is read with separate SQL, because code under test must not read the evidence about
-itself. Only the ledger check is the server's own, as one more witness.
+itself. Only the ledger check uses the server's code, as additional evidence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedCall:
-    """A tool call that was interrupted, so that its end is unknown."""
+    """A tool call that was interrupted, so that its result is unknown."""
 
     run: str
     word: str
@@ -122,7 +122,7 @@ class OutsideMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOccurrence:
-    """One occurrence of a schedule. A skipped one includes all others before `until_ms`."""
+    """One occurrence of a schedule. A skipped occurrence also stands for all later ones before `until_ms`."""
 
     schedule: str
     at_ms: int

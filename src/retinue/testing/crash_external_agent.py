@@ -36,7 +36,9 @@ _BEHAVIORS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure
 
 @dataclass(slots=True)
 class CrashExternalAgent:
-    """Answers every request in the language of `crash_script`. The id of a request determines how."""
+    """Answers every request in the text protocol of `crash_script`. The id of a request determines
+    how it is answered.
+    """
 
     data_dir: Path
     log: CrashLog
@@ -143,7 +145,7 @@ class CrashExternalAgent:
                 await self._send_callback(callback, path)
 
     async def _send_callback(self, callback: CallbackEntry, path: str) -> None:
-        """Send a callback, repeated with the same id until the server responds."""
+        """Send a callback, and retry it with the same id until the server responds."""
         await self.log.write(callback)
         line, until = ApiConnection(self.data_dir), time.monotonic() + CALLBACK_S_MAX  # time limit: as of any client
         try:

@@ -16,7 +16,7 @@ class CrashLogEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what")
 
 
 class SentEntry(CrashLogEntry, frozen=True, kw_only=True, tag="sent"):
-    """An envelope. Written before the first try."""
+    """An envelope that a client sends. Written before the first attempt."""
 
     token: str
     key: str
@@ -49,7 +49,7 @@ class SettledEntry(CrashLogEntry, frozen=True, kw_only=True, tag="settled"):
 
 
 class DecidedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="decided"):
-    """An approval that the server confirmed to be answered by us."""
+    """An approval that the client answered, as the server confirmed."""
 
     approval: str
     token: str
@@ -57,7 +57,7 @@ class DecidedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="decided"):
 
 
 class RetriedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="retried"):
-    """A dead letter that the server confirmed to retry."""
+    """A dead letter whose retry the server confirmed."""
 
     envelope: str
 
@@ -71,7 +71,7 @@ class RequestEntry(CrashLogEntry, frozen=True, kw_only=True, tag="brought"):
 
 
 class CallbackEntry(CrashLogEntry, frozen=True, kw_only=True, tag="said"):
-    """A callback of the external agent. Written before the first try."""
+    """A callback of the external agent. Written before the first attempt."""
 
     session: str
     message: str

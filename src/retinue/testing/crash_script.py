@@ -8,10 +8,10 @@ A delegated task is a line `s12-m7/1 errand`. The other agent answers `did s12-m
 arrives as a separate envelope, the delegating agent says `later: did s12-m7/1`. The task `s12-m7/1
 errand asking` needs an approval first.
 
-A schedule sends `tick`, which is only noted.
+A schedule sends `tick`, which needs no answer in this protocol.
 
-The external agent gives the same answers. Sometimes it also sends `by the way: LETTER`, which is
-not an answer to any request.
+The external agent gives the same answers. Sometimes it also sends `by the way: REQUEST`, with the
+id of a request, which is not an answer to any request.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def build_token(session: int, number: int) -> str:
 
 
 def parse_token(token: str) -> tuple[int, int]:
-    """Returns the session of a token, and its number in it."""
+    """Returns the session of a token, and the number of the token in that session."""
     found = _TOKEN.match(token)
     if found is None:
         raise ValueError(f"{token!r} begins with no token")
@@ -159,7 +159,7 @@ def _answer_tasks(text: str) -> list[str]:
 def choose_reply(prompt: ModelPrompt, whim: str) -> ScriptedReply:
     """Returns the model's next reply: one turn of calls per question that needs calls, then one answer to all.
 
-    It depends only on the records of the run and on `whim`, which differs from process to process.
+    The reply depends only on the records of the run and on `whim`, which differs from process to process.
     """
     run = prompt.records[-1].run
     own = [record for record in prompt.records if record.run == run]

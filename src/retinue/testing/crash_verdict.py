@@ -143,7 +143,7 @@ def _check_complaints(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Acknowledged envelopes are stored under their id; others are stored at most once."""
+    """Check that acknowledged envelopes are stored under their id, and that no envelope is stored twice."""
     for entry in index.acknowledged:
         letter = index.envelopes_by_id.get(entry.envelope)
         if letter is None:
@@ -165,7 +165,7 @@ def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Every envelope ended once, with a reason, and a sender without an answer was notified."""
+    """Check that every envelope ended once, with a reason, and that a sender without an answer was notified."""
     notified = {letter.reply_to for letter in index.evidence.envelopes if letter.kind == "notice"}
     notified_runs = {index.envelopes_by_id[id_].run for id_ in notified if id_ in index.envelopes_by_id} - {None}
     ahead = {slot.envelope for slot in index.evidence.occurrences if slot.state == "waiting"}
@@ -202,7 +202,9 @@ def _is_noted_agent_message(envelope: StoredEnvelope) -> bool:
 
 
 def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Each answered question is in exactly the answer it names; any other question is in none."""
+    """Check that each answered question is in the answer that is stored for it, and that no
+    question is in other answers.
+    """
     owed = index.late_tokens
     for letter in index.evidence.envelopes:
         if letter.kind != "message" or letter.outcome != "answered" or letter.source.startswith(_SCHEDULE_SOURCE):
@@ -217,7 +219,7 @@ def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_order(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """In a session, questions were stored and answered in the order in which they were acknowledged."""
+    """Check that in each session, questions were stored and answered in the order in which they were acknowledged."""
     stored: dict[int, list[tuple[int, StoredEnvelope]]] = defaultdict(list)
     for letter in index.questions:
         session, number = script.parse_token(letter.token)
@@ -241,7 +243,9 @@ def _check_increasing(numbers: Sequence[int], what: str) -> Iterator[CrashFindin
 
 
 def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """The events reported every answer once and nothing that was undone. Outcomes are as reported."""
+    """Check that the events reported every answer once and nothing that was undone, and that
+    outcomes are as reported.
+    """
     heard: Counter[str] = Counter()
     texts = {letter.text for letter in index.evidence.envelopes if letter.recipient == OWNER_SENDER}
     late = index.late_tokens
@@ -283,7 +287,7 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """No unrepeatable call was performed twice, and the model read the truth about each."""
+    """Check that no unrepeatable call was performed twice, and that the model read the truth about each."""
     for word, times in index.writes_by_word.items():
         if times > 1:
             by = ", ".join(mark.by for mark in index.evidence.tool_marks if mark.word == word)
@@ -328,7 +332,7 @@ def _written_words(token: str, action: ScriptAction) -> list[str]:
 
 
 def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Each result of delegated work reached the delegating agent once: with its call, or later."""
+    """Check that each result of delegated work reached the delegating agent once: with its call, or later."""
     do = {q.token: q.action for letter in index.questions for q in script.parse_questions(letter.text)}
     reported: Counter[str] = Counter()
     for letter in index.answers:
@@ -366,7 +370,7 @@ _SCHEDULE_SOURCE = "schedule:"  # whose envelopes get no answer
 
 
 def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Each callback is stored once, in the session it was sent to, and forwarded once."""
+    """Check that each callback is stored once, in the session it was sent to, and was forwarded once."""
     callbacks = {(e.session, e.message): e for e in index.evidence.log if isinstance(e, CallbackEntry)}
     first: dict[tuple[str, str], CallbackResultEntry] = {}
     for entry in index.evidence.log:
@@ -404,7 +408,7 @@ def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_requests(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Each request arrived at the external agent and ended once, with the answer to it, as its run says."""
+    """Check that each request arrived at the external agent and ended once, with the answer to it, as its run says."""
     brought = {entry.letter for entry in index.evidence.log if isinstance(entry, RequestEntry)}
     answered = Counter(letter.reply_to for letter in index.external_envelopes if letter.reply_to is not None)
     runs = {run.id: run for run in index.evidence.runs}
@@ -459,7 +463,9 @@ def _explain_contradiction(result: CallResult, *, times: int, is_interrupted: bo
 
 
 def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """An allowed call was performed, or there is a reason why not. No other call that needs approval was."""
+    """Check that each allowed call was performed or has a reason why not, and that no call ran
+    without a needed approval.
+    """
     approvals = {approval.id: approval for approval in index.evidence.approvals}
     for entry in index.evidence.log:
         if isinstance(entry, DecidedEntry):
@@ -491,7 +497,9 @@ def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Every delivered envelope is in its channel, in order, and if the channel cannot deduplicate, once."""
+    """Check that every delivered envelope is in its channel, in order. If the channel cannot
+    deduplicate, it must be there once.
+    """
     for name, marks in index.evidence.channel_marks.items():
         times = Counter(mark.by for mark in marks)
         came = Counter(mark.envelope for mark in dict.fromkeys(marks))
@@ -524,7 +532,7 @@ def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Nothing is stored or written that no client sent."""
+    """Check that nothing is stored or written that no client sent."""
     approvals = {f"{approval.id}/decision" for approval in index.evidence.approvals}
     sent = {entry.token for entry in index.sent.values()}
     for letter in index.evidence.envelopes:
@@ -536,10 +544,10 @@ def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """A dead letter is sent again on request.
+    """Check that each requested retry of a dead letter is stored.
 
-    A repeated request, after the server died before it could respond, creates another retry only if
-    the previous one is dead, too.
+    A client repeats its request if the server died before it could respond. This may create another
+    retry only if the previous retry has failed, too.
     """
     asked = {entry.envelope for entry in index.evidence.log if isinstance(entry, RetriedEntry)}
     retries: dict[str, list[StoredEnvelope]] = {id_: [] for id_ in asked}
@@ -557,7 +565,7 @@ def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Every occurrence of a schedule exists once: it ran, or there is a reason why not."""
+    """Check that every occurrence of a schedule exists once: it ran, or there is a reason why not."""
     for name, every_s in script.SCHEDULE_INTERVALS_S.items():
         slots = [slot for slot in index.evidence.occurrences if slot.schedule == name]
         if not slots:
@@ -583,7 +591,7 @@ def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _count_task_approvals(index: _EvidenceIndex) -> dict[str, int]:
-    """Count the approvals that delegated tasks requested, by state. Only their words contain a slash."""
+    """Count the approvals that delegated tasks requested, by state. Only the words of these contain a slash."""
     states = Counter(approval.state for approval in index.evidence.approvals if "/" in approval.word)
     return {f"approvals for tasks, {state}": states[state] for state in sorted(states)}
 
@@ -594,7 +602,7 @@ def _count_occurrences(index: _EvidenceIndex) -> dict[str, int]:
 
 
 def _count_evidence(index: _EvidenceIndex) -> dict[str, int]:
-    """Returns the numbers of what was checked: a verdict over nothing would mean nothing."""
+    """Returns how much of each kind was checked, because a verdict on very little would prove nothing."""
     outcomes = Counter(letter.outcome or "open" for letter in index.questions)
     return {
         "sent": len(index.sent),

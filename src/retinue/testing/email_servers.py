@@ -228,7 +228,7 @@ class EmailServers:
     # --- faults ---
 
     def set_password(self, person: str, password: str) -> None:
-        """Change one password; the others are `secret-NAME`. Returns once dovecot uses it; it polls every second."""
+        """Change the password of one person. Returns once dovecot uses the new one, which it polls for every second."""
         self.write_passwords({person: password})
         wait_until_sync(lambda: self._can_log_in(person, password), "dovecot goes by the new password")
 

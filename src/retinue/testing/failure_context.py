@@ -1,8 +1,8 @@
 """Registers what a test has open (servers, browser pages, seeds), so that its failure can be explained.
 
 A helper that opens one of them registers it here. When the test fails, `tests/failure_report.py`
-asks each for a description. One that closes because of the failure is described first, while it
-still shows what went wrong.
+asks each for a description. If something closes because of the failure, it is described before
+that, while it still shows what went wrong.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class FailureDescription:
 
 
 DescribeSubject = Callable[[BaseException | None], FailureDescription]
-"""Describes one thing that a test has open, with the error in view if there is one."""
+"""Describes one thing that a test has open. The argument is the error of the test, if there is one."""
 
 
 @dataclass(slots=True, eq=False)
 class FailureSubject:
-    """One thing that a test has, or had, open."""
+    """One thing that a test has or had open, such as a server."""
 
     describe: DescribeSubject
     is_closed: bool = False
     _stored: FailureDescription | None = None
 
     def describe_now(self, error: BaseException | None = None) -> None:
-        """Describe it now, because it will have changed or be gone by the time of the report."""
+        """Describe the subject now, because it will have changed or be gone by the time of the report."""
         self._stored = self._describe(error)
 
     def get_description(self, error: BaseException | None) -> FailureDescription:

@@ -99,12 +99,12 @@ class RowChange(NamedTuple):
 
 
 class _WatchedChange(NamedTuple):
-    """Which change of a row is recorded, and which of its values."""
+    """A kind of row change that the triggers record, and the values to record."""
 
     what: str
     event: str
     id: str
-    values: str  # up to five, as SQL
+    values: str  # up to five values, as SQL
     when: str = "1"
 
 
@@ -220,7 +220,9 @@ _OUTBOX_COMMITS = frozenset({"deliver-claim", "deliver-done"})
 """Commits that return an outbound envelope to the queue, to be delivered again."""
 
 _WORKER_COMMITS = frozenset({"step", "finish", "park", "fail"})
-"""Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
+"""Commits that only the worker who holds the run may make; claims and cancels take the run over by
+raising the epoch.
+"""
 
 
 def install_triggers(disk: SimulatedDisk) -> None:
@@ -337,7 +339,7 @@ class InvariantChecker:
             self.report("intent", f"the call {context.call} was performed, and its intent is not in the store")
 
     def record_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None:
-        """Record that a worker acts for a session. It must be the only one there, and within the slots."""
+        """Record that a worker acts for a session. It must be the only worker there, and the slot limits must hold."""
         if (server.number, session) in self._active_workers:
             self.report("exclusive", f"{server} {what} in {short_id(session)} while another worker acts there")
         self._active_workers[server.number, session] = what
@@ -383,7 +385,7 @@ class InvariantChecker:
     # --- processes ---
 
     def record_interruption(self, server: SimulatedServer) -> None:
-        """Record that a server was killed, or is paused while another starts: its runs are interrupted."""
+        """Record that the runs of a server are interrupted: it was killed, or it is paused while another starts."""
         once = {agent.name for agent in self.agents if agent.crash_policy is CrashPolicy.AT_MOST_ONCE}
         for run, agent in self._running_agents.items():
             if self._workers[run] is server and agent in once:
@@ -505,7 +507,9 @@ class InvariantChecker:
             self.report("fenced", f"{server} wrote {point} for run {short_id(run)}, which {worker} has taken over")
 
     def _check_order(self, taken: Iterable[RowChange], point: str) -> None:
-        """Check that no earlier due envelope was left behind. Steering takes one sender's envelopes, in order."""
+        """Check that no earlier due envelope was left behind. Steering takes only envelopes of the
+        run's sender, in order.
+        """
         (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         for change in taken:
             row = self._fetch_one('SELECT "rank", due_ms, seq, sender FROM envelopes WHERE id = ?', change.id)
@@ -555,7 +559,9 @@ class InvariantChecker:
         ]
 
     def excuse_envelope(self, source: str, key: str) -> None:
-        """Excuse an envelope whose sender left before the server could wake its lane: the timer will find it."""
+        """Exempt an envelope from the promptness check: its sender left before the lane was woken,
+        so the timer will find it.
+        """
         self._excused_keys.add((source, key))
 
     def check_promptness(self, server: SimulatedServer, now_s: float, *, jumped: bool) -> None:
@@ -707,7 +713,9 @@ class InvariantChecker:
                 self.report("lost", f"{short_id(id_)} is {outcome}, and no model has read it")
 
     def _check_answers(self) -> None:
-        """Check that each question has one answer, per session in the order in which the runs began."""
+        """Check that no question has two answers, and that a session's answers are in the order in
+        which its runs began.
+        """
         answers = self._fetch_all(
             "SELECT a.sender, a.reply_to, q.run, n.seq FROM envelopes a JOIN envelopes q ON q.id = a.reply_to"
             " JOIN events n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
@@ -793,7 +801,9 @@ def _comparable(record: Record) -> tuple[Any, ...]:
 
 
 def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
-    """Returns the stored value, truncated as the read one is, if that one says so."""
+    """Returns the stored value, with its tool result truncated like the one that the model read, if
+    that one is truncated.
+    """
     body = stored[-1]
     if not (isinstance(body, ToolResult) and isinstance(read, ToolResult) and body != read):
         return stored
@@ -802,7 +812,9 @@ def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
 
 
 def _count_error_results(found: Sequence[Record], call: str, because: str) -> int:
-    """Returns how many results say why a subagent could not start, as a call repeated after a crash does."""
+    """Returns how many results of a call report why its subagent could not start. A call repeated
+    after a crash does so.
+    """
     results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
     return sum(_parse_json_object(result.output).get("error") == because for result in results)
 

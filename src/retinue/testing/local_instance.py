@@ -311,7 +311,7 @@ class LocalInstance:
     create_access_control: Callable[[Store, EnvelopeIntake], AccessControl] | None = None  # None: everyone may write
     handle_press: HandlePress | None = None  # None: a press answers its approval, as in a real server
     speech_settings: Callable[[], SpeechSettings] | None = None
-    get_refusal: GetRefusal = allow_all  # where agents may not send
+    get_refusal: GetRefusal = allow_all  # tells where agents may not send
     outbox_limits: OutboxLimits = field(default_factory=OutboxLimits)
     reply_delivery: ReplyDelivery = DEFAULT_REPLY_DELIVERY  # the same for every connector
     create_engine: Callable[..., EmbeddedEngine] = EmbeddedEngine

@@ -39,9 +39,9 @@ def skip_loop_time(seconds: float) -> None:
 
 @asynccontextmanager
 async def skip_loop_time_on_increase(seconds: float, *, count: Callable[[], int]) -> AsyncGenerator[None]:
-    """Within the block, skip this much time whenever the count increases.
+    """Within the block, skip `seconds` whenever the count increases.
 
-    The count is of operations that hang, each of which has a time limit to end it.
+    The count is the number of operations that hang so far. The skipped time lets the time limit of each end it.
     """
 
     async def skip() -> None:

@@ -1,8 +1,8 @@
 """Plants bugs in the server on purpose, to check that the tests that guard against them would notice.
 
 The bugs are in `retinue.testing.crash_bugs`; no code outside the tests can turn them on.
-`plant_bug` breaks a process for good, as a server under test. `planted_bug` removes the bug again,
-as a test among others must.
+`plant_bug` breaks a process for good, such as a server under test. `planted_bug` removes the bug
+again, for a test that shares its process with others.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PATCHED_NAMES: tuple[tuple[Any, str], ...] = (
     (external_callbacks, "accept_callback"),
     (external_callbacks, "_find_request"),
 )
-"""What the bugs replace, and `planted` puts back."""
+"""The functions that the bugs replace, and that `planted_bug` restores."""
 
 
 def plant_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:

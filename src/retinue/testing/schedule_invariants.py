@@ -2,7 +2,8 @@
 
 `schedule_oracle` computes when schedules are due. The triggers of this module record which
 occurrences the server creates, releases, skips and removes in each commit. The two must agree. Each
-occurrence while a schedule was enabled ran once, or was skipped with a reason. Nothing else ran.
+occurrence while a schedule was enabled must have run once, or been skipped with a reason. Nothing
+else may have run.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from retinue.testing.simulated_server import SimulatedDisk, SimulatedServer
 
 LATE_MS_MAX = (LATENESS_S_MAX + 1) * 1000
 EDIT_COMMITS = frozenset({"setup", "schedule", "staff"})
-"""Commits in which a person or an agent sets, changes or deletes schedules. In all others the server does."""
+"""Commits in which a person or an agent sets, changes or deletes schedules. In all other commits,
+the server does this.
+"""
 
 SCHEDULE_CHANGES = ("schedule", "slot")
-"""How the names of changes begin that are for the timekeeper."""
+"""Prefixes of the names of the changes that `ScheduleChecker` checks."""
 
 _OPEN = ("waiting", "working")
 _ALLOWED_CHANGES = {("waiting", "working"), ("waiting", "skipped"), ("working", "ran"), ("working", "failed")}
@@ -90,7 +93,7 @@ class ScheduleAccount:
     open_occurrences: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     last_released_ms: int = 0  # the last timed occurrence that was released
     newest_seq: int = 0
-    server: SimulatedServer | None = None  # the one that created the waiting occurrence
+    server: SimulatedServer | None = None  # the server that created the waiting occurrence
 
     def list_due(self, until_ms: int) -> list[int]:
         return list_occurrences(self.schedule.when, self.zone, self.accounted_until_ms, until_ms)

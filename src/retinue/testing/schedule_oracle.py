@@ -16,7 +16,7 @@ from retinue.domain.schedule import CronTrigger, EveryTrigger, OnceTrigger, Sche
 from retinue.domain.times import from_ms, to_ms
 
 OFFSET_CHANGE_MAX = timedelta(hours=2)
-"""More than any clock here is ever changed by."""
+"""Longer than any change of the clocks in these time zones."""
 
 DAY_MS = 86_400_000
 DAYS_CACHED_MAX = 10_000
@@ -83,7 +83,12 @@ def _matches_day(fields: CronFields, local: datetime) -> bool:
 
 
 def _instants_of(local: datetime, zone: ZoneInfo, *, is_interval: bool) -> list[datetime]:
-    """Returns the instants at which a local clock shows this time: none, one or two."""
+    """Returns the instants at which an occurrence at a local time is due.
+
+    For intervals, these are all instants at which the clock shows this time: none, one or two. For
+    a time of day, it is the first of them. If the clock skips the time, it is the moment of the
+    change.
+    """
     read = [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
     shown = sorted({at for at in read if _to_local(at, zone) == local})
     if is_interval:

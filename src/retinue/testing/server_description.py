@@ -71,7 +71,9 @@ _run_of = sa.select(t.envelopes.c.run).where(t.envelopes.c.id == sa.bindparam("i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSource:
-    """Where a server stores its data and log. Without a log file, it runs in this process and logs to it."""
+    """Where a server stores its data and log. Without a log file, the server runs in this process
+    and uses its logging.
+    """
 
     database: Path | str | sa.Connection
     log: Path | None = None

@@ -203,7 +203,7 @@ _TOOLS = {
 }
 
 _MESSAGE_TARGETS = (("", ""), ("", "most-recent-foreground"), *((name, "") for name in (*NAMES, ELSEWHERE)))
-"""Whom an agent tells something, and else by which strategy one is found."""
+"""Pairs of an agent and a strategy for `send_agent_message`. Without an agent, the strategy finds the recipient."""
 
 
 def _draw_calls(prompt: ModelPrompt, rng: random.Random) -> list[tuple[str, dict[str, Any]]]:

@@ -299,7 +299,7 @@ class SimulatedExternalAgent:
             await asyncio.sleep(5)  # sleep: virtual time
 
     async def _send_callback(self, callback: SimulatedCallback, rng: random.Random, *, after_s: float = 0.0) -> None:
-        """Send a callback as a client does: repeat it with the same id until the server responds."""
+        """Send a callback as a client does: retry it with the same id until the server responds."""
         if after_s:
             await asyncio.sleep(after_s)  # sleep: virtual time
         self._callbacks.setdefault((callback.session, callback.message), [])
@@ -435,7 +435,9 @@ class SimulatedExternalAgent:
             )
 
     def _check_forwarded(self, envelope: str, callback: SimulatedCallback) -> None:
-        """Check that a callback was forwarded at most once, from its own session, and if recorded so, exactly once."""
+        """Check that a callback was forwarded at most once, from its own session; exactly once if
+        it is recorded as forwarded.
+        """
         found = [sender for (sender,) in self.raw.execute(_FORWARDED, (f"agent:{AGENT_NAME}/%", f"%{callback.text}%"))]
         if len(found) > 1:
             self.report("doubled", f"{callback.message} was forwarded {len(found)} times")

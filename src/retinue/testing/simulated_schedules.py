@@ -46,7 +46,7 @@ DAILY = (
     *("0 9 * * *", "30 2 * * *", "15 1,2,3 * * *", "0 18 * * 1-5", "45 6 */2 * *", "0 12 1,15 * *", "0 */6 * * *"),
     *("30 7 * * 1", "0 22 * * 0,6", "5 0 * * *", "10 3-23/8 * * *", "0 2 * * 0"),
 )
-"""The schedules of a server without injected load."""
+"""The schedules of calendar mode."""
 
 DST_CHANGES = (
     datetime(2026, 3, 8, 7, tzinfo=UTC),
@@ -54,7 +54,7 @@ DST_CHANGES = (
     datetime(2026, 10, 25, 1, tzinfo=UTC),
     datetime(2026, 11, 1, 6, tzinfo=UTC),
 )
-"""When clocks are changed in New York and in Berlin, in one year."""
+"""The moments at which the clocks change in New York and in Berlin in one year."""
 
 PLAN_NAMES_MAX = 12  # names that agents give to their schedules
 GATE_HANG_S = 300.0

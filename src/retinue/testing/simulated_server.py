@@ -84,11 +84,12 @@ MAIN_MODEL = "scripted"
 SMALL_MODEL = "small"
 FALLBACK_MODEL = "spare"
 CONTEXT_WINDOWS = {MAIN_MODEL: DEFAULT_WINDOW_TOKENS, SMALL_MODEL: 16_000, FALLBACK_MODEL: DEFAULT_WINDOW_TOKENS}
-"""The models of every server, and their context windows: with the small one, conversations are compacted."""
+"""The models of every server, with their context windows. In the small window, conversations are compacted."""
 
 WITNESSED_TOOLS = ("append_line", "sign_line", WRITE_TOOL)
-"""The tools whose effects are witnessed: none may happen twice, and some agents must ask for the second. Who can write
-is asked to before a compaction."""
+"""The tools whose effects are witnessed: none may happen twice. Some agents need an approval for
+the second tool. An agent that has the third tool is asked to use it before a compaction.
+"""
 
 
 class ProcessKilled(asyncio.CancelledError):
@@ -103,16 +104,16 @@ class SimulationEnvironment(Protocol):
     """The environment of a simulated server: it observes commits and acts, and injects faults."""
 
     external_agent: SimulatedExternalAgent
-    """Where the agent works that is not here."""
+    """The external agent of the simulation."""
 
     def reach_point(self, server: SimulatedServer, point: str) -> None:
-        """A crash point is reached: raise if the disk is full or the server is to be killed."""
+        """Called at a crash point. Raises if the disk is full or the server is to be killed."""
         ...
 
     def on_commit(self, server: SimulatedServer, point: str) -> None: ...
 
     def on_commit_failed(self, server: SimulatedServer, point: str, error: Exception) -> None:
-        """A commit failed."""
+        """Called when a commit has failed."""
         ...
 
     def on_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None: ...
@@ -120,15 +121,15 @@ class SimulationEnvironment(Protocol):
     def on_act_ended(self, server: SimulatedServer, session: SessionId) -> None: ...
 
     def choose_reply(self, server: SimulatedServer, model: str, prompt: ModelPrompt) -> ScriptedReply:
-        """A model was called: return its reply."""
+        """Called when a model is called. Returns its reply."""
         ...
 
     def on_call_allowed(self, context: ToolContext, tool: str, text: str) -> None:
-        """A tool call was allowed, and happens now."""
+        """Called when a tool call was allowed, just before it is performed."""
         ...
 
     def on_effect(self, server: SimulatedServer, context: ToolContext, tool: str, text: str) -> None:
-        """A tool had its effect."""
+        """Called when a tool has had its effect."""
         ...
 
     async def run_gate(self, server: SimulatedServer, schedule: Schedule) -> GateResult:
@@ -142,7 +143,7 @@ class SimulationEnvironment(Protocol):
     def record_receipt(self, draft: EnvelopeDraft, receipt: Receipt) -> None: ...
 
     def record_abandoned(self, draft: EnvelopeDraft) -> None:
-        """A sender did not wait for the receipt, so the envelope may or may not be stored."""
+        """Called when a sender did not wait for the receipt, so the envelope may or may not be stored."""
         ...
 
 
@@ -351,7 +352,7 @@ def is_summary_request(prompt: ModelPrompt) -> bool:
 
 
 BREAKS_STREAM = "(breaks off)"
-"""A line that thinks this is cut short: its stream ends without an end."""
+"""A scripted reply with this thinking text is cut short: its stream ends without an end marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +458,7 @@ class SimulationSetup:
 
 
 class ObservedEngine(EmbeddedEngine):
-    """The engine, with access to which sessions are being worked on."""
+    """The engine, which also tells whether a session is being worked on."""
 
     def is_attending(self, session: SessionId) -> bool:
         """Returns whether a session's lane is working, or may be among the lanes that wait for a slot."""

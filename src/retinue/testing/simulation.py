@@ -49,10 +49,10 @@ START_DATE = date(2026, 10, 25)  # daylight saving time ends in Berlin on this d
 IDLE_PHASES = 4
 IDLE_AFTER_RUNS_MIN = 40
 EVENT_GAP_S = 1.5
-"""How long it takes, on average, until something happens again."""
+"""The average time between two events in stress mode, in seconds."""
 
 CALENDAR_EVENT_GAP_S = 2 * 3600.0
-"""The same, in weeks in which there is no storm."""
+"""The average time between two events in calendar mode, in seconds."""
 
 IDLE_WAIT_S_MAX = 2 * 3600.0
 """Time in which a server must become idle after the last request: runs that wait for a person wait 600 s each."""
@@ -216,7 +216,7 @@ def _describe_server(workload: Workload, error: BaseException | None) -> Failure
 
 @contextmanager
 def _report_logged_errors(workload: Workload) -> Generator[None]:
-    """Report unexpected errors that the server logs as violations. In a simulation the log has no other reader."""
+    """Report each unexpected error that the server logs as a violation. In a simulation the log has no other reader."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

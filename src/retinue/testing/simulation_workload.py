@@ -189,7 +189,9 @@ class Workload:
         await self.disable_schedules()
 
     async def disable_schedules(self) -> None:
-        """Disable all schedules for now, including those added meanwhile."""
+        """Disable all schedules until the end of the idle phase, including those that were added
+        since the last call.
+        """
         self._disabled_schedules += await simulated_schedules.disable_all(self)
 
     @property
@@ -297,7 +299,7 @@ class Workload:
         return replace(origin, parent=self.rng.choice(self._known_sessions)[0])
 
     async def _send(self, draft: EnvelopeDraft) -> None:
-        """Send an envelope as a client does: repeat it with the same key until there is a receipt."""
+        """Send an envelope as a client does: retry it with the same key until there is a receipt."""
         for _ in range(self.rng.choice((1, 3, 8))):
             server = self.server
             patience_s = self.rng.uniform(0.0, 0.05) if self.rng.random() < 0.05 else 60.0
@@ -424,7 +426,7 @@ class Workload:
             await self.answer_approvals()
 
     async def suspend_machine(self) -> None:
-        """Suspend the machine, for a moment or for weeks. Then the clock is later."""
+        """Suspend the machine, for a moment or for weeks. Afterwards the clock is ahead by this time."""
         if self.server is None or self._is_switching:
             return
         await self._suspend_machine(self.rng.choice((40, 600, 8 * 3600, 8 * 3600, 7 * 86_400, 21 * 86_400)))
@@ -718,15 +720,15 @@ _CALENDAR_EVENTS: dict[_Event, int] = {
     simulated_schedules.add_reminder: 4,
     simulated_schedules.add_daily_schedule: 2,
 }
-"""Acts that happen now and then on a server without injected load."""
+"""The events of calendar mode, with their weights."""
 
 EVENT_NAMES = frozenset(event.__name__ for event in _STRESS_EVENTS)
 
 
 def _remove_agent(conn: sa.Connection, *, agent: str, at_ms: int, told: bool) -> None:
-    """Remove an agent, and with `disable_schedules` also disable its schedules, as the server does.
+    """Remove an agent. With `told`, also disable its schedules, as the server does.
 
-    Without it, the server finds out when a schedule is due.
+    Without `told`, the server notices the removal when a schedule is due.
     """
     page = Transaction(conn, at_ms)
     if told:

@@ -96,7 +96,7 @@ class TelegramServer(FakeTelegram):
             await runner.cleanup()
 
     def will_fail(self, method: str, *faults: TelegramFault) -> None:
-        """Set faults for the next calls of a method, one each. The method `*` matches any."""
+        """Set one fault for each of the next calls of a method. The method `*` matches any."""
         self._faults.setdefault(method, deque()).extend(faults)
 
     def revoke_token(self, token: str = "777:another") -> None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEPS_MAX = 1_000_000
-"""How many passes a simulation may take, unless told otherwise: some seconds of real time."""
+"""The default maximum of loop passes in a simulation: some seconds of real time."""
 
 GC_EVERY_STEPS = 20_000
 PRUNE_TIMERS_MIN = 64
@@ -80,7 +80,7 @@ class _ReadyHandle:
     handle: asyncio.Handle
     label: str
     stream: object
-    """Turns of the same stream keep their order."""
+    """Handles of the same stream keep their order."""
 
 
 _CALLBACKS = "callbacks"  # the one stream of all plain callbacks
@@ -131,7 +131,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._trace = hashlib.blake2b(digest_size=16)
         self._loop_thread = threading.get_ident()
         self.after_step = after_step
-        """Called after every pass, to check what must always hold. What it raises ends the run."""
+        """Called after every pass, to check what must always hold. An exception from it ends the simulation."""
 
     @property
     def steps(self) -> int:

@@ -1,1 +1,1 @@
-"""Pure functions on text: chunking, redaction, parsing."""
+"""Pure functions on text: chunking, redaction, parsing, wrapping and the texts of questions."""

@@ -1,8 +1,8 @@
 """The ways to answer a question in a channel: its options, button data and option numbers.
 
-Pure. A button carries the id of the question as asked in that one channel: 32 unpredictable hex digits
-that are invalid in any other channel. Who pressed it, and whether they may answer, is checked at
-the press.
+Pure. The data of a button contains the id of the question, which is different in every channel: 32
+hex digits that cannot be guessed. When a button is pressed, the server checks who pressed it and
+whether they may answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ID_LENGTH, EnvelopeId, derive_id, short_id
 
 DENY = "deny"
-CHANNEL_QUESTION = "question/room"  # derives the id of the envelope that asks the question in a channel
+CHANNEL_QUESTION = "question/room"  # the id of the envelope that asks in a channel is derived with this
 
 CHOICE_PREFIX = "pick"
 
@@ -41,14 +41,13 @@ _ALLOW_LONGER = (
 
 
 def channel_question_id(approval: str) -> EnvelopeId:
-    """Return the id of the envelope that asks an approval question in a channel."""
+    """Return the id of the envelope that asks for an approval in a channel."""
     return EnvelopeId(derive_id(approval, CHANNEL_QUESTION))
 
 
 def list_options(question: Envelope) -> tuple[AnswerOption, ...]:
-    """Return the answers that a question offers, in the order of their numbers: only those that its
-    text or context names.
-    """
+    """Return the answers that a question offers, in the order of their numbers. Only answers that
+    its text or context names are included."""
     if question.context.questionnaire:
         return tuple(
             AnswerOption(each, f"{CHOICE_PREFIX}{number}", None) for number, each in enumerate(question.context.choices)
@@ -61,9 +60,9 @@ def list_options(question: Envelope) -> tuple[AnswerOption, ...]:
 
 
 def build_buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
-    """Return the rows of buttons below a question: allow and deny, then longer grants.
+    """Return the rows of buttons below a question: first allow and deny, then the grants for longer.
 
-    A questionnaire choice has its own row.
+    Each choice of a questionnaire has a row of its own.
     """
     offered = [Button(each.label, f"{each.keyword}:{question.id}") for each in list_options(question)]
     if question.context.questionnaire:
@@ -72,7 +71,8 @@ def build_buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
 
 
 def parse_button_data(data: str) -> tuple[str, EnvelopeId] | None:
-    """Return the option keyword and the question id of a pressed button; None if the data is not ours."""
+    """Return the option keyword and the question id from the data of a pressed button. None if the
+    data is not from our buttons."""
     found = _BUTTON_DATA.fullmatch(data)
     return (found[1], EnvelopeId(found[2])) if found else None
 
@@ -88,7 +88,7 @@ def find_option_by_number(question: Envelope, number: int) -> AnswerOption | Non
 
 def format_numbered_options(question: Envelope) -> str:
     """Return the line that lists the numbered options, for platforms without buttons."""
-    if question.context.questionnaire:  # answered there in free text, which its agent reads
+    if question.context.questionnaire:  # in a channel, it is answered in free text, which the agent reads
         return ""
     offered = [f"{number}: {each.label}" for number, each in enumerate(list_options(question), start=1)]
     return f"Or answer with a number. {', '.join(offered)}" if offered else ""

@@ -1,8 +1,8 @@
-"""Text of an approval question: the exact calls, with nothing in them that can hide or mislead.
+"""Text of an approval question: the exact calls, shown so that nothing in them is hidden or misleading.
 
-Pure. Arguments come from a model, and from the authors of everything it has read. Each is shown as
-JSON on one line, with every invisible character escaped. A cut is noted outside the quotes, where
-no argument can write.
+Pure. Arguments come from a model and may contain text of anyone whom the model has read. Each
+argument is shown as JSON on one line, with every invisible character escaped. If it is shortened,
+the notice of that is outside the quotes, where no argument can imitate it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 from retinue.domain.permission import Permission
 from retinue.domain.tool import Call
+from retinue.text.quantity import format_quantity
 
-VALUE_CHARS_MAX = 2_000  # per argument
-VALUE_TAIL_CHARS = 500  # of these, taken from the end: the important part may be there
+VALUE_CHARS_MAX = 2_000  # characters shown of one argument
+VALUE_TAIL_CHARS = 500  # as many of these are from the end of the argument, where the important part may be
 ARGUMENTS_SHOWN_MAX = 40  # per call
 CALLS_CHARS_MAX = 16_000  # all calls together
 REASON_CHARS_MAX = 1_000  # per reason
@@ -65,7 +66,7 @@ def format_calls(calls: Sequence[Call]) -> list[str]:
         block = _format_call(call)
         room -= sum(len(line) for line in block)
         if room < 0 and number:
-            lines.append(f"[cut: {len(calls) - number} more calls are not shown here; {FULL_TEXT_HINT}]")
+            lines.append(f"[cut: {format_quantity(len(calls) - number, 'more call')} not shown here; {FULL_TEXT_HINT}]")
             break
         lines += block
     return lines
@@ -80,14 +81,14 @@ def _format_call(call: Call) -> list[str]:
         room -= len(line)
         if number >= ARGUMENTS_SHOWN_MAX or (room < 0 and number):
             more = len(call.arguments) - number
-            lines.append(f"    [cut: {more} more arguments are not shown here; {FULL_TEXT_HINT}]")
+            lines.append(f"    [cut: {format_quantity(more, 'more argument')} not shown here; {FULL_TEXT_HINT}]")
             break
         lines.append(line)
     return lines
 
 
 def summarize_request(calls: Sequence[Call], would_grant: Sequence[Permission]) -> str:
-    """Return a short summary of the request: the names of the tools, or else the permissions."""
+    """Return a short summary of the request: the names of the tools or, without calls, the permissions."""
     named = list(dict.fromkeys(call.tool for call in calls)) or [str(each) for each in would_grant]
     return shorten_reason(", ".join(named))
 
@@ -107,8 +108,9 @@ def format_question(
 ) -> str:
     """Return the text of an approval question.
 
-    `id_` is the short id and `asker` the agent's name. `is_background`: no person takes part in its
-    session. `can_grant_always`: the person who is asked may grant for good.
+    `id_` is the short id of the approval and `asker` the name of the agent. `is_background`: no
+    person takes part in the agent's session. `can_grant_always`: the person who is asked may grant
+    permanently.
     """
     whose = f"{asker}, in the background," if is_background else asker
     for_longer = f"/allow {id_} session" + (f", or /allow {id_} always" if can_grant_always else "")
@@ -129,7 +131,7 @@ def format_question(
 
 
 def _format_permissions(permissions: Sequence[Permission]) -> str:
-    """Format the permissions, each in full: a shortened path is another path."""
+    """Format the permissions. None is shortened, because a shortened path is another path."""
     named = [escape_invisible(str(each)) for each in permissions[:PERMISSIONS_SHOWN_MAX]]
     more = len(permissions) - len(named)
-    return ", ".join(named) + (f" [cut: {more} more are not shown here]" if more else "")
+    return ", ".join(named) + (f" [cut: {more} more not shown here]" if more else "")

@@ -1,8 +1,8 @@
-"""Splits a text that exceeds a platform's message limit where a reader would pause.
+"""Splits a text that is longer than a platform's message limit, at places where a reader would pause.
 
-Lengths are counted as the platform counts them. A cut falls between paragraphs, else between lines,
-sentences or words. It falls inside a word only if there is no other way. Code stays in a code
-fence: the fence is closed before a cut and reopened after it.
+Lengths are counted as the platform counts them. A text is cut between paragraphs or, if that is not
+possible, between lines, sentences or words. A word is cut only if it is longer than a message. If a
+code block is cut, its fence is closed before the cut and opened again after it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from msgspec import Struct
 from retinue.domain.delivery_part import LengthUnit
 from retinue.domain.reply_delivery import BlockBreak, ChunkMode
 
-LIMIT_MIN = 8  # no platform has a lower limit: room for a fence and a character of four bytes
+LIMIT_MIN = 8  # room for a fence and a character of four bytes; no platform has a lower limit
 ENTITY_CHARS_MAX = 32
 FENCE_SHARE_MAX = 4  # an opening line longer than this fraction (1/n) of a message is not repeated in the next one
-GRAPHEME_CHARS_MAX = 64  # of one character with all its combining marks; a longer sequence is not natural text
+GRAPHEME_CHARS_MAX = 64  # longest character with all its combining marks; longer ones are not natural text
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}(?=[^`\n]*$)|~{3,})([^\n]*)$", re.MULTILINE)
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
@@ -62,8 +62,8 @@ def split_text(
 ) -> list[str]:
     """Return the text in pieces of at most `limit`.
 
-    A pause is used as a cut only if the piece is then at least `min_length` long (default: half of the
-    limit). A blank text has no pieces.
+    A text is cut at a pause only if the piece is then at least `min_length` long (default: half of
+    the limit). A blank text has no pieces.
     """
     if limit < LIMIT_MIN:
         raise ValueError(f"no text fits into {limit} {unit.value}")
@@ -74,7 +74,7 @@ def split_text(
 
 
 def truncate_text(text: str, limit: int, *, unit: LengthUnit) -> str:
-    """Return as much of a text as fits, with an ellipsis if something was removed."""
+    """Return the beginning of a text that fits, with an ellipsis if the text was too long."""
     if measure_length(text, unit) <= limit:
         return text
     end = _find_fitting_end(text, 0, limit - measure_length("…", unit), unit)
@@ -144,7 +144,7 @@ class _TextSplitter:
 
     def pieces(self) -> Iterator[str]:
         text, start = self._text, 0
-        inside: _Fence | None = None  # the code block that was cut and continues in this piece
+        inside: _Fence | None = None  # the code block that was cut and that continues in this piece
         while start < len(text):
             head = f"{inside.opener}\n" if inside is not None else ""
             room = self._limit - measure_length(head, self._unit)
@@ -160,14 +160,16 @@ class _TextSplitter:
             inside = fence if fence is not None and start < fence.closing else None
 
     def _close_fence(self, rest: str, inside: _Fence | None, room: int) -> str:
-        """Return the last piece. If the code block we reopened was never closed, close it when there is room."""
+        """Return the last piece. If it continues a code block that the text never closes, close the
+        block if there is room."""
         if inside is None or inside.closing < len(self._text):
             return rest
         whole = f"{rest.rstrip()}\n{inside.closer}"
         return whole if measure_length(whole, self._unit) <= room else rest
 
     def _cut_piece(self, start: int, end: int, fence: _Fence | None) -> tuple[str, int]:
-        """Return a piece, and where the next begins. Whitespace at a cut is dropped, except the indentation of code."""
+        """Return a piece, and where the next piece begins. Whitespace at a cut is dropped, except
+        the indentation of code."""
         text = self._text
         if fence is None:
             gap = _GAP.match(text, end)
@@ -180,7 +182,7 @@ class _TextSplitter:
         return piece, following
 
     def _find_cut(self, start: int, room: int) -> tuple[int, _Fence | None]:
-        """Return where to cut, and the code block that the cut splits."""
+        """Return where to cut, and the code block that the cut splits, if any."""
         end = _find_fitting_end(self._text, start, room, self._unit)
         fence = _fence_at(self._fences, end)
         if fence is None:
@@ -203,7 +205,7 @@ class _TextSplitter:
     def _find_break(self, start: int, end: int) -> int:
         """Return the last break before `end` that leaves a long enough piece.
 
-        Tries the preferred kind first, then finer ones.
+        Tries the preferred kind of break first, then finer kinds.
         """
         text, floor = self._text, start + self._min_piece_length(start, end)
         kinds = list(BlockBreak)
@@ -227,7 +229,7 @@ class _TextSplitter:
                 return max((at for at in found if at <= end), default=-1)
 
     def _find_code_break(self, start: int, end: int) -> int:
-        """Return the end of the last line that fits. Cuts inside a line only if it is longer than a message."""
+        """Return the end of the last line that fits. A line is cut only if it is longer than a message."""
         at = self._text.rfind("\n", start + 1, end + 1)
         return at if at > start else self._cut_hard(start, end)
 
@@ -236,7 +238,7 @@ class _TextSplitter:
 
 
 def _find_fitting_end(text: str, start: int, room: int, unit: LengthUnit) -> int:
-    """Return the furthest end that fits, from `start`."""
+    """Return the largest offset at which a piece from `start` still fits, but at least one character."""
     end = min(start + max(room, 1), len(text))
     if unit is LengthUnit.CHARACTERS or text[start:end].isascii():
         return end
@@ -255,9 +257,8 @@ def _char_width(char: str, unit: LengthUnit) -> int:
 
 
 def _find_safe_cut(text: str, start: int, end: int) -> int:
-    """Return the last offset up to `end` that splits no grapheme cluster (combining marks, emoji,
-    flags) and no HTML entity.
-    """
+    """Return the last offset up to `end` at which a cut splits no grapheme cluster (combining
+    marks, emoji, flags) and no HTML entity."""
     at = end
     while at > start and end - at < GRAPHEME_CHARS_MAX and _splits_grapheme(text, at):
         at -= 1
@@ -275,7 +276,7 @@ def _is_surrogate_pair(text: str, at: int) -> bool:
 
 
 def _splits_grapheme(text: str, at: int) -> bool:
-    """Whether a cut here would split one grapheme cluster."""
+    """Whether a cut at this offset would split a grapheme cluster."""
     if not 0 < at < len(text):
         return False
     left, right = text[at - 1], text[at]

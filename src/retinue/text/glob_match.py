@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def matches_glob(glob: str, text: str) -> bool:
-    """Whether the whole text matches. Only `*` is special; case is ignored."""
+    """Whether the whole text matches the glob. Only `*` is special; case is ignored."""
     return _compile_glob(glob.casefold()).fullmatch(text.casefold()) is not None
 
 

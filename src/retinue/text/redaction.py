@@ -1,11 +1,12 @@
 """Redacts secrets from text: logs, prompts, tool results, channel messages, errors.
 
-There are two ways. By value: a secret known to the server is replaced by `[secret:NAME]`, in plain
-form and in the usual encodings (URL, JSON, HTML, base64, hex). By pattern: text that looks like a
-key of a well-known kind is replaced, even if the secret is unknown.
+Secrets are found in two ways. By value: a secret that the server knows is replaced by
+`[secret:NAME]`, in plain form and in the usual encodings (URL, JSON, HTML, base64, hex). By
+pattern: text that looks like a key of a well-known kind is replaced, even if the server does not
+know it.
 
-This is a safety net, not a boundary. Code that can read a secret can transform it beyond
-recognition. Agents are kept from secrets by having no access to them.
+This is a safety net, and not what protects a secret. Code that can read a secret can change its
+form, so that it is not found. Secrets are protected because agents have no access to them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from urllib.parse import quote, quote_plus
 from retinue.domain.errors import RetinueError
 from retinue.domain.storable_text import escape_markup
 
-SECRET_CHARS_MIN = 8  # a shorter one could be any word
+SECRET_CHARS_MIN = 8  # a shorter secret could be an ordinary word
 SECRET_CHARS_MAX = 64 * 1024
 SECRETS_MAX = 1_000
 FORMS_CHARS_MAX = 8 * 1024 * 1024  # all forms of all secrets together
-SECRET_WORD_CHARS_MIN = 16  # of a word in a secret of several lines, to be redacted alone
+SECRET_WORD_CHARS_MIN = 16  # shortest word of a secret with several lines that is also redacted alone
 BASE64_LINE_CHARS = 76
 NAME_CHARS_MAX = 64
-OVERLAP_CHARS = SECRET_CHARS_MAX  # read on either side of a part, to find secrets that span its ends
+OVERLAP_CHARS = SECRET_CHARS_MAX  # searched before and after a part, to find secrets that are only partly in it
 
 E = TypeVar("E", bound=RetinueError)
 
@@ -36,7 +37,8 @@ _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_.:@-]+")
 
 
 def build_placeholder(name: str) -> str:
-    """Return the text that replaces a secret. It is always the same, so that two readers mean the same secret."""
+    """Return the text that replaces a secret. It is always the same for the same name, so that
+    readers can tell secrets apart."""
     return f"[secret:{_INVALID_NAME_CHARS.sub('-', name)[:NAME_CHARS_MAX] or 'unnamed'}]"
 
 
@@ -46,7 +48,8 @@ def build_placeholder(name: str) -> str:
 def list_encoded_forms(value: str) -> frozenset[str]:
     """Return the forms in which a secret may appear in text.
 
-    Each long alphanumeric word of a multi-line secret counts too.
+    For a secret with more than one line, the forms of each long word with digits and letters are
+    included.
     """
     forms = {form for part in _split_secret(value) for form in _encode_secret(part)}
     return frozenset(form for form in forms if len(form) >= SECRET_CHARS_MIN)
@@ -86,7 +89,7 @@ def _lowercase_percent_codes(encoded: str) -> str:
 
 
 def _base64_forms(raw: bytes) -> Iterator[str]:
-    """Yield the base64 forms: encoded alone, and embedded in longer data at each of the three alignments."""
+    """Yield the base64 forms: of the value alone, and as a part of longer data, at each of the three alignments."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         whole = encode(raw).decode()
         yield whole
@@ -104,8 +107,8 @@ def _base64_forms(raw: bytes) -> Iterator[str]:
 class _SecretIndex:
     """The search index of all known secrets.
 
-    `heads` finds where a form may begin. `by_head` lists the forms with that beginning, the longest
-    first.
+    `heads` finds where a form of a secret may begin. `by_head` has the forms with each beginning,
+    the longest first.
     """
 
     heads: re.Pattern[str] | None = None
@@ -149,10 +152,10 @@ def _build_index(secrets: Iterable[tuple[str, str]]) -> _SecretIndex:
 
 
 def _build_trie_pattern(words: list[str]) -> str:
-    """Return one regular expression for many words of equal length, built as a trie.
+    """Return one regular expression that matches any of these words of equal length. It is built as a trie.
 
-    A position in a text is rejected as soon as no word continues there, however many words there
-    are.
+    So a position in a text is rejected as soon as no word continues with its next character, even
+    with thousands of words.
     """
     if len(words) == 1:
         return re.escape(words[0])
@@ -167,7 +170,7 @@ def _build_trie_pattern(words: list[str]) -> str:
 
 
 def _redact_values(text: str, index: _SecretIndex) -> str:
-    """Replace known secrets in one pass. The search continues after each match."""
+    """Replace all known secrets in one pass over the text."""
     if index.heads is None:
         return text
     pieces: list[str] = []
@@ -190,9 +193,10 @@ def _redact_values(text: str, index: _SecretIndex) -> str:
 
 
 def _prefix_pattern(prefix: str, rest: str) -> re.Pattern[str]:
-    """Return a pattern that starts with this prefix and is not part of a longer word.
+    """Return a pattern for words that start with this prefix.
 
-    The prefix comes first in the expression, so a text without it is rejected quickly.
+    The check that no longer word contains the match comes after the prefix, so that a text without
+    the prefix is rejected quickly.
     """
     return re.compile(rf"{re.escape(prefix)}(?<![\w-]{re.escape(prefix)}){rest}")
 
@@ -233,7 +237,7 @@ _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*")
 
 
 def redact_patterns(text: str) -> str:
-    """Return the text without well-known kinds of keys, bearer tokens and private keys."""
+    """Return the text with a placeholder for well-known kinds of keys, bearer tokens and private keys."""
     for letters, shape, name in SECRET_PATTERNS:
         if letters in text:
             text = shape.sub(build_placeholder(name), text)
@@ -243,7 +247,8 @@ def redact_patterns(text: str) -> str:
 
 
 def _redact_private_keys(text: str) -> str:
-    """Replace private keys, from the BEGIN line to the END line, or to the end of what could be key data."""
+    """Replace private keys, from the BEGIN line to the END line. Without an END line, everything
+    that could be key data is replaced."""
     pieces: list[str] = []
     done = end = 0
     while (begin := text.find(_KEY_BEGIN, done)) >= 0:
@@ -263,8 +268,8 @@ def _redact_private_keys(text: str) -> str:
 def _find_key_end(text: str, body: int, end: int) -> int:
     """Return where a key ends.
 
-    `end` is the offset of the next END line, or -1. A BEGIN line before it means the key has no
-    END.
+    `end` is the offset of the next END line, or -1. If another BEGIN line comes before it, the key
+    has no END line.
     """
     if end >= 0 and text.find(_KEY_BEGIN, body, end) < 0:
         title = text.find(_KEY_TITLE, end, end + _TITLE_CHARS_MAX)
@@ -275,7 +280,8 @@ def _find_key_end(text: str, body: int, end: int) -> int:
 
 
 class Redactor:
-    """Redacts the secrets that the server knows. Safe to use from any thread: the index is replaced as a whole."""
+    """Redacts secrets, in any thread. `set_secrets` replaces the index in one step, so a concurrent
+    call uses the old index or the new one."""
 
     __slots__ = ("_index",)
 
@@ -283,15 +289,15 @@ class Redactor:
         self._index = _build_index((secrets or {}).items())
 
     def set_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Replace all known secrets by these (name to value)."""
+        """Replace all known secrets by these. `secrets` maps names to values."""
         self._index = _build_index(secrets.items())
 
     def redact(self, text: str) -> str:
-        """Return the text with a placeholder for each secret. Values take one pass, however many there are."""
+        """Return the text with a placeholder for each secret. All known values are found in one pass."""
         return redact_patterns(_redact_values(text, self._index))
 
     def redact_values(self, text: str) -> str:
-        """Redact known values only, for texts in which strings that merely look like keys must stay."""
+        """Redact known values only. Use this for texts in which strings that only look like keys must stay."""
         return _redact_values(text, self._index)
 
     @property
@@ -301,7 +307,7 @@ class Redactor:
 
     @property
     def unredacted_names(self) -> frozenset[str]:
-        """Names of the secrets that are not redacted: too short to be distinctive, too long, or too many."""
+        """Names of the secrets that are not redacted, because they are too short or too long, or there are too many."""
         return self._index.unredacted_names
 
     def __repr__(self) -> str:
@@ -309,9 +315,10 @@ class Redactor:
 
 
 def redact_part(text: str, begin: int, end: int, redact: Callable[[str], str]) -> str:
-    """Return a part of a text, redacted, for callers that show a long text piece by piece.
+    """Return the redacted part of a text from `begin` to `end`, for callers that show a long text in parts.
 
-    A secret that spans an end of the part is redacted too. Half of it would not be recognized.
+    A secret that is only partly in this part is redacted too, because the text around the part is
+    also searched.
     """
     before, after = text[max(0, begin - OVERLAP_CHARS) : begin], text[end : end + OVERLAP_CHARS]
     whole = redact(before + text[begin:end] + after)
@@ -329,7 +336,7 @@ def _common_prefix_length(one: str, other: str) -> int:
 
 
 def redact_error(error: E, redact: Callable[[str], str]) -> E:
-    """Redact the texts of an error in place, and return it."""
+    """Redact the texts of an error in place, and return the error."""
     error.sentence, error.because, error.try_this = map(redact, (error.sentence, error.because, error.try_this))
     error.args = (error.sentence,)
     return error

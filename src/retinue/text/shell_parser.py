@@ -1,7 +1,7 @@
-"""Parses a command line that has only one meaning: words, and how one command follows another.
+"""Parses command lines of plain words and of operators between commands, which mean the same in every shell.
 
-Everything that a shell would expand, redirect, substitute or run in the background is refused, in
-every form of quoting. So the argv that a rule judges is the argv that runs.
+Everything that a shell would expand, redirect, substitute or run in the background is refused. So
+the argv that the policy checks is the argv that runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 class CommandOperator(StrEnum):
-    """How a command follows the one before it."""
+    """The operator between a command and the one before it."""
 
     AND = "&&"
     OR = "||"
@@ -53,7 +53,7 @@ class CommandOperator(StrEnum):
 
 
 class SimpleCommand(Struct, frozen=True):
-    """One command of a command line. `operator` is None for the first."""
+    """One command of a command line. `operator` is None for the first command."""
 
     argv: tuple[str, ...]
     operator: CommandOperator | None = None
@@ -69,7 +69,7 @@ class CommandLine(Struct, frozen=True):
 
 
 def parse_command_line(command: str) -> CommandLine:
-    """Return the commands of a line, word for word as `/bin/sh` would run them.
+    """Return the commands of a line, with the words that `/bin/sh` would pass to them.
 
     Raises `ShellSyntaxRefused` for anything else.
     """
@@ -77,7 +77,7 @@ def parse_command_line(command: str) -> CommandLine:
 
 
 def check_command(command: str) -> str:
-    """Return the command if it can be stored and shown: not empty, not too long, no invisible characters."""
+    """Return the command. Raises `CommandLineInvalid` if it is empty, too long, or has invisible characters."""
     because = ""
     if not command.strip():
         because = "it is empty"
@@ -91,7 +91,7 @@ def check_command(command: str) -> str:
 
 
 def quote_word(word: str) -> str:
-    """Quote a word so that any shell reads it back unchanged."""
+    """Quote a word so that any shell reads it as this word."""
     return (
         word
         if _NEEDS_NO_QUOTES.fullmatch(word) and not word.startswith("=")
@@ -100,7 +100,7 @@ def quote_word(word: str) -> str:
 
 
 def format_command_line(line: CommandLine) -> str:
-    """Format the command line for a shell, with nothing left to expand."""
+    """Format the command line for a shell, quoted so that the shell expands nothing."""
     words: list[str] = []
     for part in line.commands:
         if part.operator is not None:

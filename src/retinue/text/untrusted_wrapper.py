@@ -2,12 +2,12 @@
 
 Pure: the random id of the markers is passed in.
 
-The id alone stops a text from closing its own wrapper, because its author cannot know it.
-Everything that looks like a marker is removed as well, in any alphabet: a model may mistake an
-imitation for the real one.
+The author of a text cannot know the id, so the text cannot close its wrapper. Everything that looks
+like a marker, in any alphabet, is removed too, because a model may mistake an imitation for a real
+marker.
 """
 
-# ruff: noqa: RUF001 - letters that are taken for others are what this is about
+# ruff: noqa: RUF001 - this module contains letters that look like others
 from __future__ import annotations
 
 import re
@@ -33,7 +33,7 @@ REMOVED = "[marker removed]"
 _ID = re.compile(r"[0-9a-f]{16,64}")
 _FIELD = re.compile(r"[a-z][a-z_ ]{0,30}")
 _MARKER_WORD = re.compile(r"[\s._-]{0,3}".join("untrusted"))
-# Searched backwards from the word, within this many characters: searching for the brackets first would be quadratic.
+# The brackets are searched before the word, within this many characters. To search for them first would be quadratic.
 _MARKER_OPENING_CHARS_MAX = 64
 _MARKER_OPENING = re.compile(r"(?:[<\[{(]\s*){2,}[/\\_*=:#|-]*\s*(?:e\s*n\s*d[\s_-]*(?:of[\s_-]*)?)?\Z")
 _WRAPPED = re.compile(
@@ -71,10 +71,9 @@ _ASCII_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
     """Return the text with a warning before it and markers around it.
 
-    `source` says where it came from, one line each.
+    `source` says where the text came from. Each of its items becomes one line.
 
-    Values in `source` may be as hostile as the text, so each becomes one quoted line of limited
-    length.
+    The values may be as hostile as the text, so they are quoted, and their length is limited.
     """
     if not _ID.fullmatch(id):
         raise WrapperIdInvalid
@@ -87,18 +86,19 @@ def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
 
 
 def unwrap_untrusted(text: str) -> str:
-    """Return the text for a person, without warning, source and markers. Text that is not wrapped stays unchanged."""
+    """Return the text without warning, source and markers, to show it to a person. Text that is not
+    wrapped is not changed."""
     return _WRAPPED.sub(lambda found: found["text"], text)
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether a whole text is in one intact wrapper. A sender may wrap its own text: the effect is the same."""
+    """Whether a whole text is in one intact wrapper. A sender may have wrapped it; the effect is the same."""
     found = _WRAPPED.fullmatch(text)
     return found is not None and remove_markers(found["text"], id=found["id"]) == found["text"]
 
 
 def remove_markers(text: str, *, id: str) -> str:
-    """Remove everything that could be read as one of our markers."""
+    """Remove everything that could be read as one of the markers."""
     if text.isascii() and not _ASCII_CONTROLS.search(text):
         folded, starts = text.lower(), None
     else:
@@ -123,13 +123,14 @@ def _find_forged_markers(folded: str, id: str) -> Iterator[tuple[int, int]]:
 
 
 def _fold_text(text: str) -> tuple[str, list[int]]:
-    """Return the text with lookalike characters folded, and where each original character begins in it."""
+    """Return the text with lookalike characters folded, and the offset in it at which each original
+    character begins."""
     pieces = [character.lower() if " " <= character <= "~" else _fold_character(character) for character in text]
     return "".join(pieces), list(accumulate(map(len, pieces), initial=0))[:-1]
 
 
 def _original_index(starts: list[int], at: int) -> int:
-    """Return the index of the original character at this offset of the folded text.
+    """Return the index of the original character to which this offset of the folded text belongs.
 
     Characters that fold to nothing are skipped.
     """
@@ -148,7 +149,7 @@ def _fold_character(character: str) -> str:
 
 
 def _format_field_value(value: str) -> str:
-    """Return a value that cannot end its line or its quotes."""
+    """Return the value in a form in which it cannot end its line or its quotes."""
     plain = "".join(
         " " if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn") else character
         for character in value[: 4 * FIELD_CHARS_MAX]

@@ -60,10 +60,9 @@ class ToolContext:
     """The context of one tool call: everything a tool may know beyond its arguments.
 
     `trust` is the lowest trust of anything in the context. Everything a tool creates, stores or
-    sends from this call is marked with it.
+    sends from this call is marked with this trust.
 
-    `sender` is the address the run works for. `can_use` tells whether the agent has a given tool
-    here.
+    `sender` is the address the run works for. `can_use` tells whether the agent has a given tool in this run.
 
     A subagent acts as the agent that started the chain, `effective_agent`, and follows the rules of
     all its `parent_agents`. Requests, reads and commands of this call are made as
@@ -106,7 +105,7 @@ class ToolOutput(Struct, frozen=True, kw_only=True):
 
 
 class Tool(Protocol):
-    """One tool of an agent. A plain string is a complete output."""
+    """One tool of an agent. `perform` may return a plain string as the output."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -142,8 +141,8 @@ class SandboxedTool(Protocol):
 class ConfirmedTool(Protocol):
     """A tool with calls that the owner must confirm each time.
 
-    Grants and the trust of the context do not change this. None means that this call needs no
-    confirmation.
+    Grants and the trust of the context do not change this. `decide_confirmation` returns None for a
+    call that needs no confirmation.
     """
 
     def decide_confirmation(self, arguments: Any, context: ToolContext) -> Decision | None: ...
@@ -190,7 +189,7 @@ def _build_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace each reference by its definition. No argument type refers to itself."""
+    """Replace each reference by its definition. This ends, because no argument type refers to itself."""
     if isinstance(schema, list):
         return [_inline_references(part, definitions) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):

@@ -68,7 +68,7 @@ FindConnector = Callable[[str], Connector | None]
 
 
 class SendAs(StrEnum):
-    AUTO = "auto"  # by its media type
+    AUTO = "auto"  # chosen by the media type
     DOCUMENT = "document"
     PHOTO = "photo"
     VIDEO = "video"

@@ -17,7 +17,7 @@ OWNER_TURNS_MAX = 200  # owner turns behind a summary that still count for prove
 class EarlierOwnerTurns(Struct, frozen=True):
     """Reads the owner's turns that a summary replaced.
 
-    The summary was written by a model. The original turns are still the owner's own text.
+    A model wrote the summary, while the original turns are the owner's own text.
     """
 
     store: Store

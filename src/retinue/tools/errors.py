@@ -23,7 +23,7 @@ class NotificationTitleMissing(ToolFailed):
 
 
 class NotificationPersonGone(ToolFailed):
-    """The person to notify does not exist any more."""
+    """The person to notify no longer exists."""
 
     code = "notification.person_not_found"
 
@@ -32,7 +32,7 @@ class NotificationPersonGone(ToolFailed):
 
 
 class QuestionnairePersonMissing(ToolFailed):
-    """No person wrote what the run works on, so there is no one to ask."""
+    """The run does not work on a person's message, so it has no person to ask."""
 
     code = "questionnaire.no_person"
 
@@ -65,8 +65,8 @@ class TooManyQuestionnaires(ToolFailed):
     def __init__(self, *, count_max: int) -> None:
         super().__init__(
             "too many open questionnaires",
-            because=f"{count_max} in this conversation are unanswered, which is the limit",
-            try_this="wait until some are answered",
+            because=f"the limit is {count_max} unanswered questionnaires for each conversation",
+            try_this="wait until one of them is answered",
         )
 
 
@@ -74,13 +74,13 @@ class TooManyQuestionnaires(ToolFailed):
 
 
 class PanelPersonMissing(ToolFailed):
-    """No person wrote what the run works on, so there is no screen to use."""
+    """The run does not work on a person's message, so there is no person whose web app it could use."""
 
     code = "panel.no_person"
 
     def __init__(self) -> None:
         super().__init__(
-            "you cannot use a screen here",
+            "you cannot use the web app in this run",
             because="this run does not work on a person's message",
             try_this=_ANSWER_INSTEAD,
         )
@@ -94,74 +94,78 @@ class LinkInvalid(ToolFailed):
     def __init__(self) -> None:
         super().__init__(
             "invalid link",
-            because="it must be an http or https URL with a host, without user name, password and spaces",
+            because="it must be an http or https URL with a host, without a user name, a password or spaces",
             try_this="use a URL such as https://example.org/",
         )
 
 
 class WindowRenamed(Invalid):
-    """A connection reports another window id than before."""
+    """A connection reports another id for its browser window than before."""
 
     code = "window.renamed"
 
     def __init__(self, *, before: str) -> None:
         super().__init__(
-            "a window cannot change its id",
-            because=f"this connection reported the id {before} before",
-            try_this="open a connection for each window",
+            "a browser window cannot change its id",
+            because=f"this connection first reported the id {before}",
+            try_this="open a connection for each browser window",
         )
 
 
 class WindowInventoryInvalid(Invalid):
-    """The inventory of a window exceeds a limit. The earlier inventory stays valid."""
+    """The list of panels that a browser window reported is invalid. The list that it reported before stays valid."""
 
     code = "window.inventory_invalid"
 
     def __init__(self, *, because: str) -> None:
         super().__init__(
-            "invalid window inventory",
+            "invalid list of the panels in a browser window",
             because=because,
-            try_this="send a smaller inventory; the earlier one is used until then",
+            try_this="correct the list and send it again; until then, the previous list is used",
         )
 
 
 class TooManyWindows(TooLarge):
-    """The person has as many windows open as the limit allows."""
+    """The person has the web app open in as many browser windows as the limit allows."""
 
     code = "window.too_many"
 
     def __init__(self, *, windows_max: int) -> None:
         super().__init__(
-            "too many open windows", because=f"the limit is {windows_max} for each person", try_this="close one"
+            "the web app is open in too many browser windows",
+            because=f"the limit is {windows_max} for each person",
+            try_this="close one of them",
         )
 
 
 class NoWindowOpen(NotFound):
-    """The person has no window of the web app open."""
+    """The person does not have the web app open in a browser."""
 
     code = "window.none_open"
 
     def __init__(self, person: str) -> None:
         super().__init__(
-            "no window is open", because=f"{person} does not have the web app open", try_this=_ANSWER_INSTEAD
+            f"{person} does not have the web app open in a browser",
+            because="you can use the web app only while this person has it open",
+            try_this=_ANSWER_INSTEAD,
         )
 
 
 class WindowNotFound(NotFound):
-    """The person has no window with this id."""
+    """The person has no browser window of the web app with this id."""
 
     code = "window.not_found"
 
     def __init__(self, window: str, *, known: Iterable[str]) -> None:
         super().__init__(
-            f"no window '{window}'",
-            because=f"the open windows are: {', '.join(known)}",
-            try_this="leave `window` out for the most recently used one",
+            f"no browser window '{window}'",
+            because=f"the open browser windows are: {', '.join(known)}",
+            try_this="leave `window` out for the window that was used last",
         )
 
 
 class PanelNotFound(NotFound):
-    """No window shows a panel with this id."""
+    """No open browser window of the web app shows a panel with this id."""
 
     code = "panel.not_found"
 
@@ -174,50 +178,50 @@ class PanelNotFound(NotFound):
 
 
 class WindowBusy(Conflict):
-    """The window has not answered earlier commands."""
+    """A browser window has not answered earlier commands."""
 
     code = "window.busy"
 
     def __init__(self, *, commands_max: int) -> None:
         super().__init__(
-            "too many commands for this window",
-            because=f"{commands_max} are unanswered, which is the limit",
-            try_this="wait until they are answered",
+            "too many commands for this browser window",
+            because=f"the limit is {commands_max} unanswered commands for each window",
+            try_this="wait until the window has answered",
         )
 
 
 class WindowFailed(RetinueError):
-    """A window did not perform a command."""
+    """A browser window did not perform a command."""
 
     def __init__(self, sentence: str, *, because: str) -> None:
         super().__init__(sentence, because=because, try_this=_ANSWER_INSTEAD)
 
 
 class WindowCommandFailed(WindowFailed):
-    """The window reported that it could not perform a command."""
+    """A browser window reported that it could not perform a command."""
 
     code = "window.failed"
 
     def __init__(self, *, because: str) -> None:
-        super().__init__("the window could not do that", because=because or "it gave no reason")
+        super().__init__("the browser window could not do that", because=because or "it gave no reason")
 
 
 class WindowClosed(WindowFailed):
-    """The window was closed before it answered."""
+    """A browser window was closed before it answered a command."""
 
     code = "window.closed"
 
     def __init__(self) -> None:
-        super().__init__("the window was closed before it answered", because="it is no longer connected")
+        super().__init__("the browser window did not answer", because="it was closed, or lost its connection")
 
 
 class WindowTimeout(WindowFailed):
-    """The window did not answer in time."""
+    """A browser window did not answer a command in time."""
 
     code = "window.timeout"
 
     def __init__(self, *, timeout_s: float) -> None:
-        super().__init__("the window did not answer", because=f"it timed out after {timeout_s:g} s")
+        super().__init__("the browser window did not answer", because=f"it timed out after {timeout_s:g} s")
 
 
 # --- permissions ---
@@ -231,7 +235,7 @@ class PermissionForAnother(ToolFailed):
     def __init__(self) -> None:
         super().__init__(
             "you can request permissions only for yourself here",
-            because="no person takes part in this conversation who could decide for another agent",
+            because="this conversation has no person who could decide for another agent",
             try_this="leave `agent` out",
         )
 
@@ -250,7 +254,7 @@ class PermissionToSelf(ToolFailed):
 
 
 class PermissionNotHeld(ToolFailed):
-    """The granting agent does not have the permission, or may not pass it on."""
+    """The agent cannot grant a permission that it does not have, or that it got from another agent."""
 
     code = "permission.not_held"
 
@@ -263,14 +267,14 @@ class PermissionNotHeld(ToolFailed):
 
 
 class PrincipalCannotGrant(ToolFailed):
-    """The run principal has too low a level to decide about permissions."""
+    """The permission level of the run principal is too low to grant permissions."""
 
     code = "permission.principal_level"
 
     def __init__(self, principal: str, *, level: str, needed: str) -> None:
         super().__init__(
             f"you cannot grant permissions on behalf of {principal}",
-            because=f"it needs level {needed}; {principal} has {level}",
+            because=f"granting needs level {needed}; {principal} has {level}",
             try_this="request the permission from the owner with request_permission",
         )
 
@@ -283,8 +287,8 @@ class PermissionReasonMissing(ToolFailed):
     def __init__(self) -> None:
         super().__init__(
             "no reason given",
-            because="a person decides by the reason",
-            try_this="set `reason` to a few words about what it is for",
+            because="a person needs the reason to decide",
+            try_this="set `reason` to a few words that say what the permission is for",
         )
 
 
@@ -299,13 +303,13 @@ class ResultNotFound(ToolFailed):
     def __init__(self, result: str) -> None:
         super().__init__(
             f"no result '{result}' in this session",
-            because="a truncated result can be read only in its own session, by the id at its end",
+            because="a truncated result can be read only in the session of its call, by the id at the end of its text",
             try_this="copy the id again, or call the tool again",
         )
 
 
 class ResultGone(ToolFailed):
-    """The full text of a truncated result is not stored any more."""
+    """The full text of a truncated result is no longer stored."""
 
     code = "result.gone"
 
@@ -330,7 +334,7 @@ class MessageRecipientInvalid(ToolFailed):
 
 
 class ChannelMissing(ToolFailed):
-    """The call names no channel, and no channel wrote to the agent. `given` is what it names instead."""
+    """The call names no channel, and the message that the run answers came from none. `given` is what it names."""
 
     code = "channel.missing"
 
@@ -345,7 +349,7 @@ class ChannelMissing(ToolFailed):
 
 
 class FilesNotSupported(ToolFailed):
-    """The platform of the channel does not support files."""
+    """The connector of the channel cannot send files."""
 
     code = "channel.no_files"
 
@@ -365,13 +369,13 @@ class FileTooLargeForChannel(ToolFailed):
     def __init__(self, channel: str, *, size_bytes: int, bytes_max: int) -> None:
         super().__init__(
             f"the file is too large for {channel}",
-            because=f"it has {size_bytes:,} bytes; the limit is {bytes_max:,}",
+            because=f"it is {size_bytes:,} bytes, and the limit is {bytes_max:,} bytes",
             try_this="send a smaller file, or put the content in your answer",
         )
 
 
 class FileNotChosen(ToolFailed):
-    """The call names no file, or two."""
+    """The call names no file, or names two."""
 
     code = "file.not_chosen"
 
@@ -379,38 +383,38 @@ class FileNotChosen(ToolFailed):
         super().__init__(
             "no file given, or more than one",
             because="exactly one of `file_id` and `path` is needed",
-            try_this="set one of them",
+            try_this="set `file_id` or `path`, not both",
         )
 
 
 class SessionFileNotFound(ToolFailed):
-    """The session has no attachment with this id."""
+    """The session has no file with this id."""
 
     code = "file.not_found"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no file '{id_[:80]}' in this conversation",
-            because="`file_id` must be the first characters of the id of a file of this conversation",
-            try_this="use `path`, if you can read the file",
+            because="no file of this conversation has an id that starts with it",
+            try_this="copy the id again, or use `path` if you can read the file",
         )
 
 
 class FileTypeMismatch(ToolFailed):
-    """The file is not of the type as which it should be sent."""
+    """The file does not have the type that `send_as` requires."""
 
     code = "file.wrong_type"
 
     def __init__(self, name: str, *, send_as: str, media_type: str) -> None:
         super().__init__(
-            f"{name} cannot be sent as a {send_as}",
+            f"{name} cannot be sent as {send_as}",
             because=f"its type is {media_type}",
             try_this="set `send_as` to document",
         )
 
 
 class ReactionsNotSupported(ToolFailed):
-    """The platform of the channel does not support reactions."""
+    """The connector of the channel cannot send reactions."""
 
     code = "reaction.not_supported"
 
@@ -423,7 +427,7 @@ class ReactionsNotSupported(ToolFailed):
 
 
 class ReactionMessageMissing(ToolFailed):
-    """The envelope has no message on a platform."""
+    """The envelope has no message on a platform to which a reaction could be added."""
 
     code = "reaction.no_message"
 
@@ -455,5 +459,5 @@ class ReactionUnconfirmed(ToolFailed):
         super().__init__(
             "it is unknown whether the reaction was sent",
             because="the connection failed, or timed out",
-            try_this="send the same reaction again; repeating it changes nothing",
+            try_this="send the same reaction again: this is safe, even if the first one was sent",
         )

@@ -25,7 +25,7 @@ class SessionStatusArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionStatusTool(Struct, frozen=True):
-    """Reads only, so a call interrupted by a crash can simply run again."""
+    """Reports the state of the session. It only reads, so a call interrupted by a crash can run again."""
 
     store: Store
     clock: Clock

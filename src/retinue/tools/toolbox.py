@@ -45,6 +45,7 @@ from retinue.policy.tools.tool_policy import (
     build_layers,
     build_sender_layers,
 )
+from retinue.text.quantity import format_quantity
 from retinue.text.untrusted_wrapper import is_wrapped, wrap_untrusted
 from retinue.tools.base import (
     CallPending,
@@ -118,9 +119,10 @@ class TurnContext:
 class CallPlan(Struct, frozen=True, kw_only=True):
     """The decision on each call of one reply, made before any call is performed.
 
-    `contexts` and `reasons` cover the allowed calls. `missing_permissions` are what the asked calls
-    need beyond what was granted. `would_grant` is what a lasting approval would grant.
-    `held_permissions` and `settings` are what the decision was based on.
+    `asked` are the calls that need an approval. `contexts` and `reasons` are those of the allowed
+    calls. `missing_permissions` are the permissions that the asked calls need and that were not
+    granted. `would_grant` are the permissions that a lasting approval would grant. The decision was
+    based on `held_permissions` and `settings`.
     """
 
     allowed: tuple[Call, ...] = ()
@@ -354,7 +356,9 @@ class Toolbox:
         return tool_decision, lacks
 
     async def _provenance_checker(self, turn: TurnContext) -> ProvenanceChecker | None:
-        """Return None while the whole context is trusted: then provenance cannot affect a call."""
+        """Return the provenance checker of a turn, or None if the whole context is trusted:
+        provenance then affects no call.
+        """
         if self._provenance_policy is None or turn.trust is not Trust.UNTRUSTED:
             return None
         context = list(turn.context)
@@ -463,7 +467,8 @@ class Toolbox:
                 most = self._call_buckets.per_minute
                 return refusal(
                     call,
-                    f"Not done: {context.agent.name} can make {most} calls per minute. Try again in {wait_s} s.",
+                    f"Not done: {context.agent.name} can make {format_quantity(most, 'call')} per minute. "
+                    f"Try again in {wait_s} s.",
                 )
         arguments, invalid = _parse_arguments(tool, call)
         if invalid:

@@ -959,7 +959,7 @@ export interface Operations {
   "session.state": { parameters: SessionIdRequest; result: SessionState; hasEffect: false };
   /** Stop the run in a session. */
   "session.stop": { parameters: SessionStopRequest; result: SessionStopped; hasEffect: true };
-  /** Reset the context of a session. */
+  /** Stop the run in a session, and reset the context. */
   "session.reset": { parameters: SessionResetRequest; result: SessionResetResult; hasEffect: true };
   /** Set how messages queue while a run is active. */
   "session.set_queue": { parameters: SessionQueueRequest; result: SessionQueueSet; hasEffect: true };
@@ -969,21 +969,21 @@ export interface Operations {
   "session.attach": { parameters: SessionAttachRequest; result: SessionAttached; hasEffect: true };
   /** Mark the messages from a session as read. */
   "session.mark_read": { parameters: SessionIdRequest; result: SessionMarkedRead; hasEffect: true };
-  /** Show when a session's context is reset. */
+  /** Show when a session's context is reset, and whether its replies are sent. */
   "session.policy": { parameters: SessionIdRequest; result: SessionPolicyDetails; hasEffect: false };
   /** Reset the context after the current run. */
   "session.reset_after_run": { parameters: SessionResetAfterRunRequest; result: SessionResetAfterRunResult; hasEffect: true };
   /** Set whether a session's replies are sent. */
   "session.set_sending": { parameters: SessionSendingRequest; result: SessionSendingSet; hasEffect: true };
-  /** Read a conversation, newest first. */
+  /** Read a conversation as people see it, newest page first. */
   "session.transcript": { parameters: TranscriptRequest; result: SessionTranscript; hasEffect: false };
-  /** Show the result of a run: its status, models, tokens and cost. */
+  /** Show how a run ended, and its models, tokens and cost. */
   "run.show": { parameters: RunIdRequest; result: RunDetails; hasEffect: false };
   /** List runs with their cost and result, newest first. */
   "run.list": { parameters: RunListRequest; result: RunList; hasEffect: false };
   /** Show everything a run did: model calls, tool calls, approvals and envelopes, with times and cost. */
   "run.trace": { parameters: RunIdRequest; result: RunTraceDetails; hasEffect: false };
-  /** List pending approvals, or past ones. */
+  /** List pending or past approvals. */
   "approval.list": { parameters: ApprovalListRequest; result: ApprovalList; hasEffect: false };
   /** List the slash commands of a conversation. */
   "slash_command.list": { parameters: SlashCommandListRequest; result: SlashCommandList; hasEffect: false };
@@ -991,7 +991,7 @@ export interface Operations {
   "session.export": { parameters: SessionIdRequest; result: SessionExport; hasEffect: false };
   /** Import a session from files. */
   "session.import": { parameters: SessionImportRequest; result: SessionSummary; hasEffect: true };
-  /** Fork a session: copy its records up to one of them. */
+  /** Fork a session: copy its records up to a chosen record. */
   "session.fork": { parameters: SessionForkRequest; result: SessionForked; hasEffect: true };
   /** Remove records from the context of a session. */
   "session.trim": { parameters: SessionTrimRequest; result: SessionTrimmed; hasEffect: true };
@@ -1003,7 +1003,7 @@ export interface Operations {
   "session.queued": { parameters: QueuedEnvelopeListRequest; result: QueuedEnvelopeList; hasEffect: false };
   /** List delegations between agents. */
   "delegation.list": { parameters: DelegationListRequest; result: DelegationList; hasEffect: false };
-  /** Stop a delegation, and those made below it. */
+  /** Stop a delegation, and all delegations made below it. */
   "delegation.stop": { parameters: DelegationStopRequest; result: DelegationStopped; hasEffect: true };
   /** List subagents. */
   "subagent.list": { parameters: SubagentListRequest; result: SubagentList; hasEffect: false };
@@ -1031,7 +1031,7 @@ export interface Operations {
   "agent.restore": { parameters: AgentRestoreRequest; result: AgentRestored; hasEffect: true };
   /** Delete an agent. */
   "agent.delete": { parameters: AgentDeleteRequest; result: AgentDeleted; hasEffect: true };
-  /** Create a permanent agent. */
+  /** Create a permanent agent inside your workspace (for agents only). */
   "agent.create_permanent": { parameters: PermanentAgentRequest; result: PermanentAgentResult; hasEffect: true };
   /** List the files that define an agent. */
   "agent.files": { parameters: AgentFilesRequest; result: AgentFileList; hasEffect: false };
@@ -1043,7 +1043,7 @@ export interface Operations {
   "agent.prompt": { parameters: AgentPromptRequest; result: AgentPromptDetails; hasEffect: false };
   /** List the available models. */
   "model.list": { parameters: EmptyRequest; result: ModelList; hasEffect: false };
-  /** Show which models would be used now, and why. */
+  /** Show which models an agent would use now, and why. */
   "model.show": { parameters: ModelShowRequest; result: ModelChainList; hasEffect: false };
   /** List model credentials and their failures. Keys are not shown. */
   "credential.list": { parameters: CredentialListRequest; result: CredentialList; hasEffect: false };
@@ -1061,7 +1061,7 @@ export interface Operations {
   "credential.clear": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
   /** List people and their roles. */
   "person.list": { parameters: EmptyRequest; result: PersonList; hasEffect: false };
-  /** Show who you are and your permission level. */
+  /** Show your address and your permission level. */
   "person.whoami": { parameters: EmptyRequest; result: CallerDetails; hasEffect: false };
   /** Invite a person. The invitation is shown only once. */
   "person.invite": { parameters: PersonInviteRequest; result: PersonInvited; hasEffect: true };
@@ -1075,9 +1075,9 @@ export interface Operations {
   "token.list": { parameters: TokenListRequest; result: TokenList; hasEffect: false };
   /** Revoke a token. */
   "token.revoke": { parameters: TokenIdRequest; result: TokenRevoked; hasEffect: true };
-  /** Replace the secret of a token. It is shown only once. */
+  /** Replace the secret of a token. The new secret is shown only once. */
   "token.rotate": { parameters: TokenIdRequest; result: TokenCreated; hasEffect: true };
-  /** Create a code that signs a browser in, once. */
+  /** Create a code with which a browser can sign in once. */
   "token.code": { parameters: EmptyRequest; result: SignInCode; hasEffect: true };
   /** Show the settings in use. */
   "config.show": { parameters: EmptyRequest; result: ConfigDetails; hasEffect: false };
@@ -1095,7 +1095,7 @@ export interface Operations {
   "config.fields": { parameters: EmptyRequest; result: ConfigFields; hasEffect: false };
   /** Preview a change of the settings file without making it. */
   "config.preview": { parameters: ConfigPreviewRequest; result: ConfigPreview; hasEffect: false };
-  /** Show the agents and what waits for you. */
+  /** Show the agents and your pending approvals. */
   "server.status": { parameters: EmptyRequest; result: ServerStatus; hasEffect: false };
   /** Return the initial state of a client, and the cursor from which its events continue. */
   "server.initial_state": { parameters: InitialStateRequest; result: InitialState; hasEffect: false };
@@ -1103,31 +1103,31 @@ export interface Operations {
   "server.ledger": { parameters: EmptyRequest; result: LedgerCheckResult; hasEffect: false };
   /** Explain what happened to an envelope, run, approval or session. */
   "server.why": { parameters: WhyRequest; result: WhyExplanation; hasEffect: false };
-  /** Show active runs, waiting envelopes, and why they wait. */
+  /** Show active runs, and waiting envelopes with the reason why each waits. */
   "server.lanes": { parameters: LaneListRequest; result: LaneList; hasEffect: false };
   /** Show the server log, newest first. */
   "server.logs": { parameters: LogListRequest; result: LogEntryList; hasEffect: false };
   /** Back up all data to a new folder while the server runs. */
   "server.backup": { parameters: BackupRequest; result: BackupResult; hasEffect: true };
-  /** Delete old data. Unless `dry_run` is false, only count it. */
+  /** Delete old data, or by default only count it. */
   "server.purge": { parameters: PurgeRequest; result: PurgeResult; hasEffect: true };
   /** Show usage and cost. */
   "usage.show": { parameters: UsageRequest; result: UsageReport; hasEffect: false };
   /** Show usage per day, grouped by agent, model, provider or person. */
   "usage.days": { parameters: UsageDaysRequest; result: DailyUsageReport; hasEffect: false };
-  /** Show the budgets and what is spent of them. */
+  /** Show the budgets, and how much of each is spent. */
   "usage.budgets": { parameters: EmptyRequest; result: BudgetList; hasEffect: false };
   /** Explain why an agent may use a tool, may not, or needs an approval. */
   "policy.explain": { parameters: PolicyExplainRequest; result: PolicyExplanation; hasEffect: false };
-  /** Show which recorded calls other settings would decide differently. */
+  /** Check recorded tool calls against other settings, and show the calls whose decision would change. */
   "policy.test": { parameters: PolicyTestRequest; result: PolicyTestResult; hasEffect: false };
-  /** List all tools, or what an agent may do with each. */
+  /** List all tools, or show which of them an agent may use. */
   "tool.list": { parameters: ToolListRequest; result: ToolList; hasEffect: false };
   /** List the grants of agents. */
   "grant.list": { parameters: EmptyRequest; result: GrantList; hasEffect: false };
   /** Grant an agent a permission. */
   "grant.add": { parameters: GrantAddRequest; result: GrantDetails; hasEffect: true };
-  /** Revoke a grant, effective at once. */
+  /** Revoke a grant, with effect at once. */
   "grant.revoke": { parameters: GrantIdRequest; result: GrantRevoked; hasEffect: true };
   /** Call a tool directly, as an agent would. */
   "tool.invoke": { parameters: ToolInvokeRequest; result: ToolInvokeResult; hasEffect: true };
@@ -1139,7 +1139,7 @@ export interface Operations {
   "skill.approve": { parameters: SkillApproveRequest; result: SkillApproved; hasEffect: true };
   /** Revoke the approval of a skill. */
   "skill.revoke": { parameters: SkillNameRequest; result: SkillRevoked; hasEffect: true };
-  /** Export operations as a skill with its own commands. */
+  /** Export the operations of a noun as a skill with commands. */
   "skill.export": { parameters: SkillExportRequest; result: SkillExported; hasEffect: true };
   /** List plugins and their status. */
   "plugin.list": { parameters: EmptyRequest; result: PluginList; hasEffect: false };
@@ -1203,13 +1203,13 @@ export interface Operations {
   "binding.set": { parameters: BindingSetRequest; result: BindingSet; hasEffect: true };
   /** Remove a binding. */
   "binding.remove": { parameters: BindingIdRequest; result: BindingRemoved; hasEffect: true };
-  /** List pairing requests and admitted senders. */
+  /** List access requests and admitted senders. */
   "pairing.list": { parameters: EmptyRequest; result: PairingList; hasEffect: false };
-  /** Admit the sender with this code. */
+  /** Approve the access request with this pairing code. */
   "pairing.accept": { parameters: PairingAcceptRequest; result: PairingDecided; hasEffect: true };
-  /** Refuse the sender with this code. */
+  /** Refuse the access request with this pairing code. */
   "pairing.refuse": { parameters: PairingIdRequest; result: PairingDecided; hasEffect: true };
-  /** Revoke the admission of a sender. */
+  /** Revoke the access of an admitted sender. */
   "pairing.revoke": { parameters: PairingRevokeRequest; result: PairingRevoked; hasEffect: true };
   /** List identities: platform ids linked to people. */
   "identity.list": { parameters: EmptyRequest; result: IdentityList; hasEffect: false };
@@ -1261,7 +1261,7 @@ export interface Operations {
   "schedule.disable": { parameters: ScheduleRequest; result: ScheduleChanged; hasEffect: true };
   /** Run a schedule now, even if it is disabled. */
   "schedule.run": { parameters: ScheduleRunRequest; result: ScheduleRunResult; hasEffect: true };
-  /** Describe a time in words, and list its next occurrences. */
+  /** Describe the times of a schedule in words, and list the next ones. */
   "schedule.explain": { parameters: ScheduleExplainRequest; result: ScheduleExplanation; hasEffect: false };
   /** List the next occurrences of a schedule. */
   "schedule.next": { parameters: ScheduleNextRequest; result: ScheduleExplanation; hasEffect: false };
@@ -1275,21 +1275,21 @@ export interface Operations {
   "heartbeat.show": { parameters: HeartbeatTaskRequest; result: HeartbeatTaskDetails; hasEffect: false };
   /** Add a task to an agent's heartbeat. */
   "heartbeat.add": { parameters: HeartbeatAddRequest; result: HeartbeatTaskAdded; hasEffect: true };
-  /** Remove a task from a heartbeat. */
+  /** Remove a task from an agent's heartbeat. */
   "heartbeat.remove": { parameters: HeartbeatTaskRequest; result: HeartbeatTaskRemoved; hasEffect: true };
-  /** Run heartbeat tasks now, or all that are due. */
+  /** Run the given heartbeat tasks now, or all tasks that are due. */
   "heartbeat.run": { parameters: HeartbeatRunRequest; result: HeartbeatRunResult; hasEffect: true };
   /** List the scheduled occurrences of the next days. */
   "schedule.calendar": { parameters: CalendarRequest; result: CalendarDetails; hasEffect: false };
-  /** Send a person a reminder at a time. No agent works on it. */
+  /** Send a person a reminder at a set time, without starting a run. */
   "reminder.add": { parameters: ReminderAddRequest; result: ScheduleDetails; hasEffect: true };
   /** List pending reminders, soonest first. */
   "reminder.list": { parameters: ReminderListRequest; result: ReminderList; hasEffect: false };
   /** Delete a reminder. */
   "reminder.delete": { parameters: ReminderIdRequest; result: ScheduleDeleted; hasEffect: true };
-  /** Send a message to a session at a time. */
+  /** Send a message to a session at a set time, to wake its agent. */
   "wakeup.add": { parameters: WakeupAddRequest; result: ScheduleDetails; hasEffect: true };
-  /** List pending wake-ups, soonest first. */
+  /** List pending wake-ups (messages to sessions), soonest first. */
   "wakeup.list": { parameters: WakeupListRequest; result: WakeupList; hasEffect: false };
   /** Delete a wake-up. */
   "wakeup.delete": { parameters: ReminderIdRequest; result: ScheduleDeleted; hasEffect: true };

@@ -1,8 +1,7 @@
 """Email: a dedicated account, read by IMAP and sent by SMTP.
 
-A channel is one thread with one correspondent, `ADDRESS/THREAD`. A person who joins a thread only
-by its message ids gets a separate channel. An answer goes only to the address in the channel's
-name.
+A channel is one thread with one correspondent, `ADDRESS/THREAD`. Another person who replies in the
+same thread gets a separate channel. An answer goes only to the address in the channel's name.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class ReadPosition(Struct, frozen=True):
 
 
 class EmailConnector:
-    """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`; a
-    new thread is `ADDRESS`."""
+    """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`. A
+    delivery to `ADDRESS` starts a new thread."""
 
     capabilities = ConnectorCapabilities(
         text_max=TEXT_MAX,
@@ -138,7 +138,7 @@ class EmailConnector:
         )
 
     def _read_credentials(self) -> EmailCredentials:
-        """Read for each connection, because an access token is valid for about an hour."""
+        """Read the login anew for each connection, because an access token is valid for about an hour."""
         return EmailCredentials(
             username=self._settings.username or self._settings.address,
             secret=self._context.read_secret("password"),
@@ -183,7 +183,7 @@ class EmailConnector:
                 if uid > heard:
                     heard = uid
                     await self._store_position(ReadPosition(mailbox.uid_validity, heard))
-            if again:  # only now: until all of them are processed, a restart must search again
+            if again:  # only after all of them are processed: until then, a restart must search again
                 await self._store_position(ReadPosition(mailbox.uid_validity, heard))
                 again = False
             if imap.supports_idle:
@@ -194,8 +194,8 @@ class EmailConnector:
             waiting = await imap.search_after(heard)
 
     async def _find_start(self, imap: ImapClient, mailbox: SelectedMailbox) -> tuple[int, list[int], bool]:
-        """The read position, the UIDs that arrived since, and whether the mailbox is searched
-        again."""
+        """Return the read position, the UIDs to read first, and whether these come from a new
+        search because the stored position is no longer valid."""
         stored = await self._context.state.get(self._position_key)
         known = ReadPosition.parse(stored) if stored else None
         if known is not None and known.uid_validity == mailbox.uid_validity:
@@ -291,7 +291,7 @@ class EmailConnector:
                 "invalid email channel",
                 kind=FailureKind.INVALID_ADDRESS,
                 permanent=True,
-                because="it must be ADDRESS, or ADDRESS/THREAD of a thread that the address has written in",
+                because="it must be ADDRESS, or ADDRESS/THREAD for a thread in which this address has written",
                 try_this="use an email address, such as channel:NAME:maria@example.org",
             )
         await self._threads.load(room.correspondent)
@@ -344,7 +344,7 @@ class EmailConnector:
                 "the files are too large for one email",
                 kind=FailureKind.TOO_LARGE,
                 permanent=True,
-                because=f"together they have {total:,} bytes; the limit is {FILES_BYTES_MAX:,}",
+                because=f"together they are {total:,} bytes, and the limit is {FILES_BYTES_MAX:,} bytes",
                 try_this="send them in several messages",
             )
         try:
@@ -362,7 +362,7 @@ class EmailConnector:
     # --- check ---
 
     async def check(self) -> ConnectorCheckResult:
-        """Log in to both servers and open the mailbox. Changes and sends nothing."""
+        """Log in to both servers and open the mailbox, without changing or sending anything."""
         account = self._sender.address
         for server, log_in in ((self._imap_server, self._check_imap), (self._smtp_server, self._check_smtp)):
             if (problem := await _find_problem(log_in)) is not None:

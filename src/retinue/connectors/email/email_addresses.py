@@ -26,7 +26,7 @@ _INVISIBLE = re.compile(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\u2066-\u
 
 
 class Mailbox(Struct, frozen=True):
-    """One address with its display name, which proves nothing."""
+    """One address with its display name. The sender can choose any name, so it proves nothing."""
 
     address: str
     name: str = ""
@@ -37,7 +37,7 @@ class Mailbox(Struct, frozen=True):
 
 
 def parse_address(text: str) -> str | None:
-    """The address in lower case, or None if the text is anything else."""
+    """The address in lower case, or None if the text is not a plain address."""
     return text.lower() if len(text) <= ADDRESS_LENGTH_MAX and _ADDRESS.fullmatch(text) else None
 
 
@@ -99,7 +99,7 @@ def decode_header_text(field: str) -> str:
 
 
 def decode_text(raw: bytes, charset: str) -> str:
-    """Decode bytes by the claimed charset, then as UTF-8, then as Windows-1252."""
+    """Decode bytes with the declared charset; if that fails, as UTF-8, and then as Windows-1252."""
     for each in (charset, "utf-8"):
         try:
             return raw.decode(each or "utf-8")
@@ -118,8 +118,8 @@ def to_display_text(field: str, length_max: int = NAME_LENGTH_MAX) -> str:
 
 
 def parse_message_ids(field: str) -> tuple[str, ...]:
-    """The ids in a `Message-ID`, `In-Reply-To` or `References`, without brackets. Overlong ones are
-    skipped."""
+    """The ids in a `Message-ID`, `In-Reply-To` or `References` header, without brackets. Ids that
+    are too long are skipped."""
     return tuple(each for each in _MESSAGE_ID.findall(field) if len(each) <= MESSAGE_ID_LENGTH_MAX)
 
 

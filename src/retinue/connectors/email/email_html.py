@@ -63,14 +63,15 @@ class HtmlTag(Struct, frozen=True):
 
     @property
     def hides_content(self) -> bool:
-        """Whether its content is invisible. Text that only a model would see is a prompt injection."""
+        """Whether the style of the tag hides its content. Text that only a model would see may be a
+        prompt injection."""
         style = re.sub(r"\s", "", self.attributes.get("style", "")).lower()
         return _HIDING_STYLE.search(style) is not None or _HIDDEN_ATTRIBUTE.search(self.source) is not None
 
 
 def scan_html(html: str) -> Iterator[HtmlTag | str]:
-    """Tags and the texts between them, in order. Scripts, styles, comments and similar content are
-    skipped."""
+    """Yield the tags and the texts between them, in order. Scripts, styles, comments and similar
+    content are skipped."""
     at, end = 0, len(html)
     while at < end:
         angle = html.find("<", at)

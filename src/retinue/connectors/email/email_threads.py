@@ -35,8 +35,7 @@ _decoder = msgspec.json.Decoder(tuple[_StoredThread, ...])
 class ThreadCache:
     """The threads with each correspondent, cached in memory and stored by `save`.
 
-    A sender who is not admitted leaves nothing in the store: call `save` after the email was
-    accepted.
+    Call `save` only after an email was accepted, so that a sender who is not admitted leaves nothing in the store.
     """
 
     def __init__(self, state: ConnectorState) -> None:
@@ -45,7 +44,7 @@ class ThreadCache:
         self._lock = asyncio.Lock()
 
     async def load(self, correspondent: str) -> None:
-        """Load a correspondent into memory."""
+        """Load the threads of a correspondent into memory."""
         if correspondent in self._known:
             self._known.move_to_end(correspondent)
             return
@@ -55,8 +54,7 @@ class ThreadCache:
             self._known.popitem(last=False)
 
     def find_thread(self, correspondent: str, ids: tuple[str, ...]) -> str | None:
-        """The thread that emails with these ids belong to, by the newest known id; None if none is
-        known."""
+        """The thread of the newest of these message ids that is known; None if none is known."""
         for each in reversed(ids):
             for kept in self._known.get(correspondent, ()):
                 if each in kept.ids:
@@ -70,7 +68,7 @@ class ThreadCache:
         return NEW_THREAD
 
     def add(self, correspondent: str, thread: str, subject: str, ids: tuple[str, ...]) -> None:
-        """Add emails to a thread, in memory only: an answer may be sent before anything is stored."""
+        """Add message ids to a thread in memory. An answer may need them before `save` is called."""
         known = self._known.get(correspondent, ())
         before = next((kept for kept in known if kept.thread == thread), _StoredThread(thread, subject, ()))
         all_ids = tuple(dict.fromkeys((*before.ids, *ids)))
@@ -85,7 +83,7 @@ class ThreadCache:
 
 
 def _encode_threads(known: tuple[_StoredThread, ...]) -> str:
-    """Encode as many threads as fit, the latest ones."""
+    """Encode the latest threads, as many as fit."""
     fitting: list[_StoredThread] = []
     left = STORED_CHARS_MAX
     for kept in reversed(known):

@@ -1,5 +1,4 @@
-"""A connection to an email server: limited sizes and times, and never unencrypted beyond this
-machine."""
+"""A connection to an email server. Sizes and times are limited. A connection to another machine is always encrypted."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class EmailConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_timeout_s: float) -> None:
         self._reader = reader
         self._writer = writer
-        self.answer_timeout_s = answer_timeout_s  # after such a silence the connection counts as broken
+        self.answer_timeout_s = answer_timeout_s  # after so long a silence the connection counts as broken
 
     @classmethod
     async def open(cls, server: EmailServer) -> EmailConnection:
@@ -83,8 +82,8 @@ class EmailConnection:
         return cls(*made, answer_timeout_s=server.answer_timeout_s)
 
     async def start_tls(self, server: EmailServer) -> None:
-        """Encrypt the connection. Data that the server sent in the clear before raises an error,
-        because it could be injected."""
+        """Encrypt the connection. Raises an error if unencrypted data is still unread, because an
+        attacker could have injected it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):
                 if await self._reader.read(1):
@@ -98,8 +97,8 @@ class EmailConnection:
             ) from error
 
     async def read_line(self, *, timeout_factor: float | None = 1.0) -> bytes:
-        """The next line, without its end. The timeout is `timeout_factor` times the usual one, or
-        none if it is None."""
+        """Read the next line, without its line end. The timeout is `timeout_factor` times the usual
+        timeout; None means no timeout."""
         try:
             async with asyncio.timeout(None if timeout_factor is None else timeout_factor * self.answer_timeout_s):
                 line = await self._reader.readuntil(b"\n")
@@ -158,6 +157,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def to_printable(raw: bytes) -> str:
-    """Text of a server, made safe to show."""
+    """Return a server's text in a form that is safe to show: truncated, and without control characters."""
     text = raw[:200].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text).strip()

@@ -60,8 +60,8 @@ class FetchedEmail(Struct, frozen=True, kw_only=True):
 
 
 class ImapClient:
-    """One connection to one account. Commands run one at a time. A caller that interrupts one must
-    close the connection."""
+    """One connection to one account. Commands run one at a time. A caller that cancels a command
+    must close the connection."""
 
     def __init__(self, connection: EmailConnection) -> None:
         self._connection = connection
@@ -90,7 +90,7 @@ class ImapClient:
         await self._connection.close()
 
     async def log_out(self) -> None:
-        """Log out, as far as the server still answers."""
+        """Log out if the server still answers, and close the connection."""
         with suppress(EmailConnectionBroke, ImapRefused, TimeoutError):
             async with asyncio.timeout(LOGOUT_S_MAX):
                 await self._run_command(b"LOGOUT", action="log out")
@@ -128,7 +128,7 @@ class ImapClient:
         return sorted({uid for each in responses if each.status == b"SEARCH" for uid in get_numbers(each.values[1:])})
 
     async def fetch(self, uid: int, *, bytes_max: int) -> FetchedEmail | None:
-        """The beginning of an email, without marking it as read; None if it is gone."""
+        """Fetch at most `bytes_max` bytes of an email, without marking it as read. Returns None if it is gone."""
         items = b"UID FETCH %d (UID RFC822.SIZE INTERNALDATE BODY.PEEK[]<0.%d>)" % (uid, bytes_max)
         for each in await self._run_command(items, action="read an email"):
             if each.numbered[1] != b"FETCH" or not isinstance(each.values[-1], list):
@@ -146,12 +146,11 @@ class ImapClient:
         await self._run_command(b"UID STORE %d +FLAGS.SILENT (\\Seen)" % uid, action="mark an email as read")
 
     async def poll(self) -> None:
-        """Let the server report changes."""
+        """Send a NOOP, so that the server reports changes."""
         await self._run_command(b"NOOP", action="look")
 
     async def idle(self, clock: Clock, wait_s: float) -> None:
-        """Wait until the server announces a new email since the last search, or until the time is
-        up."""
+        """Wait until the server has announced an email since the last search, or until `wait_s` is over."""
         if self._has_new.is_set():
             return
         tag = await self._send(b"IDLE")
@@ -264,7 +263,7 @@ class ImapClient:
 
 
 def _is_free_text(line: bytes) -> bool:
-    """Whether the line is free text, whose end may look like a literal but is none."""
+    """Whether the line is free text. Its end may look like a literal, but is not one."""
     tag, _, rest = line.partition(b" ")
     return tag == b"+" or rest.partition(b" ")[0].upper() in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH")
 
@@ -278,8 +277,8 @@ def _require_ok(response: ImapResponse, *, action: str, permanent: bool) -> Imap
 
 
 def _quote_string(text: str) -> bytes:
-    """A quoted string. Characters that cannot be quoted are refused, which prevents command
-    injection."""
+    """Quote a text as an IMAP string. Characters that cannot be quoted are refused, which prevents
+    command injection."""
     raw = text.encode()
     if any(byte in b"\r\n\0" or byte > 0x7E for byte in raw):
         raise ImapRefused("use the username or password", "it has characters that IMAP cannot quote", permanent=True)

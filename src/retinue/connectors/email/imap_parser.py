@@ -1,4 +1,4 @@
-"""Parses IMAP responses. Pure and limited."""
+"""Parses IMAP responses. Pure, with a limit on nesting."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ImapResponse(Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> bytes:
-        """OK, NO, BAD, BYE, PREAUTH, or the type of the data."""
+        """OK, NO, BAD, BYE or PREAUTH; for a data response its type, such as SEARCH."""
         first = self.values[0] if self.values else None
         return first.upper() if isinstance(first, bytes) else b""
 
     @property
     def code(self) -> bytes:
-        """The response code in brackets, in upper case."""
+        """The response code in brackets, in upper case; empty if there is none."""
         found = _CODE.search(self.rest)
         return found[1].upper() if found else b""
 
@@ -79,7 +79,7 @@ class _Scanner:
         self._at = 0
 
     def read_values(self, *, depth: int) -> list[ImapValue]:
-        """Parse up to the closing parenthesis or the end."""
+        """Parse values up to the closing parenthesis or the end of the response."""
         if depth > DEPTH_MAX:
             raise ImapSyntaxError("too many nested lists")
         found: list[ImapValue] = []

@@ -29,10 +29,10 @@ _MEDIA_TYPE = re.compile(r"([a-z0-9][a-z0-9.+-]{0,60})/([a-z0-9][a-z0-9.+-]{0,60
 
 
 class EmailThread(Struct, frozen=True, kw_only=True):
-    """The data for an answer in a thread."""
+    """The data of a thread that an answer in it needs."""
 
     subject: str = ""
-    ids: tuple[str, ...] = ()  # of its emails, oldest first, including ours
+    ids: tuple[str, ...] = ()  # Message-IDs of its emails, oldest first, including ours
 
 
 NEW_THREAD = EmailThread()
@@ -52,12 +52,12 @@ class EmailChannel(Struct, frozen=True):
 
     correspondent: str  # the address, with a prefix if it is unverified
     address: str
-    thread: str = ""  # empty: a new one
+    thread: str = ""  # empty: a new thread
 
 
 def parse_channel(text: str) -> EmailChannel | None:
-    """Parse `ADDRESS` or `ADDRESS/THREAD`, verified or not. Returns None if it has no valid
-    address."""
+    """Parse `ADDRESS` or `ADDRESS/THREAD`. The address may have the prefix for an unverified
+    sender. Returns None if there is no valid address."""
     mark = UNVERIFIED_PREFIX if text.startswith(UNVERIFIED_PREFIX) else ""
     # A local part may contain a slash, a domain may not.
     local, at, rest = text.removeprefix(UNVERIFIED_PREFIX).rpartition("@")
@@ -69,8 +69,8 @@ def parse_channel(text: str) -> EmailChannel | None:
 
 
 def make_message_id(key: str, sender: EmailSender) -> str:
-    """The Message-ID of a part. It is deterministic, so that programs that deduplicate show a
-    repeated email once."""
+    """The Message-ID of a part. It is deterministic, so that an email program that deduplicates
+    shows a repeated email once."""
     plain = key.replace("/", ".")
     return f"{OWN_ID_PREFIX}{plain if re.fullmatch(r'[A-Za-z0-9.-]{1,80}', plain) else digest(key, 32)}@{sender.domain}"
 
@@ -101,7 +101,7 @@ def build_email(
             ("References", "\r\n ".join(f"<{each}>" for each in before)),
         ]
     fields += [
-        # No program may answer it (RFC 3834), nor an out-of-office reply.
+        # No program may answer this email (RFC 3834), not even with an out-of-office reply.
         ("Auto-Submitted", "auto-replied" if before else "auto-generated"),
         ("X-Auto-Response-Suppress", "OOF, AutoReply"),
         ("MIME-Version", "1.0"),
@@ -111,7 +111,7 @@ def build_email(
 
 
 def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str, ...]:
-    """The ids of the earlier emails; the last one is the one that is answered."""
+    """The ids of the earlier emails in the thread. The last id is that of the email that is answered."""
     ids = [each for each in thread.ids if each != quoted_message_id and is_message_id(each)]
     if is_message_id(quoted_message_id):
         ids.append(quoted_message_id)
@@ -119,7 +119,7 @@ def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str,
 
 
 def build_subject(thread: EmailThread, text: str, *, is_reply: bool) -> str:
-    """The subject of the thread; for a new thread the first line of the text."""
+    """The subject of the thread, with `Re:` for a reply. A new thread gets the first line of the text."""
     subject = _INVISIBLE.sub(" ", thread.subject).strip()[:SUBJECT_LENGTH_MAX]
     if subject:
         return subject if _REPLY_PREFIX.match(subject) or not is_reply else f"Re: {subject}"
@@ -145,8 +145,7 @@ def _format_sender(sender: EmailSender) -> str:
 
 
 def _build_body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: str) -> bytes:
-    """Content headers and body. Encoded in ASCII, so that every server accepts it and no line is
-    too long."""
+    """Build the content headers and the body, encoded in ASCII: every server accepts that, and no line is too long."""
     message = EmailMessage(policy=SMTP)
     words = text.encode("utf-8", "replace").decode()
     message.set_content(words if words.endswith("\n") else words + "\n", charset="utf-8", cte="quoted-printable")

@@ -1,5 +1,5 @@
-"""Converts a parsed email to an inbound message. Pure, limited, and never raises: strangers write
-the input."""
+"""Converts a parsed email to an inbound message. Pure and limited, and it never raises, because
+strangers write the input."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from retinue.domain.attachment import safe_file_name
 from retinue.domain.envelope import EnvelopeContext
 from retinue.domain.session_keys import ChatType
 from retinue.domain.storable_text import make_storable, truncate_bytes
+from retinue.text.quantity import format_quantity
 
 TEXT_BYTES_MAX = 200_000
 TEXT_CHARS_MAX = 1_000_000  # of one text part
@@ -30,12 +31,12 @@ SERVICE = "email"
 
 
 class ParsedEmail(Struct, frozen=True, kw_only=True):
-    """One parsed email: the inbound message, and what an answer to it needs."""
+    """A parsed email: the inbound message, and the data that an answer to it needs."""
 
     incoming: InboundMessage
     subject: str
     references: tuple[str, ...]  # of the emails before it, oldest first
-    starts_thread: bool  # it starts a thread
+    starts_thread: bool  # it refers to no earlier email
 
 
 def to_inbound(
@@ -50,8 +51,8 @@ def to_inbound(
 ) -> ParsedEmail | None:
     """Convert an email. Returns None if it has no author.
 
-    `find_thread` finds the thread of an author by message ids. `is_cut` means that the end was not
-    read.
+    `find_thread` finds the thread of an author by message ids. `is_cut` means that the end of the
+    email was not read, because it is too large.
     """
     if sender.author is None:
         return None
@@ -112,8 +113,8 @@ def _get_text(message: MimeMessage) -> str:
 
 
 def _add_subject(text: str, subject: str, *, starts_thread: bool) -> str:
-    """Prepend the subject of an email that starts a thread, because it is part of the message. A
-    command is left alone."""
+    """Prepend the subject if the email starts a thread, because people write part of the message
+    there. A text that is a command stays unchanged."""
     words = make_storable(text)
     if subject and (not words or (starts_thread and not words.startswith("/"))):
         words = f"Subject: {make_storable(subject)}\n\n{words}" if words else make_storable(subject)
@@ -123,7 +124,7 @@ def _add_subject(text: str, subject: str, *, starts_thread: bool) -> str:
 def _format_left_out(count: int, *, is_cut: bool) -> str:
     if is_cut:
         return "\n[left out: the end of this email and its files, because it is larger than the limit]"
-    return f"\n[left out: {count} more parts]" if count > 0 else ""
+    return f"\n[left out: {format_quantity(count, 'more part')}]" if count > 0 else ""
 
 
 def _build_quoted(reply_ids: tuple[str, ...], history: str, addresses: frozenset[str]) -> QuotedMessage | None:

@@ -1,8 +1,8 @@
-"""Parses an email into headers and body parts. Pure, and linear in its input whatever a stranger
-sends.
+"""Parses an email into headers and body parts. Pure. The time is linear in the size of the input,
+whatever a stranger sends.
 
-The standard library parses a message completely, at any depth. Here every dimension has a limit.
-Parts beyond it are left out and counted.
+The standard library parses a message completely, at any depth. Here depth, sizes and counts are
+limited. Parts beyond a limit are left out and counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from retinue.connectors.email.email_addresses import decode_header_text, decode_text
 
-HEADER_BYTES_MAX = 128 * 1024  # of one message or part: long chains of signatures have tens of thousands
+HEADER_BYTES_MAX = 128 * 1024  # of one message: long chains of signatures take tens of thousands of bytes
 HEADERS_MAX = 500
 PART_HEADER_BYTES_MAX = 16 * 1024
 CONTENT_FIELD_CHARS_MAX = 2048
@@ -70,7 +70,7 @@ class MimeMessage(Struct, frozen=True, kw_only=True):
     _by_name: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def get_all(self, name: str) -> list[str]:
-        """Every value of a header, topmost first."""
+        """Every value of a header that may occur more than once, topmost first."""
         if not self._by_name:
             for each in self.headers:
                 self._by_name.setdefault(each.name, []).append(each.value)
@@ -128,8 +128,7 @@ class _PartCollector:
 
 
 class _ContentHeaders:
-    """The content headers of one part. The library parses their parameters, which are truncated
-    before."""
+    """The content headers of one part. They are truncated first, and then parsed by the standard library."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._message = Message()
@@ -190,7 +189,7 @@ def _split_headers(head: bytes) -> tuple[MimeHeader, ...]:
 
 
 def _split_multipart(body: bytes, boundary: bytes) -> Iterator[bytes]:
-    """The content between `--BOUNDARY` lines. An unclosed last part extends to the end."""
+    """Yield the parts between the `--BOUNDARY` lines. An unclosed last part extends to the end."""
     # Match the whole line: one boundary may be a prefix of another.
     mark = re.compile(rb"(?:\A|\r?\n)--" + re.escape(boundary) + rb"(--)?[ \t]{0,100}(?=\r?\n|\Z)")
     begun: int | None = None

@@ -39,8 +39,8 @@ def is_forwarded(subject: str) -> bool:
 
 
 def strip_history(text: str) -> StrippedText:
-    """Split a text into new text and history. If they alternate, or nothing new is left, all of it
-    counts as new."""
+    """Split a text into new text and history. If the two alternate, or if no new text is left, the
+    whole text counts as new."""
     lines = text.split("\n")
     cut = _find_history(lines)
     if cut is None:
@@ -51,7 +51,7 @@ def strip_history(text: str) -> StrippedText:
 
 
 def _find_history(lines: list[str]) -> tuple[int, int] | None:
-    """The first and last line of the history."""
+    """The first line of the history, and the line after it; None if there is no history."""
     for at, line in enumerate(lines):
         stripped = line.strip()
         if not stripped or len(stripped) > _SEPARATOR_CHARS_MAX:
@@ -85,7 +85,7 @@ def _is_separator(lines: list[str], at: int) -> bool:
 
 
 def _count_attribution_lines(lines: list[str], at: int) -> int:
-    """The number of lines that attribute the quote below; 0 if there are none."""
+    """The number of lines of an attribution such as `On ... wrote:` that begins at this line; 0 if none does."""
     if not _ATTRIBUTION_START.match(lines[at].strip()):
         return 1 if _ATTRIBUTION.fullmatch(lines[at].strip()[:_SEPARATOR_CHARS_MAX]) else 0
     joined = ""
@@ -103,8 +103,8 @@ def _find_text_line(lines: list[str], at: int) -> int | None:
 
 
 def _find_quoted_block(lines: list[str], start: int, first: int) -> tuple[int, int] | None:
-    """The range of a single quoted block, with text only before it or only after it; None if they
-    alternate."""
+    """The range of a single quoted block with new text only before it or only after it. None if new
+    and quoted text alternate."""
     end = first
     while end < len(lines) and (lines[end].lstrip().startswith(">") or not lines[end].strip()):
         end += 1

@@ -1,8 +1,8 @@
 """Authenticates the sender of an email and detects automated senders. Pure: headers in, a result
 with a reason out.
 
-Anyone can write any address into a `From`. It counts only if the receiving server says that it was
-verified. An automated email is never answered, to prevent an endless exchange.
+Anyone can write any address into a `From`. An address counts only if the receiving server says that
+it verified it. An automated email is never answered, to prevent an endless exchange.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PROPERTY = re.compile(r"([a-z]{1,20}\.[a-z0-9-]{1,40})\s*=\s*\"?([^\s\"]{1,255}
 
 
 class SenderAuthResult(Struct, frozen=True, kw_only=True):
-    """The authenticated author. `because` says why it is automated, or why the address is not
-    verified."""
+    """The result for one email. `because` says why the email counts as automated, or why the
+    author's address is not verified."""
 
     author: Mailbox | None  # None: no address that could be answered
     is_verified: bool
@@ -48,8 +48,8 @@ class SenderAuthResult(Struct, frozen=True, kw_only=True):
 
     @property
     def sender_id(self) -> str:
-        """The address if it is verified, else the address with a prefix, so that the two are never
-        confused."""
+        """The author's address. An unverified address has a prefix, so that it is never confused
+        with a verified one."""
         if self.author is None:
             return ""
         return self.author.address if self.is_verified else UNVERIFIED_PREFIX + self.author.address
@@ -93,7 +93,7 @@ class SenderAuthenticator(Struct, frozen=True, kw_only=True):
         return by_id or (author is not None and author.address in self.addresses)
 
     def _get_unverified_reason(self, message: MimeMessage, author: Mailbox | None, received_at: datetime) -> str:
-        """Why the address is not verified; empty if it is."""
+        """Why the author's address is not verified; empty if it is verified."""
         if author is None:
             return "the From header has no address"
         if len(message.get_all("from")) != 1 or count_addresses(message.get_first("from")) != 1:
@@ -132,8 +132,7 @@ def parse_date(message: MimeMessage) -> datetime | None:
 
 
 def get_automated_reason(message: MimeMessage, author: Mailbox | None) -> str:
-    """Why it was sent by a program (RFC 3834 and older conventions); empty if a person may have
-    sent it."""
+    """Why an email counts as sent by a program (RFC 3834 and older conventions); empty if a person may have sent it."""
     submitted = message.get_first("auto-submitted").partition(";")[0].strip().lower()
     if submitted and submitted != "no":
         return "its headers say that it was sent automatically"
@@ -160,8 +159,9 @@ def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
     """Whether the receiving server says that the `From` was verified, by DMARC or by DKIM for its
     domain.
 
-    Only the topmost header of that server counts, because it is above everything that came with the
-    email. An unreadable header could be that one, so nothing below it counts.
+    Only the topmost `Authentication-Results` header of that server counts, because it is above
+    everything that came with the email. A header that cannot be parsed could be that one, so
+    nothing below it counts.
     """
     for value in message.get_all("authentication-results"):
         plain = _strip_comments(value[:RESULTS_CHARS_MAX])
@@ -174,8 +174,8 @@ def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _strip_comments(value: str) -> str | None:
-    """Remove comments. Returns None if they are ambiguous, because a stranger's text may be in one
-    or in quotes.
+    """Remove the comments of a header. Returns None if quotes make them ambiguous, because a
+    stranger may have chosen the quoted text.
 
     A quoted token without special characters, such as a signature key, is kept without its quotes.
     """

@@ -19,7 +19,7 @@ class EmailSecurity(StrEnum):
     """How a connection is encrypted."""
 
     TLS = "tls"  # from the first byte
-    STARTTLS = "starttls"  # by an upgrade before the login; never without
+    STARTTLS = "starttls"  # by an upgrade before the login; without it, the connection is refused
     NONE = "none"  # only to this machine
 
 
@@ -60,26 +60,28 @@ class EmailSettings:
         EmailSecurity.TLS, "Encryption of SMTP: `tls`, `starttls`, or `none` for a server on this machine."
     )
     ca_bundle: str = setting("", "File with certificates to trust instead of those of the system.")
-    mailbox: str = setting("INBOX", "Mailbox to read.", check=check_one_line)
+    mailbox: str = setting("INBOX", "Mailbox (mail folder) to read.", check=check_one_line)
     authserv_id: str = setting(
         "",
         "Name of the receiving server in the `Authentication-Results` header, which says who sent an email. "
-        "If it is empty, no sender is verified, and no email counts as written by the owner.",
+        "Empty: no sender is verified, and no email counts as written by the owner.",
         check=check_one_line,
         example="mx.example.org",
     )
-    poll_s: float = setting(60.0, "Time between checks for new email without IDLE, in seconds.", least=1, most=3600)
+    poll_s: float = setting(
+        60.0, "Time between checks for new email if the server does not support IDLE, in seconds.", least=1, most=3600
+    )
     idle_s: float = setting(300.0, "Maximum time of one IDLE command, in seconds.", least=1, most=1680)
     answer_timeout_s: float = setting(60.0, "Maximum time for an answer of a server, in seconds.", least=1, most=600)
     email_bytes_max: int = setting(
         25 * MIB,
-        "Maximum size of an email. Of a larger one, only the beginning is read, without its files.",
+        "Maximum size of an email, in bytes. Only the beginning of a larger email is read, without its files.",
         least=64 * 1024,
         most=100 * MIB,
     )
     emails_per_hour: int = setting(
         30,
-        "Maximum emails per hour from one address. Further ones count as automatic, and are not answered.",
+        "Maximum number of emails per hour from one address. Further emails count as automatic and are not answered.",
         least=1,
         most=10_000,
     )

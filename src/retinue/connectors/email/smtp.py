@@ -1,7 +1,7 @@
-"""A small client for SMTP submission: one email per connection, and certainty about what was not
-accepted.
+"""A small client for SMTP submission. It sends one email per connection, and tells when an email
+was certainly not accepted.
 
-Until the final dot is sent, the server cannot have accepted the email. After it, the result is
+Before the final dot is sent, the server cannot have accepted the email. After that, the result is
 unknown until the server answers.
 """
 
@@ -63,7 +63,7 @@ class SmtpRefused(Exception):
 
 class TooLargeForServer(Exception):
     def __init__(self, size_bytes: int, bytes_max: int) -> None:
-        super().__init__(f"it has {size_bytes:,} bytes; the limit of the server is {bytes_max:,}")
+        super().__init__(f"it is {size_bytes:,} bytes, and the limit of the server is {bytes_max:,} bytes")
         self.bytes_max = bytes_max
 
 
@@ -95,8 +95,8 @@ class SmtpClient:
     async def send(self, message: bytes, *, sender: str, recipient: str) -> str:
         """Send one email, and return the server's confirmation.
 
-        `SmtpRefused`, `TooLargeForServer` and `EmailConnectionBroke` mean that it was certainly not
-        accepted, `SendResultUnknown` that it may have been.
+        `SmtpRefused`, `TooLargeForServer` and `EmailConnectionBroke` mean that the server certainly
+        did not accept it. `SendResultUnknown` means that it may have accepted it.
         """
         data = _DOT.sub(b"..", _LINE_END.sub(b"\r\n", message))
         if not data.endswith(b"\r\n"):
@@ -155,8 +155,8 @@ class SmtpClient:
             raise SmtpRefused("the login", None, "the server offers no supported login method")
 
     async def _authenticate(self, mechanism: str, answers: list[bytes], *, initial: bool = True) -> None:
-        """Answer the challenges. An extra challenge gets an empty answer, to which the server
-        reports its error."""
+        """Authenticate by answering the server's challenges. An extra challenge gets an empty
+        answer, to which the server replies with its error."""
         left = [b64encode(each) for each in answers]
         first = b"AUTH " + mechanism.encode()
         await self._connection.send(first + (b" " + left.pop(0) if initial else b"") + b"\r\n")
@@ -191,7 +191,7 @@ class SmtpClient:
 
 
 def build_delivery_failed(error: SmtpRefused | TooLargeForServer | EmailConnectionBroke) -> DeliveryFailed:
-    """The delivery failure. In all these cases the server certainly did not accept the email."""
+    """Return the delivery failure for an error. In all these cases the server certainly did not accept the email."""
     if isinstance(error, TooLargeForServer):
         return DeliveryFailed("the email is too large", kind=FailureKind.TOO_LARGE, permanent=True, because=str(error))
     if isinstance(error, EmailConnectionBroke):
@@ -210,7 +210,7 @@ def _classify_refusal(stage: str, reply: SmtpReply) -> tuple[FailureKind, bool]:
         return FailureKind.TOO_LARGE, permanent
     match stage:
         case "the login":
-            return FailureKind.INVALID_SENDER, False  # the owner can change that, and the email waits
+            return FailureKind.INVALID_SENDER, False  # the owner can correct the login, and the email waits until then
         case "the sender address":
             return (FailureKind.INVALID_SENDER if permanent else FailureKind.THROTTLED), permanent
         case "the recipient":

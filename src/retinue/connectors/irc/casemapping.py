@@ -1,7 +1,7 @@
-"""Names on IRC: which are equal, who a user is, and which names can be written to.
+"""Names on IRC: compares them, identifies users by them, and checks that a name can be written to.
 
-Nothing about a nick is permanent. If the server vouches for an account, the account identifies the
-user. If it does not, the whole of `nick!user@host` has to be the same.
+Anyone can take a free nick. If the server vouches for an account, the account identifies the user.
+Otherwise a user counts as the same only while all of `nick!user@host` is the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHANNEL = re.compile(r"[^\s\x00-\x20,\x07]+")
 
 
 class Casemapping(StrEnum):
-    """Which names a server treats as equal (its `CASEMAPPING`)."""
+    """The rule by which a server treats names as equal (its `CASEMAPPING`)."""
 
     ASCII = "ascii"
     RFC1459_STRICT = "rfc1459-strict"
@@ -48,7 +48,7 @@ def parse_casemapping(text: str) -> Casemapping:
 
 
 class IrcServerFeatures(Struct, frozen=True, kw_only=True):
-    """The features that a server announced during registration (`005`), as far as we use them."""
+    """The features of a server that we use, as it announced them during registration (numeric `005`)."""
 
     casemapping: Casemapping = Casemapping.RFC1459
     channel_prefixes: str = "#&"
@@ -67,7 +67,7 @@ class IrcServerFeatures(Struct, frozen=True, kw_only=True):
 
 
 def apply_isupport(features: IrcServerFeatures, tokens: tuple[str, ...]) -> IrcServerFeatures:
-    """The features after one more `005`. Unknown tokens change nothing."""
+    """Return the features, updated with the tokens of one `005` message. Unknown tokens are ignored."""
     values = parse_pairs(tokens)
     return IrcServerFeatures(
         casemapping=parse_casemapping(values["CASEMAPPING"]) if "CASEMAPPING" in values else features.casemapping,
@@ -85,7 +85,7 @@ def _parse_limit(text: str, default: int) -> int:
 
 
 class IrcUser(Struct, frozen=True, kw_only=True):
-    """The user behind a private channel: an account, or exactly this nick at this host."""
+    """The user of a private channel: an account, or exactly this nick with this user and host."""
 
     nick: str = ""
     user_at_host: str = ""
@@ -93,13 +93,13 @@ class IrcUser(Struct, frozen=True, kw_only=True):
 
 
 def make_user_id(source: str, account: str, features: IrcServerFeatures) -> str:
-    """The id of a user: the account if the server vouches for one, else the whole source, which
-    proves nothing."""
+    """Return the id of a user: the account if the server vouches for one, else `nick!user@host`,
+    which proves nothing."""
     return features.fold(f"{ACCOUNT_PREFIX}{account}" if account else source)
 
 
 def parse_user(channel: str) -> IrcUser | None:
-    """The user of a private channel; None if it is not one, or its name cannot be written to."""
+    """Parse the name of a private channel. Returns None if it is not one, or if its user cannot be written to."""
     if channel.startswith(ACCOUNT_PREFIX):
         account = channel.removeprefix(ACCOUNT_PREFIX)
         return IrcUser(account=account) if _NICK.fullmatch(account) else None

@@ -46,7 +46,7 @@ GOODBYE = "goodbye"
 
 
 class IrcConnector:
-    """Connects one IRC server. A server keeps no messages for absent users."""
+    """Connects one IRC server. IRC servers keep no messages for users who are not connected."""
 
     repeats_safely = False
     attempts_max = REMOTE_ATTEMPTS_MAX
@@ -67,7 +67,7 @@ class IrcConnector:
 
     @property
     def capabilities(self) -> ConnectorCapabilities:
-        """The text length depends on our prefix, which the server may change."""
+        """The maximum length of a text depends on our prefix, which the server may change."""
         present = self._client
         manners = present.registration.features if present else IrcServerFeatures()
         prefix = present.registration.prefix if present else ""
@@ -94,14 +94,14 @@ class IrcConnector:
         while True:
             while self._pending:
                 await self._accept_with_retry(self._pending[0], accept)
-                self._pending.popleft()  # only now: a message that was not accepted is passed again
+                self._pending.popleft()  # only after it was accepted: until then it is passed again
                 self._pending_changed.set()
             self._pending_changed.clear()
             await self._pending_changed.wait()
 
     async def _accept_with_retry(self, incoming: InboundMessage, accept: Accept) -> None:
-        """Pass a message until it is accepted, and keep the connection meanwhile: messages sent to
-        a disconnected client are lost."""
+        """Retry a message until the server accepts it. The connection stays open, because messages
+        sent to a disconnected client are lost."""
         wait_s = ACCEPT_RETRY_S
         while True:
             try:
@@ -178,7 +178,7 @@ class IrcConnector:
         if (password or account_password) and not own.tls and not is_loopback(own.host):
             raise ConnectionLost(
                 "the password is not sent over an unencrypted connection",
-                because="`tls` is off, and the server is another machine",
+                because="`tls` is off, and the server is on another machine",
                 try_this="set `tls = true` for this connector, and `port` to the TLS port of the server",
                 needs_owner=True,
             )
@@ -198,8 +198,7 @@ class IrcConnector:
             client.transport.write(encode_message("JOIN", name, *([key] if key else [])))
 
     def _schedule_rejoin(self, client: IrcClient, channel: str, rejoining: set[str], wait_s: float = REJOIN_S) -> None:
-        """Try to join again later, with exponential back-off: the channel may have banned us for
-        good."""
+        """Try to join again later, with exponential back-off, because a ban may be permanent."""
         if channel in rejoining or client.ended.is_set():
             return
         rejoining.add(channel)
@@ -296,8 +295,7 @@ class IrcConnector:
             client.pending_ack = None
 
     async def _resolve_target(self, client: IrcClient, channel: str) -> str:
-        """The nick or channel to write to. In a private channel, the nick must still belong to the
-        same user."""
+        """Return the nick or channel to write to. In a private channel, the nick must still belong to the same user."""
         manners = client.registration.features
         if len(channel.encode()) > TARGET_BYTES_MAX:
             raise _invalid_address(channel, f"it is longer than {TARGET_BYTES_MAX} bytes")
@@ -316,8 +314,7 @@ class IrcConnector:
         return person.nick
 
     async def _wait_until_joined(self, client: IrcClient, channel: str) -> None:
-        """Wait until a configured channel is joined: joining may be in progress, or we were just
-        removed."""
+        """Wait until a configured channel is joined. The JOIN may be in progress, or the bot was just removed."""
         while channel in client.channels and channel not in client.joined_channels:
             client.joined.clear()
             try:
@@ -325,7 +322,7 @@ class IrcConnector:
             except (IrcConnectionBroke, TimeoutError):
                 raise DeliveryFailed(
                     f"not in the IRC channel {channel}",
-                    because="the bot was removed, or may not join",
+                    because="the bot was removed from it, or may not join it",
                     retry_after_s=REJOIN_S,
                 ) from None
 

@@ -1,4 +1,4 @@
-"""A registered connection to an IRC server: handles and dispatches the messages of the server."""
+"""A registered connection to an IRC server: handles the server's messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IrcConnectionBroke(ConnectionError):
 
 @dataclass(slots=True)
 class WhoisQuery:
-    """A WHOIS query: who has a nick now."""
+    """A WHOIS query, which asks who uses a nick now."""
 
     nick: str
     answered: asyncio.Future[None]
@@ -44,10 +44,10 @@ class IrcClient:
     token: str
     wanted_nick: str
     registration: IrcRegistration
-    channels: set[str]  # that we should be in, case-folded
+    channels: set[str]  # the channels that we should have joined, case-folded
     on_removed: Callable[[str], None]  # called for a channel that removed us or refused our JOIN
     joined_channels: set[str] = field(default_factory=set[str])
-    messages_received: int = 0  # of any kind: proof of life
+    messages_received: int = 0  # of any kind: each one shows that the server is alive
     pending_ack: DeliveryAck | None = None
     pending_whois: WhoisQuery | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,7 +65,7 @@ class IrcClient:
         return capability in self.registration.granted
 
     async def wait_while_connected(self, awaitable: Awaitable[T]) -> T:
-        """Await something. Raises `IrcConnectionBroke` if the connection ends first."""
+        """Await `awaitable`. Raises `IrcConnectionBroke` if the connection ends first."""
         wanted = asyncio.ensure_future(awaitable)
         end = asyncio.ensure_future(self.ended.wait())
         try:
@@ -92,7 +92,7 @@ class IrcClient:
     # --- messages from the server ---
 
     def handle(self, message: IrcMessage) -> InboundMessage | None:
-        """Handle one message. A person's message is returned; everything else is handled here."""
+        """Handle one message of the server. Returns it as an inbound message if a user wrote it, else None."""
         self.messages_received += 1
         match message.command:
             case "PING":

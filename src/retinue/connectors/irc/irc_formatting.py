@@ -1,4 +1,4 @@
-"""The text of an IRC message: colors removed on the way in, split into lines on the way out."""
+"""The text of IRC messages: removes colors from received text, and splits text to send into lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CTCP = "\x01"
 ACTION = "ACTION"
 USER_BYTES_MAX = 12
 HOST_BYTES_MAX = 63
-TEXT_BYTES_MIN = 100  # A server that leaves less than this is not believed.
+TEXT_BYTES_MIN = 100  # Assumed as the minimum, even if the server announces limits that leave less.
 
 # A color is a control character with up to two decimal or hexadecimal color codes.
 _COLORS = re.compile(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|\x04(?:[0-9A-Fa-f]{6}(?:,[0-9A-Fa-f]{6})?)?")
@@ -34,7 +34,7 @@ def parse_ctcp(text: str) -> tuple[str, str] | None:
 
 
 def text_bytes_max(prefix: str, features: IrcServerFeatures, *, target: str | None = None) -> int:
-    """The bytes of text that fit into one line when the server relays it with our prefix.
+    """The number of bytes of text that fit into one line when the server relays it with our prefix.
 
     Before the prefix is known, its maximum length is assumed.
     """
@@ -67,7 +67,7 @@ def _cut_head(text: str, bytes_max: int) -> str:
 
 
 def strip_address(text: str, nicks: tuple[str, ...], features: IrcServerFeatures) -> tuple[str, bool]:
-    """The text without a leading nick of ours, and whether one of our nicks occurs in it."""
+    """Return the text without one of our nicks at its beginning, and whether the text contained one of our nicks."""
     folded = features.fold(text)
     for nick in nicks:
         name = re.escape(features.fold(nick))

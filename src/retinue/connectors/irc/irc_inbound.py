@@ -72,7 +72,7 @@ def _get_text(message: IrcMessage) -> str | None:
 
 def _build_user(message: IrcMessage, granted: frozenset[str], features: IrcServerFeatures) -> PlatformUser:
     # Trusted for this message only. With a remembered mapping from nick to account, one missed nick
-    # change would identify a stranger as a friend.
+    # change would give a stranger the id of a known user.
     account_tag = message.tags.get("account", "") if ACCOUNT_TAG in granted else ""
     account = "" if account_tag == "*" else account_tag
     return PlatformUser(

@@ -95,8 +95,7 @@ def encode_message(
     """Encode one message. `trailing` may contain spaces and is sent after a colon; the other
     parameters may not.
 
-    Raises ValueError for a parameter that the server would parse differently. The caller sanitizes
-    its input.
+    Raises `ValueError` for a parameter that the server would parse differently, so the caller must sanitize it.
     """
     for word in params:
         if not word or " " in word or word.startswith(":") or _BREAKS.search(word):

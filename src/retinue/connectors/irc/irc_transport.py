@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def wait_within(clock: Clock, seconds: float, awaitable: Awaitable[T]) -> T:
-    """Await something. Raises TimeoutError after so many seconds of the given clock."""
+    """Await `awaitable`. Raises `TimeoutError` after `seconds` of the given clock."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
         take_back = clock.call_later(seconds, lambda: limit.reschedule(loop.time()))
@@ -28,8 +28,7 @@ async def wait_within(clock: Clock, seconds: float, awaitable: Awaitable[T]) -> 
 
 
 class LineRateLimit:
-    """At most so many lines in any window of so many seconds: servers disconnect clients that flood
-    them."""
+    """Allows at most `lines` lines in any `window_s` seconds, because servers disconnect clients that send more."""
 
     def __init__(self, clock: Clock, *, lines: int, window_s: float) -> None:
         self._clock = clock
@@ -49,7 +48,7 @@ class IrcTransport:
     writer: asyncio.StreamWriter
 
     async def read(self) -> IrcMessage:
-        """The next valid message. Raises `ConnectionLost` at the end of the connection."""
+        """Read the next valid message. Raises `ConnectionLost` when the connection has ended."""
         while True:
             try:
                 raw = await self.reader.readline()
@@ -72,7 +71,7 @@ class IrcTransport:
         self.writer.write(b"".join(lines))
 
     def close(self) -> None:
-        """Close after flushing what was written, as far as the other side still reads."""
+        """Close the connection, but first send what was written if the server still reads."""
         self.writer.close()
 
     def abort(self) -> None:

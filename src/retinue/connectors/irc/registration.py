@@ -30,7 +30,7 @@ _NICK_TAKEN = ("433", "436", "437")
 _NICK_BAD = ("431", "432")
 _SASL_REFUSED = ("902", "904", "905", "906", "908")
 _REJECTIONS = {"464": "the IRC server refused the password", "465": "the IRC server has banned this address"}
-# Some servers have no numeric for it and only say it in their ERROR message.
+# Some servers report a rejection only in their ERROR message, without a numeric.
 _REJECTED_TEXT = re.compile(r"password|access denied|not authori[sz]ed|banned|\b[kgz]-?lined?\b", re.IGNORECASE)
 _MOTD_ENDS = ("376", "422")
 
@@ -47,12 +47,12 @@ class IrcCredentials:
 
 @dataclass(slots=True)
 class IrcRegistration:
-    """The registration dialog. `start` returns the first lines, `handle` the answer to each
-    message. `is_done` is true once registered."""
+    """The registration exchange. `start` returns the first lines to send, and `handle` the lines
+    that answer a message. `is_done` is true once the server has accepted us."""
 
     credentials: IrcCredentials
     nick: str = ""
-    prefix: str = ""  # how others see us, if the server said so
+    prefix: str = ""  # our `nick!user@host` as others see it, if the server reported it
     granted: set[str] = field(default_factory=set[str])
     features: IrcServerFeatures = IrcServerFeatures()
     is_done: bool = False
@@ -149,7 +149,7 @@ class IrcRegistration:
         if self.credentials.account and _offers_plain(self._offered):
             wanted.append(SASL)
         self._pending_requests = len(wanted)
-        # One at a time: a server that does not grant one of them refuses all in the same request.
+        # One request for each capability: a server that does not grant one of them refuses the whole request.
         return [encode_message("CAP", "REQ", trailing=name) for name in wanted] or [encode_message("CAP", "END")]
 
     def _on_capability_answer(self, message: IrcMessage) -> list[bytes]:
@@ -175,7 +175,7 @@ def _offers_plain(offered: dict[str, str]) -> bool:
 def build_connection_lost(
     sentence: str, message: IrcMessage | None, *, needs_owner: bool = False, setting: str = ""
 ) -> ConnectionLost:
-    """The lost connection, with the server's text if it can be shown."""
+    """Build the error for a lost connection, with the server's text if there is one."""
     answer = strip_formatting(message.last_param)[:SERVER_TEXT_CHARS_MAX] if message is not None else ""
     return ConnectionLost(
         sentence,

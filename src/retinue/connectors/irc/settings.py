@@ -19,9 +19,9 @@ class IrcSettings:
         True, "Whether the connection is encrypted. Without TLS, no password is sent to another machine."
     )
     tls_ca_file: str = setting("", "File with a certificate to trust, besides those of the system.")
-    nick: str = setting("retinue", "Nick to use.")
-    username: str = setting("", "Username. Default: the nick.")
-    real_name: str = setting("retinue", "Real name, which the server shows besides the nick.")
+    nick: str = setting("retinue", "Nickname to use.")
+    username: str = setting("", "Username. Default: the nickname.")
+    real_name: str = setting("retinue", "Real name, which the server shows beside the nickname.")
     channels: tuple[str, ...] = setting((), "Channels to join.", example='["#home"]')
     password_env: str = setting("", "Environment variable with the server password, if there is one.")
     password_file: str = setting("", "File with the server password.")
@@ -30,7 +30,9 @@ class IrcSettings:
     account_password_file: str = setting("", "File with the password of the account.")
     ping_after_s: float = setting(60.0, "Time without data after which the server is pinged, in seconds.", least=1)
     answer_timeout_s: float = setting(
-        30.0, "Maximum time for an answer, after which the connection counts as lost, in seconds.", least=0.1
+        30.0, "Time without an answer after which the connection counts as lost, in seconds.", least=0.1
     )
     flood_lines: int = setting(10, "Maximum number of lines to send within `flood_window_s`.", least=2, most=1000)
-    flood_window_s: float = setting(10.0, "Period of `flood_lines`, in seconds.", least=0.1, most=600)
+    flood_window_s: float = setting(
+        10.0, "Period in which at most `flood_lines` are sent, in seconds.", least=0.1, most=600
+    )

@@ -1,5 +1,5 @@
-"""Health of a connector, and the back-off after its connection broke. Pure types and arithmetic;
-the supervisor acts."""
+"""Health of a connector, and the back-off after its connection broke. Pure: only types and
+arithmetic, which the supervisor uses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ConnectionStatus(StrEnum):
 
 
 class ConnectorHealth(Struct, frozen=True, kw_only=True):
-    """The current health of one connector. `failures` counts consecutive ones; `retry_at` is the
-    next attempt."""
+    """The current health of one connector. `failures` is the number of consecutive failures, and
+    `retry_at` the time of the next attempt."""
 
     name: str
     platform: str
@@ -54,8 +54,8 @@ def reconnect_delay_s(
     """The delay before reconnecting after this many consecutive failures. `random_share` is from 0
     to 1.
 
-    It is never shorter than the delay that the platform requested. It is jittered, so that clients
-    that were disconnected together do not return together.
+    The delay is never shorter than the platform requested. It has jitter, so that clients that were
+    disconnected together do not reconnect together.
     """
     longest = BACKOFF_FIRST_S * 2 ** min(max(failures - 1, 0), _DOUBLINGS_MAX)
     own = NEEDS_OWNER_RETRY_S if needs_owner else min(longest, BACKOFF_MAX_S)

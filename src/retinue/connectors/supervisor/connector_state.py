@@ -1,5 +1,5 @@
-"""A connector's own key-value state in the store, under the connector's name, so that two of one
-platform never share keys."""
+"""The key-value state of each connector in the store. The keys belong to the connector's name, so
+two connectors of one platform never share them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retinue.store.core.connection import Store
 
 
 class StoredConnectorState:
-    """Connector state in the store. Committed when `put` returns, so a crash cannot leave a partial
-    value."""
+    """The state of one connector in the store. A value is committed when `put` returns, so a crash
+    cannot leave a partial value."""
 
     def __init__(self, store: Store, clock: Clock, connector_name: str) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """The connector supervisor: creates every connector from the settings and keeps it listening.
 
-A connector that silently stops would silently lose messages. So each one has a task that restarts
-it however it ended, and a status that can be read at any time.
+A connector that stops unnoticed loses messages. So each connector has a task that restarts it
+whenever it ends, and a status that can be read at any time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ AcceptInbound = Callable[[str, InboundMessage], Awaitable[Receipt | None]]
 """Accepts a message that the connector with this name received."""
 
 AlertOwner = Callable[[str, ConnectionLost, int], Awaitable[None]]
-"""Alerts the owner that a connector needs them, once per problem. The last argument is when it began, in ms."""
+"""Alerts the owner that a connector needs them, once per problem. The last argument is the time
+when the problem began, in milliseconds."""
 
 
 async def ignore_alert(_instance: str, _lost: ConnectionLost, _at_ms: int) -> None: ...
@@ -88,7 +89,7 @@ class SupervisorServices(Struct, frozen=True, kw_only=True):
 
 
 class _ConnectorEntry(Struct, eq=False):
-    """One connector, if it could be created, and its history since then."""
+    """One connector with its status. `connector` is None if it is disabled or could not be created."""
 
     name: str
     platform: str
@@ -108,11 +109,11 @@ class _ConnectorEntry(Struct, eq=False):
 
 
 class ConnectorSupervisor:
-    """Owns the live connectors. `connectors` is the mapping the outbox sends through; it changes as
-    connectors come and go.
+    """Owns the running connectors. The outbox finds them in the mapping `connectors`, which the
+    supervisor keeps current.
 
-    `wrap` is applied to each connector before the outbox gets it, so that no secret leaves through
-    it.
+    `wrap` is applied to each connector before the outbox gets it. This is how secrets are redacted
+    from everything that is sent.
     """
 
     def __init__(
@@ -136,8 +137,7 @@ class ConnectorSupervisor:
     # --- settings ---
 
     async def sync(self, wanted: Mapping[str, ConnectorSettings]) -> None:
-        """Create, start and stop connectors until they match the settings. Unchanged ones are left
-        alone.
+        """Create, start and stop connectors until they match the settings. Unchanged connectors keep running.
 
         If a plugin provides a ready-made connector under a name in the settings, the settings win.
         """
@@ -170,7 +170,7 @@ class ConnectorSupervisor:
                     self._register(line)
 
     def schedule_sync(self, wanted: Mapping[str, ConnectorSettings]) -> None:
-        """Schedule `sync`, for a caller that reports a change and cannot wait."""
+        """Run `sync` in a task, for a caller that reports changed settings and cannot wait."""
         task = asyncio.create_task(self.sync(wanted))
         self._sync_tasks.add(task)
         task.add_done_callback(self._sync_tasks.discard)
@@ -201,8 +201,7 @@ class ConnectorSupervisor:
         )
 
     def make_connector(self, connector_name: str, settings: ConnectorSettings) -> Connector:
-        """Create a connector from these settings, not listening. Raises if the settings are
-        invalid."""
+        """Create a connector from these settings without starting it. Raises if the settings are invalid."""
         kind = self._services.platforms.find(settings.platform)
         return make_connector(
             kind,
@@ -237,7 +236,7 @@ class ConnectorSupervisor:
         """Record that a connector is connected again.
 
         The count of failures is reset only after the connection has lasted a while. Otherwise a
-        platform that accepts and then drops us would be retried without back-off.
+        platform that accepts every connection and soon drops it would be retried without back-off.
         """
         line = self._entries.get(connector_name)
         if line is not None and line.status is ConnectionStatus.CONNECTING:
@@ -279,7 +278,7 @@ class ConnectorSupervisor:
         entry.task = asyncio.create_task(self._keep_listening(entry, connector), name=f"listening at {entry.name}")
 
     async def remove(self, connector_name: str) -> None:
-        """Remove a connector for good. Envelopes for it can then not be delivered."""
+        """Remove a connector for good. Envelopes for it can no longer be delivered."""
         async with self._sync_lock:
             if connector_name in self._entries:
                 await self._disconnect(connector_name)
@@ -287,7 +286,7 @@ class ConnectorSupervisor:
     async def _disconnect(self, connector_name: str, *, will_return: bool = False) -> None:
         line = self._entries.pop(connector_name)
         old = self._connectors.pop(connector_name, None)
-        # Deliveries wait for it meanwhile; without a connector they would become dead letters.
+        # Deliveries wait until the connector is back. Without a placeholder they would become dead letters.
         if will_return and old is not None:
             self._connectors[connector_name] = _UnavailableConnector(
                 connector_name, "it is being restarted", repeats_safely=old.repeats_safely
@@ -301,7 +300,7 @@ class ConnectorSupervisor:
                 log.error("connector does not stop", extra={"connector": connector_name})
 
     def abandon(self) -> None:
-        """Cancel everything at once, as a crash would. Platforms redeliver what was not confirmed."""
+        """Cancel everything at once, as a crash would. Platforms redeliver messages that were not confirmed."""
         self._is_listening = False
         self._is_stopped = True
         for task in self._tasks():
@@ -367,8 +366,7 @@ class ConnectorSupervisor:
         await self._clock.sleep(seconds)
 
     async def _alert_owner(self, entry: _ConnectorEntry, lost: ConnectionLost) -> None:
-        """Alert the owner once per problem, also across restarts: the start of the problem is
-        stored."""
+        """Alert the owner once per problem. The start of the problem is stored, so a restart does not alert again."""
         try:
             began_ms = await self._poison_messages.mark_needs_owner(entry.name, is_new=entry.has_recovered)
             entry.has_recovered = False
@@ -393,8 +391,8 @@ class ConnectorSupervisor:
         return receipt
 
     def _is_poison(self, connector_name: str, incoming: InboundMessage) -> bool:
-        """Count a failed attempt. Returns whether the message failed so often that it would fail
-        forever."""
+        """Count a failed attempt. Returns whether the message has now failed so often that it
+        counts as a poison message."""
         key = (connector_name, incoming.room, incoming.message_id, incoming.revision)
         tries = self._failed_attempts.pop(key, 0) + 1
         if tries >= MESSAGE_ATTEMPTS_MAX:
@@ -432,7 +430,7 @@ class ConnectorSupervisor:
             line.last_delivered_at = self._clock.now()
 
     async def check(self, connector_name: str) -> ConnectorCheckResult:
-        """Check the login of a running connector."""
+        """Check the login of a connector. One that could not be created is checked by its settings."""
         line = self._entries.get(connector_name)
         if line is None:
             raise ConnectorNotFound(connector_name)
@@ -469,8 +467,8 @@ class ConnectorSupervisor:
 def _is_unchanged(
     entry: _ConnectorEntry, settings: ConnectorSettings | None, plugin_connector: Connector | None
 ) -> bool:
-    """Whether a connector can stay as it is. Access rules are read with each message, so a change
-    of them is no reason to reconnect."""
+    """Whether a connector can keep running. Changed access rules need no reconnect, because they
+    are read with each message."""
     if entry.settings is None or settings is None:
         by_hand = entry.settings is None and not entry.is_from_plugin
         return settings is entry.settings and (
@@ -513,8 +511,8 @@ async def _run_check(connector: Connector) -> ConnectorCheckResult:
 class _UnavailableConnector:
     """Placeholder for a connector that could not be created or is not ready yet.
 
-    Envelopes for it wait for a while, as if the connection were down. Deliveries that were in
-    flight at a crash are not marked as safe to repeat.
+    Envelopes for it wait for a while, as if the connection were down. Unless `repeats_safely` is
+    known, a delivery that a crash interrupted counts as not safe to repeat.
     """
 
     attempts_max = REMOTE_ATTEMPTS_MAX

@@ -20,8 +20,8 @@ class OwnerAlerts:
         self._name = name
 
     async def send(self, connector_name: str, lost: ConnectionLost, began_ms: int) -> None:
-        """Send an alert. Its idempotency key contains the start of the problem, so a repeat is the
-        same envelope."""
+        """Send an alert. Its idempotency key contains the start of the problem, so a repeated alert
+        is the same envelope."""
         lines = [f"The connector '{connector_name}' needs your help: {lost.sentence}."]
         lines += [f"because: {lost.because}"] if lost.because else []
         lines += [f"try: {lost.try_this}"] if lost.try_this else []

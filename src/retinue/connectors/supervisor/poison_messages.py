@@ -20,6 +20,7 @@ from retinue.domain.ports import Clock, IdSource
 from retinue.domain.times import to_ms
 from retinue.store.channels import connector_state, poison_messages
 from retinue.store.core.connection import Store
+from retinue.text.quantity import format_quantity
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,7 @@ change: the owner would be notified again after an upgrade."""
 
 
 class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message without its files: they would be fetched from the platform, which may not offer
-    them again."""
+    """A message as stored. Its files are left out: they are still on the platform, which may not offer them again."""
 
     room: str
     message_id: str
@@ -82,7 +82,7 @@ class PoisonMessages:
         log.error("poison message stored", extra={"connector": connector_name, "because": because, "tries": attempts})
 
     async def get(self, id_: str) -> tuple[str, InboundMessage]:
-        """The name of the connector that received the message, and the message."""
+        """Return the name of the connector that received the message, and the message."""
         found = await self._store.read(partial(poison_messages.get, id_=id_))
         if found is None:
             raise PoisonMessageNotFound(id_)
@@ -99,8 +99,8 @@ class PoisonMessages:
             raise PoisonMessageNotFound(id_)
 
     async def mark_needs_owner(self, connector_name: str, *, is_new: bool) -> int:
-        """Since when a connector needs its owner, in milliseconds. Stored as now if not known yet,
-        or with `is_new`."""
+        """Return since when a connector needs its owner, in milliseconds. If that is not stored, or
+        with `is_new`, store the current time."""
         now_ms = to_ms(self._clock.now())
 
         def body(conn: sa.Connection) -> int:
@@ -122,11 +122,11 @@ def to_json(incoming: InboundMessage) -> str:
 def from_json(body: str) -> InboundMessage:
     kept = asdict(_decode(body))
     if left := kept.pop("files_left"):
-        kept["text"] = f"{kept['text']}\n[left out: {left} files, which were not downloaded]".lstrip()
+        kept["text"] = f"{kept['text']}\n[not downloaded: {format_quantity(left, 'file')}]".lstrip()
     return InboundMessage(**kept)
 
 
 def _make_message_key(incoming: InboundMessage) -> str:
-    """A key of the message within its channel. An edit counts as a separate message, because it may
-    be the edit alone that fails."""
+    """Return the key of a message within its channel. An edit has a separate key, because an edit
+    may fail although the original message did not."""
     return f"{incoming.message_id}/{incoming.revision}" if incoming.revision else incoming.message_id

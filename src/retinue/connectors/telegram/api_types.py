@@ -1,7 +1,7 @@
 """Types of the Bot API: only the fields that we use, each with a default if it may be missing.
 
-An update that does not fit is of a kind that we do not know. `updates.parse_update` handles each
-update separately.
+An update that does not match these types is of a kind that we do not know. `updates.parse_update`
+decodes each update separately, so it does not affect the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class TelegramUser(Struct, frozen=True, kw_only=True):
     first_name: str = ""
     last_name: str = ""
     username: str = ""
-    can_read_all_group_messages: bool = True  # only about ourselves, in the answer of getMe
+    can_read_all_group_messages: bool = True  # only set for our own bot, in the answer of getMe
 
     @property
     def name(self) -> str:

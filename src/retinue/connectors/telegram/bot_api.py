@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class TelegramRefused(RetinueError):
-    """Telegram understood the call and refused it: it had no effect."""
+    """Telegram understood a call of its API and refused it, so the call had no effect."""
 
     code = "telegram.refused"
 
@@ -54,7 +54,7 @@ class TelegramRefused(RetinueError):
 
 
 class TelegramUnreachable(RetinueError):
-    """Telegram could not be reached: the call certainly had no effect."""
+    """Telegram could not be reached, so the call of its API certainly had no effect."""
 
     code = "telegram.unreachable"
 
@@ -67,7 +67,7 @@ class TelegramUnreachable(RetinueError):
 
 
 class TelegramNoAnswer(RetinueError):
-    """The connection broke or the response was invalid: the result of the call is unknown."""
+    """The connection broke, or the response was invalid, so it is unknown whether the call had an effect."""
 
     code = "telegram.no_answer"
 
@@ -75,7 +75,7 @@ class TelegramNoAnswer(RetinueError):
         super().__init__(
             f"no valid answer from Telegram to {method}",
             because=because,
-            try_this="wait, because it is retried; or test the connector: retinue connector test NAME",
+            try_this="wait for the automatic retry, or test the connector: retinue connector test NAME",
         )
 
 

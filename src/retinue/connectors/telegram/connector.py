@@ -160,8 +160,8 @@ class TelegramConnector:
         return offset
 
     async def _note_migration(self, incoming: InboundMessage) -> None:
-        """Record a migration before the server accepts it, so that messages for the old id already
-        go to the new one."""
+        """Store the new id of a group before the server accepts the message about it. From then on,
+        messages for the old id go to the new one."""
         if incoming.kind is InboundKind.MOVED:
             await self._store_migration(int(incoming.room), int(incoming.text))
 
@@ -185,7 +185,7 @@ class TelegramConnector:
             raise DeliveryFailed(
                 "Telegram does not support buttons under several files",
                 permanent=True,
-                because="an album cannot have buttons",
+                because="several files are sent as an album, and an album cannot have buttons",
                 try_this="send the buttons in a separate message",
             )
         return Delivery(
@@ -233,8 +233,8 @@ class TelegramConnector:
     async def _send(
         self, channel: str, quoted_message_id: str, build_request: Callable[[TelegramSendOptions], BotApiRequest]
     ) -> str:
-        """Send a request, each time with simpler options, until Telegram accepts it. A refusal
-        means that nothing was sent."""
+        """Send a request, and return the message id. A refusal means that nothing was sent, so the
+        request is sent again with simpler options."""
         chat, topic = await self._resolve_channel(channel)
         manner = TelegramSendOptions(
             chat=chat,
@@ -258,12 +258,12 @@ class TelegramConnector:
         raise DeliveryFailed(
             "Telegram did not accept the message",
             permanent=True,
-            because=f"{SEND_ATTEMPTS_MAX} attempts with simpler options failed",
+            because=f"it refused {SEND_ATTEMPTS_MAX} attempts, each with simpler options",
             try_this="send it as plain text",
         )
 
     async def _try_in_channel(self, method: str, channel: str, arguments: Mapping[str, Any]) -> None:
-        """Call a method whose failure does not matter."""
+        """Call a method for a channel. A failure is only logged."""
         chat, topic = await self._resolve_channel(channel)
         where = {"chat_id": chat} if topic is None else {"chat_id": chat, "message_thread_id": topic}
         await self._try_call(method, {**where, **arguments})
@@ -288,19 +288,19 @@ class TelegramConnector:
             raise DeliveryFailed(
                 "the file to send no longer exists",
                 permanent=True,
-                because="it was purged",
+                because="it was purged from the attachments",
                 try_this="create it again",
             )
 
     async def _resolve_channel(self, channel: str) -> tuple[int, int | None]:
-        """The current chat id and topic of a channel."""
+        """Return the current chat id and topic of a channel."""
         place = updates.parse_channel(channel)
         if place is None:
             raise DeliveryFailed(
                 f"invalid Telegram channel: '{channel[:64]}'",
                 kind=FailureKind.INVALID_ADDRESS,
                 permanent=True,
-                because="it must be the number of a chat, or CHAT/TOPIC",
+                because="it must be the id of a chat (a number), or CHAT/TOPIC",
                 try_this="copy the address from a message of that chat",
             )
         chat, topic = place
@@ -362,7 +362,7 @@ class TelegramConnector:
             return ""  # polling will report it
 
     def _get_api(self) -> BotApi:
-        """The client for the current token. A new token does not end calls that use the old one."""
+        """Return the client for the current token. A new token does not end calls that use the old one."""
         try:
             token = self._context.read_secret("token").strip()
         except Invalid as error:

@@ -22,7 +22,7 @@ _TOO_LARGE_TEXTS = ("too long", "too big", "too large")
 
 
 class TelegramTokenRejected(ConnectionLost):
-    """Telegram refused the token, or it does not have the form of one."""
+    """Telegram refused the token, or the text is not a token."""
 
     code = "connector.token_rejected"
 
@@ -50,7 +50,7 @@ class TelegramWebhookSet(ConnectionLost):
 
 
 class TelegramBotInUse(ConnectionLost):
-    """Another program polls with the same token."""
+    """Another program receives the updates of the bot with the same token."""
 
     code = "telegram.bot_in_use"
 

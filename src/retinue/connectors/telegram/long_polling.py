@@ -24,7 +24,7 @@ UPDATES_MAX = 100
 ALBUM_WAIT_S = 0.4  # the parts of an album arrive separately, moments apart
 ALBUM_POLLS_MAX = 5
 ACCEPT_WAIT_S = 0.3  # Time for the server to accept one message before the next one of the same channel is passed too.
-FINISH_S = 5.0  # for the other channels, after a message of one failed
+FINISH_S = 5.0  # for the messages of other channels, after a message failed
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class LongPoller:
         return [each for each in batch if each.update_id not in self._tasks]
 
     async def _wait_for_albums(self, batch: UpdateBatch, offset: int | None) -> UpdateBatch:
-        """The batch, polled again until no album in it grows any more."""
+        """Poll again until no album in the batch grows any more, and return the batch."""
         for _ in range(ALBUM_POLLS_MAX):
             albums = _count_albums(batch)
             if not albums:
@@ -118,7 +118,7 @@ class LongPoller:
             await self._clock.sleep(ALBUM_WAIT_S)
             again = self._find_new_updates(await self._get_updates(offset, 0))
             if len(again) < len(batch):
-                return batch  # a server that sends nothing twice
+                return batch  # this server does not send unconfirmed updates again
             batch = again
             if _count_albums(batch) == albums:
                 break
@@ -145,8 +145,8 @@ class LongPoller:
         await self._accept(incoming)
 
     async def _confirm_accepted(self, offset: int | None) -> int | None:
-        """Wait briefly for messages in progress. Confirm those accepted, up to the first that is
-        not."""
+        """Wait briefly for messages in progress. Then confirm all updates before the first that is
+        not accepted, and return the new offset."""
         tasks = set(self._tasks.values())
         if not tasks:
             return offset
@@ -165,7 +165,7 @@ class LongPoller:
         return reached
 
     async def _stop_failed_channels(self, failed: Sequence[asyncio.Task[None]]) -> None:
-        """Stop after a failure.
+        """Stop accepting messages after a failure.
 
         Nothing may overtake the failed message in its channel. Tasks of other channels may finish,
         so that one message that always fails does not block them forever.
@@ -198,7 +198,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 
 
 def _find_cause(failed: Sequence[asyncio.Task[None]]) -> BaseException:
-    """The error that the server raised, not one that followed from it."""
+    """Return the error that the server raised, not an error that only followed from it."""
     for each in failed:
         if (
             not each.cancelled()
@@ -206,7 +206,9 @@ def _find_cause(failed: Sequence[asyncio.Task[None]]) -> BaseException:
             and not isinstance(error, _EarlierMessageFailed)
         ):
             return error
-    return ConnectionLost("message not stored: the server was stopping", because="the platform will deliver it again")
+    return ConnectionLost(
+        "a message was not stored", because="the server was stopping", try_this="wait: Telegram delivers it again"
+    )
 
 
 def read_messages(

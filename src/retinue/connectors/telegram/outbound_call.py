@@ -40,8 +40,8 @@ _ALBUM_KINDS = (frozenset({_PHOTO, _VIDEO}), frozenset({_AUDIO}), frozenset({_DO
 
 
 class TelegramSendOptions(Struct, frozen=True, kw_only=True):
-    """How a part is sent: first the best way, and a simpler one after each refusal that calls for
-    it."""
+    """The options for sending a part. The first attempt uses the best ones. After a refusal,
+    `simplify_options` chooses simpler ones."""
 
     chat: int
     topic: int | None = None
@@ -110,7 +110,7 @@ def simplify_options(refused: TelegramRefused, options: TelegramSendOptions) -> 
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no call could encode."""
+    """Replace lone surrogates, which cannot be encoded in a request."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -2,7 +2,7 @@
 
 An offset is valid for one bot and for about a week: after that Telegram may restart its numbering,
 and an old offset could skip updates. Without an offset Telegram sends every unconfirmed update, so
-losing it loses nothing.
+a lost offset loses no updates.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from msgspec import Struct
 
 KEY = "offset"
 DAMAGED_KEY = "offset-damaged"
-DAMAGED_LENGTH_MAX = 200  # characters of it that are kept for diagnosis
+DAMAGED_LENGTH_MAX = 200  # characters of a damaged offset that are kept for diagnosis
 VALID_FOR = timedelta(days=6)
 _FORMAT = re.compile(r"(\d{1,18}) (\d{1,18}) (\d{1,11})", re.ASCII)
 
 
 class PollOffset(Struct, frozen=True, kw_only=True):
-    """The first unconfirmed update of a bot, and when this was recorded."""
+    """The first unconfirmed update of a bot, and the time when it was recorded."""
 
     bot: int
     update_id: int

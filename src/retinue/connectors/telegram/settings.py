@@ -26,15 +26,15 @@ class TelegramSettings:
     poll_s: int = setting(30, "Time that one long poll stays open, in seconds.", least=1, most=POLL_S_MAX)
     timeout_s: float = setting(
         15.0,
-        "Time without an answer, beyond `poll_s`, after which the connection counts as lost, in seconds.",
+        "Time without an answer after which the connection counts as lost, in seconds, in addition to `poll_s`.",
         least=0.1,
         most=300,
     )
     clear_webhook: bool = setting(
-        False, "Whether to remove a webhook that prevents polling. Another program may be using it."
+        False, "Whether to remove a webhook of the bot that prevents polling. Another program may be using the webhook."
     )
     link_previews: bool = setting(
         False,
-        "Whether Telegram shows link previews. For a preview it opens the link, whatever an agent wrote in it.",
+        "Whether Telegram shows link previews. For a preview, Telegram opens every link that an agent writes.",
     )
-    command_menu: bool = setting(True, "Whether the menu of the bot lists the slash commands, in private chats.")
+    command_menu: bool = setting(True, "Whether the bot's menu lists the slash commands in private chats.")

@@ -128,8 +128,7 @@ def _convert_inline(text: str) -> str:
 
 
 class _InlineConverter:
-    """Converts inline marks. A mark that may open stays literal until its closing mark is found,
-    and then becomes a tag.
+    """Converts inline marks. An opening mark stays literal until its closing mark is found. Then both become tags.
 
     All marks opened in between stay literal, so that tags never overlap.
     """
@@ -151,7 +150,7 @@ class _InlineConverter:
         return "".join(self._pieces)
 
     def _handle_token(self, token: re.Match[str]) -> int:
-        """Handle one token, and return where to continue."""
+        """Handle one token, and return the position at which to continue."""
         match token.lastgroup:
             case "ticks":
                 return self._handle_code(token)
@@ -202,7 +201,8 @@ class _InlineConverter:
         self._pieces.append(mark * left)
 
     def _find_closable(self, mark: str, left: int) -> str:
-        """The open mark that this run can close: one of the same length, or else the innermost."""
+        """Return the open mark that a run of marks can close: one of the same length, else the
+        innermost; empty if there is none."""
         if self._depths.get(mark * left):
             return mark * left
         kinds = [kind for kind in (mark, mark * 2) if len(kind) <= left and self._depths.get(kind)]
@@ -245,8 +245,8 @@ def _find_closing_ticks(text: str, ticks: str, at: int) -> int:
 
 
 def _parse_link_url(text: str, at: int) -> tuple[str, int]:
-    """The URL of `(url)` after a link text, and where it ends. Empty if it is missing or has no
-    known scheme."""
+    """Return the URL of `(url)` after a link text, and the position after it. The URL is empty if
+    it is missing or has no known scheme."""
     if text[at : at + 1] != "(":
         return "", at
     depth = 0

@@ -62,8 +62,7 @@ def to_inbound(update: TelegramUpdate, *, me: TelegramUser, fetch: FetchFile) ->
 
 
 def merge_album(parts: Sequence[InboundMessage]) -> InboundMessage:
-    """Merge an album into one message. It has the id of the first part, and the texts and files of
-    all."""
+    """Merge an album into one message. It has the id of the first part, and the texts and files of all parts."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -78,7 +77,8 @@ def merge_album(parts: Sequence[InboundMessage]) -> InboundMessage:
 
 
 def get_channel(message: TelegramMessage) -> tuple[str, str]:
-    """The channel of a message, and the channel that this one is a topic of."""
+    """Return the channel of a message, and the group that contains it if the channel is a topic,
+    else an empty string."""
     chat = str(message.chat.id)
     if message.is_topic_message and message.message_thread_id is not None:
         return f"{chat}/{message.message_thread_id}", chat
@@ -172,8 +172,8 @@ def _convert_reaction(reaction: MessageReaction, update_id: int) -> InboundMessa
 
 
 def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
-    """A group that became a supergroup has a new id. Both chats report it; equal ids make it one
-    message."""
+    """Convert the report that a group became a supergroup, which has a new id. Both chats report
+    it. The equal message id makes the two reports one message."""
     if message.migrate_to_chat_id is not None:
         old, new = message.chat.id, message.migrate_to_chat_id
     elif message.migrate_from_chat_id is not None:
@@ -192,8 +192,8 @@ def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
 
 
 def _build_user(user: TelegramUser | None, chat: TelegramChat | None, *, is_bot: bool = False) -> PlatformUser:
-    """The author of a message. One sent as a chat has a placeholder user too, so the chat counts as
-    the author."""
+    """Return the author of a message. A message in the name of a chat also has a placeholder user,
+    so the chat counts as the author."""
     if chat is not None:
         return PlatformUser(id=str(chat.id), name=_one_line(chat.name), username=chat.username, is_program=is_bot)
     if user is None:
@@ -264,7 +264,7 @@ def _mark_forwarded(origin: MessageOrigin | None, text: str) -> str:
 
 
 def _get_text(message: TelegramMessage) -> str:
-    """The text of a message. For content that is neither text nor a file, a description of it."""
+    """Return the text of a message, or a description of content that is neither text nor a file."""
     if message.text or message.caption:
         return message.text or message.caption
     if message.sticker is not None:
@@ -292,8 +292,8 @@ def _format_location(message: TelegramMessage) -> str:
 
 
 def _get_files(message: TelegramMessage, fetch: FetchFile) -> tuple[RemoteFile, ...]:
-    """The file of a message. Telegram lists an animation as a document too, and a photo in several
-    sizes."""
+    """Return the file of a message, at most one. Telegram also lists an animation as a document,
+    and a photo in several sizes."""
     stem = str(message.message_id)
     if message.photo:
         largest = max(message.photo, key=lambda size: (size.width * size.height, size.file_size or 0))

@@ -1,8 +1,6 @@
-"""The webhook connector: messages to its channels are posted as signed requests. Inbound requests
-are verified with its secret.
+"""The webhook connector: posts messages to its channels as signed requests. Its secret also verifies inbound requests.
 
-Requests arrive at the server's own HTTP API (see `intake/inbound_webhooks`), so nothing listens
-here.
+Requests arrive at the server's own HTTP API (see `intake/inbound_webhooks`), so the connector itself does not listen.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class _WebhookBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WebhookConnector:
-    """Posts messages to a URL. The receiver deduplicates by id, so a message may be sent twice."""
+    """Posts messages to a URL. The receiver deduplicates by id, so sending a message twice is safe."""
 
     repeats_safely = True
     attempts_max = ATTEMPTS_MAX
@@ -80,12 +78,12 @@ class WebhookConnector:
         return self._read_secret("secret")
 
     def make_wrapper_id(self, key: str) -> str:
-        """Digits for the wrapper around the text of a request. The same request has the same
-        digits, and they cannot be guessed without the secret."""
+        """Return the id of the markers that wrap the text of a request. A repeated request gets the
+        same id. It cannot be guessed without the secret."""
         return hmac.new(self.read_secret().encode(), f"wrapper/{key}".encode(), hashlib.sha256).hexdigest()[:ID_LENGTH]
 
     async def listen(self, accept: Accept) -> None:
-        """Does nothing: requests arrive over HTTP."""
+        """Wait until cancelled: requests arrive at the server's HTTP API."""
         del accept
         await asyncio.Event().wait()
 
@@ -111,8 +109,8 @@ class WebhookConnector:
         return Delivery(f"HTTP {status}")
 
     async def check(self) -> ConnectorCheckResult:
-        """Check that there is a secret and that the URL is allowed. Sends nothing: that would be a
-        message."""
+        """Check that there is a secret and that the URL is allowed. Sends nothing, because a
+        request would be a message."""
         account = f"/hooks/{self.name}"
         try:
             self.read_secret()

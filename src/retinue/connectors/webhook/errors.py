@@ -42,7 +42,7 @@ class WebhookPathNotFound(NotFound):
     def __init__(self, path: str) -> None:
         super().__init__(
             f"no webhook path {path[:VALUE_SHOWN_CHARS]!r}",
-            because="it is neither a mapping of this connector, nor one of its `kinds`",
+            because="this connector has no mapping with this path, and its `kinds` do not contain it",
             try_this="check the settings of this connector: retinue connector show NAME",
         )
 
@@ -69,7 +69,7 @@ class WebhookAgentNotAllowed(NotAllowed):
         super().__init__(
             f"this connector cannot send to the agent {agent[:VALUE_SHOWN_CHARS]!r}",
             because="`agents` of the connector does not list it",
-            try_this="leave out `agentId`, or ask the owner to add the agent there",
+            try_this="leave out `agentId`, or ask the owner to add the agent to `agents`",
         )
 
 
@@ -95,7 +95,7 @@ class WebhookDeliveryNotAllowed(NotAllowed):
         super().__init__(
             f"this connector cannot send the answer to {address[:VALUE_SHOWN_CHARS]!r}",
             because="`deliver_to_allow` of the connector does not list it",
-            try_this="leave out `channel` and `to`, or ask the owner to add the address there",
+            try_this="leave out `channel` and `to`, or ask the owner to add the address to `deliver_to_allow`",
         )
 
 
@@ -108,5 +108,5 @@ class WebhookRequestInvalid(Invalid):
         super().__init__(
             "invalid webhook request",
             because=because[:REASON_SHOWN_CHARS],
-            try_this="read about the fields of a request in docs/guides/webhooks.md",
+            try_this="see docs/guides/webhooks.md for the fields of a request",
         )

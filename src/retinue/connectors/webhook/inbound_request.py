@@ -1,5 +1,5 @@
-"""Parses what a request asks for from its path and body. Pure: only the signature was verified,
-nothing else is trusted."""
+"""Parses an inbound request from its path and body. Pure. Only the signature was verified, so
+nothing in the request is trusted."""
 
 from __future__ import annotations
 
@@ -171,14 +171,15 @@ def _allowed_agent(settings: WebhookSettings, name: str) -> str:
 
 
 def _parse_session_key(key: str) -> str:
-    """The session of a key. A request can use only sessions of its connector."""
+    """Return the session for a session key. A key of another session (`agent:...`) is refused: a
+    request can use only sessions of its connector."""
     if key.casefold().startswith("agent:"):
         raise WebhookSessionNotAllowed
     return _normalize_session(key[len(SESSION_PREFIX) :] if key.casefold().startswith(SESSION_PREFIX) else key)
 
 
 def _normalize_session(key: str) -> str:
-    """Normalize a key to one lowercase line. A long key is cut, the same way for every request."""
+    """Normalize a key to one lowercase line. A long key is always truncated at the same length."""
     return " ".join(key.split())[:SESSION_CHARS_MAX].casefold()
 
 

@@ -42,8 +42,8 @@ def check_template_length(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookMapping:
-    """Converts requests of services that do not know retinue. Templates are Jinja, over `payload`
-    and `headers`."""
+    """Converts requests of services that do not know retinue. Templates are Jinja templates with
+    the variables `payload` and `headers`."""
 
     path: str = setting("", "Last part of the URL /hooks/CONNECTOR/PATH. Default: the name of the mapping.")
     match: Mapping[str, str] = setting(
@@ -68,21 +68,20 @@ class WebhookMapping:
         example="{{ payload.repository.full_name }}",
     )
     agent: str | None = setting(
-        None, "Agent that gets the message. Default: that of the connector.", check=validators.check_agent_name
+        None, "Agent that gets the message. Default: the agent of the connector.", check=validators.check_agent_name
     )
     mode: WakeMode = setting(WakeMode.NOW, "When a `wake` is read: `now` or `next-heartbeat`.")
-    deliver_to: str = setting("", "Address for the answer, or `none`. Default: that of the connector.")
-    model: str | None = setting(None, "Model of the run. Default: that of the agent.")
-    thinking: str | None = setting(None, "Thinking effort of the run. Default: that of the agent.")
+    deliver_to: str = setting("", "Address for the answer, or `none`. Default: the connector's `deliver_to`.")
+    model: str | None = setting(None, "Model of the run. Default: the model of the agent.")
+    thinking: str | None = setting(None, "Reasoning effort of the run. Default: the effort of the agent.")
     timeout_s: float | None = setting(
-        None, "Maximum duration of the run, in seconds. Default: that of the agent.", least=1, most=RUN_SECONDS_MAX
+        None, "Maximum duration of the run, in seconds. Default: the limit of the agent.", least=1, most=RUN_SECONDS_MAX
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """Requests that arrive at /hooks/CONNECTOR/..., and messages that are posted as signed
-    requests."""
+    """Webhooks: requests that arrive at /hooks/CONNECTOR/..., and messages that are posted as signed requests."""
 
     secret_env: str = setting(
         "", "Environment variable with the shared secret. Without a secret, nothing is received or sent."
@@ -94,7 +93,7 @@ class WebhookSettings:
     )
     agent: str | None = setting(
         None,
-        "Agent for requests that name none. Default: the default agent.",
+        "Agent for requests that name no agent. Default: the default agent.",
         check=validators.check_agent_name,
     )
     agents: tuple[str, ...] = setting(
@@ -105,13 +104,13 @@ class WebhookSettings:
     )
     kinds: tuple[WebhookKind, ...] = setting(
         (WebhookKind.WAKE, WebhookKind.AGENT),
-        "Kinds that a request may use directly, at /wake and /agent. Mappings are not limited by it.",
+        "Kinds that a request may use directly, at /wake and /agent. This does not limit mappings.",
         effect=SettingEffect.MESSAGE,
     )
     mappings: Mapping[str, WebhookMapping] = field(default_factory=dict[str, WebhookMapping])
     deliver_to: str = setting(
         "",
-        "Address for answers, or `none`. Default: `url`; without a `url`, the owner.",
+        "Address for answers, or `none`. Default: `url`, or the owner if `url` is not set.",
         effect=SettingEffect.MESSAGE,
         example="channel:telegram:42",
     )
@@ -139,13 +138,13 @@ class WebhookSettings:
     )
     url: str | None = setting(
         None,
-        "URL to which messages to channel:CONNECTOR:CHANNEL are posted, signed. Default: none are sent.",
+        "URL to which messages to channel:CONNECTOR:CHANNEL are posted, signed. Default: no messages are sent.",
         check=validators.check_public_url,
         example="https://example.com/from-retinue",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Private hosts, or ports other than 80 and 443, to which messages may be sent, as HOST:PORT.",
+        "Allowed hosts in your own network, or with ports other than 80 and 443, as HOST:PORT.",
         check=check_host_and_port,
         example="127.0.0.1:9000",
     )

@@ -1,5 +1,5 @@
-"""One outbound request: the host name is resolved once, checked, and contacted at exactly that
-address.
+"""Sends one outbound request. The host name is resolved once, its addresses are checked, and the
+connection is made to exactly these.
 
 Hosts of the local network, and ports other than 80 and 443, are allowed only if the settings name
 them.
@@ -85,7 +85,7 @@ async def check_target(
 async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str], timeout_s: float) -> int:
     """Post the body. Returns the status if it is a 2xx.
 
-    Raises `DeliveryFailed` if it was not accepted, and `ConnectionError` if the result is unknown.
+    Raises `DeliveryFailed` if the receiver did not accept it, and `ConnectionError` if the result is unknown.
     """
     import aiohttp
 
@@ -114,7 +114,7 @@ async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str]
 
 
 def build_delivery_failed(status: int, body: bytes, *, retry_after: str) -> DeliveryFailed:
-    """The delivery failure for a response that is not 2xx. Pure."""
+    """Return the delivery failure for a response that is not 2xx. Pure."""
     sentence = f"the webhook answered with HTTP {status}"
     if 300 <= status < 400:
         sentence += ", a redirect, which is not followed"
@@ -151,7 +151,7 @@ def _build_target_refused(because: str) -> DeliveryFailed:
 
 
 def _make_pinned_resolver(target: WebhookTarget) -> AbstractResolver:
-    """A resolver that knows one name and returns the checked addresses."""
+    """Return a resolver that knows only the checked host and its checked addresses."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
     class PinnedResolver(AbstractResolver):

@@ -1,9 +1,10 @@
 """Verifies signatures of inbound requests and signs outbound ones. Pure, and always over the exact
 bytes of the body.
 
-Every scheme yields an idempotency key, so that a repeated request is the same envelope. If the
-scheme signs an id, the id is the key. If not, the signed content is. Otherwise an old request could
-be replayed as a new one under another id.
+Verification also returns an idempotency key, so that a repeated request is the same envelope. If
+the scheme signs an id, the id is the key, else the signed content. An id that is not signed could
+be changed to replay an old request as a new one. The scheme `token` signs nothing: its key is an
+optional header.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ class SignatureInvalid(Exception):
 def verify_request(
     scheme: SignatureScheme, secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float
 ) -> str:
-    """The idempotency key of a verified request; empty if it has none. Names in `headers` are
-    lowercase.
+    """Verify a request, and return its idempotency key; empty if it has none. Names in `headers` must be lowercase.
 
     Raises `SignatureInvalid`.
     """
@@ -77,8 +77,8 @@ def _verify_standard(secret: str, headers: Mapping[str, str], body: bytes, *, no
 
 
 def _verify_github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
-    """GitHub does not sign its delivery id, so it cannot be the key. The body is signed, and
-    contains times and ids."""
+    """GitHub does not sign its delivery id, so the id cannot be the key. The key is the hash of the
+    signed body, which contains times and ids."""
     expected = "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     if not signatures_match(secret, headers.get(GITHUB_HEADER, ""), expected):
         raise SignatureInvalid("the header X-Hub-Signature-256 does not match the secret of this connector")
@@ -86,7 +86,7 @@ def _verify_github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
 
 
 def _verify_stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
-    """Stripe signs a repeated request again with another time. The id in the body stays the same."""
+    """Stripe signs a repeated request again with another time. The id in the body stays the same, so it is the key."""
     parts = [part.strip().partition("=") for part in headers.get(STRIPE_HEADER, "").split(",")[: SIGNATURES_MAX + 1]]
     at = next((value for name, _, value in parts if name == "t"), "")
     _check_recent(at, "Stripe-Signature", now_s)
@@ -112,7 +112,7 @@ def _check_recent(at: str, header: str, now_s: float) -> None:
 
 
 def _has_valid_signature(secret: str, signatures: list[str], expected: str) -> bool:
-    """Compare all signatures, even after a match, so that the time reveals nothing."""
+    """Compare all signatures, even after a match, so that the duration reveals nothing."""
     fitting = [each for each in signatures[:SIGNATURES_MAX] if signatures_match(secret, each, expected)]
     return bool(fitting)
 

@@ -117,8 +117,7 @@ def _build_environment() -> ImmutableSandboxedEnvironment:
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> None:
-            """Disable `str.format`: Jinja's version is safe in what it accesses, but not in the
-            length of its result."""
+            """Disable `str.format`: Jinja's version limits what it accesses, but not the length of its result."""
             return None
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

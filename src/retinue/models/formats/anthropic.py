@@ -1,7 +1,7 @@
 """Wire format of Anthropic's Messages API: contexts as content blocks, replies as a stream of blocks.
 
-Each record is encoded once, as the blocks it adds to a message. Roles and cache breakpoints are put
-around those bytes anew for each request.
+Each record is encoded once, as the blocks it adds to a message. Roles and cache breakpoints are
+added around those bytes for each request.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AnthropicFormat:
         return AnthropicReader(target.provider)
 
     def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
-        """Omit the thinking so far. If `params` sets how a mismatch is handled, its refusal is reported instead."""
+        """Return a repair that omits the thinking so far. None if `params` says how a mismatch is handled."""
         words = error_body.message.lower()
         if not any(all(part in words for part in parts) for parts in _THINKING_REFUSALS):
             return None
@@ -101,7 +101,7 @@ class AnthropicFormat:
         return RequestRepair(scope=RepairScope.SESSION, omitted=OmittedParts(thinking_until_seq=until))
 
     def _encode_messages(self, prompt: ModelPrompt, target: ModelTarget, format_key: Hashable) -> list[bytes]:
-        """Encode messages with alternating roles, and cache breakpoints on the last two of the user.
+        """Encode messages with alternating roles, and with cache breakpoints on the last two user messages.
 
         The next request finds the older breakpoint where this request has its newer one.
         """
@@ -158,12 +158,10 @@ def _build_settings(prompt: ModelPrompt, target: ModelTarget) -> dict[str, Any]:
 
 
 def _can_enable_thinking(records: Sequence[Record], target: ModelTarget) -> bool:
-    """Whether thinking can be enabled.
+    """Whether thinking can be enabled. Between a call and its result, the reply with the call must begin with thinking.
 
-    Between a call and its result it cannot: the reply with the call must begin with thinking.
-
-    A reply of another provider, or from before thinking was enabled, does not. Neither does one
-    whose thinking is omitted. The next turn can think again.
+    A reply of another provider, from before thinking was enabled, or whose thinking is omitted does
+    not begin with it. Thinking is possible again in the next turn.
     """
     last = next((record for record in reversed(records) if isinstance(record.body, Reply)), None)
     if last is None or not (reply := cast("Reply", last.body)).calls:
@@ -207,9 +205,7 @@ def _is_pause(record: Record) -> bool:
 
 
 def _close_pauses(records: Sequence[Record], encoded: Sequence[bytes], target: ModelTarget) -> Sequence[bytes]:
-    """Remove tool uses that were open in a pause which the provider never continued: it would wait
-    for their results.
-    """
+    """Remove tool uses from pauses that the provider never continued, because it would wait for their results."""
     left = [
         number
         for number, record in enumerate(records[:-1])
@@ -224,7 +220,7 @@ def _close_pauses(records: Sequence[Record], encoded: Sequence[bytes], target: M
 
 
 def _encode_record(record: Record, prompt: ModelPrompt, target: ModelTarget) -> bytes:
-    """Encode what a record adds to its message: comma-separated blocks, or nothing."""
+    """Encode the blocks that a record adds to its message, comma-separated. May be empty."""
     if words := get_record_text(record):
         return _encode_text(words) if words.strip() else b""
     match record.body:
@@ -252,7 +248,7 @@ _ROLE_TEMPLATES = RoleTemplates(
 
 
 class _MessageTurns(AlternatingTurns):
-    """The turns of a session, and whether the provider ever paused in one."""
+    """The turns of a session, and whether the provider has paused in any of them."""
 
     def __init__(self) -> None:
         super().__init__(_ROLE_TEMPLATES)
@@ -294,7 +290,7 @@ def _encode_reply(reply: Reply, target: ModelTarget, seq: int, *, closed: bool =
 
 
 def _iterate_sendable(reply: Reply, target: ModelTarget, seq: int) -> Iterator[ReplyPart]:
-    """Yield the parts to send. The provider refuses thinking without its own signature, and blank text."""
+    """Yield the parts to send. The provider refuses blank text, and thinking without a signature that it made."""
     without_thoughts = seq <= target.omitted.thinking_until_seq
     for part in split_reply(reply, provider=target.provider):
         match part.kind:

@@ -22,7 +22,7 @@ _EMPTY_RAW = msgspec.Raw()
 
 
 class _Usage(msgspec.Struct):
-    """Anything unexpected counts as missing: a reply must not fail because of its usage."""
+    """The usage of a reply. Unexpected values count as missing, so that a reply never fails because of its usage."""
 
     input_tokens: Any = None
     output_tokens: Any = None
@@ -174,7 +174,7 @@ class AnthropicReader:
             raise ReplyMalformed(self._provider, "an event of its stream cannot be read") from error
 
     def _is_unknown_type(self, data: bytes, known: frozenset[str]) -> bool:
-        """Whether it is of a type that we do not read: then its shape does not matter."""
+        """Whether an event or block is of a type that we do not read. Then its shape does not matter."""
         try:
             return _decode_type(data).type not in known
         except msgspec.DecodeError:
@@ -235,7 +235,7 @@ class AnthropicReader:
         return (SignatureChunk(ReplyPieceKind.SERVER, msgspec.json.encode(use).decode()),)
 
     def _add_usage(self, usage: _Usage | None) -> None:
-        """Add the usage. Counts are totals so far; a missing one stays as it was."""
+        """Add the usage. Counts are totals so far, and a missing count keeps its previous value."""
         if usage is None:
             return
         if self._usage is None:

@@ -18,9 +18,10 @@ PDF_BYTES_MAX = 10 * 1024 * 1024
 def build_file_parts(
     turn: UserTurn, media: AttachmentReader | None, facts: ModelFacts, *, image_bytes_max: int
 ) -> Iterator[AttachmentPart]:
-    """As `build_attachment_parts`, and PDFs too.
+    """Like `build_attachment_parts`, with support for PDFs.
 
-    A file that the provider would refuse becomes a line of text: one file must not end a session.
+    A file that the provider would refuse becomes a line of text, because one file must not block a
+    session.
     """
     for attachment in turn.attachments:
         if attachment.media_type == PDF and facts.vision and attachment.size_bytes <= PDF_BYTES_MAX:

@@ -1,7 +1,7 @@
 """Wire format of Google's Gemini API: contexts as contents with parts, replies as a stream of candidates.
 
-Each record is encoded once, as the parts it adds to a content. Roles are put around those bytes for
-each request.
+Each record is encoded once, as the parts it adds to a content. Roles are added around those bytes
+for each request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _encode = msgspec.json.encode
 
 
 class GoogleFormat:
-    """Encodes for Google, with the API that needs only a key."""
+    """Encodes for Google's Gemini API, which needs only an API key."""
 
     def __init__(self, cache: EncodedContextCache) -> None:
         self._cache = cache
@@ -126,7 +126,7 @@ def _build_declaration(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _encode_record(record: Record, prompt: ModelPrompt, target: ModelTarget) -> bytes:
-    """Encode what a record adds to its content: comma-separated parts, or nothing."""
+    """Encode the parts that a record adds to its content, comma-separated. May be empty."""
     if words := get_record_text(record):
         return _encode_text(words)
     match record.body:
@@ -172,7 +172,7 @@ def _build_user_parts(turn: UserTurn, prompt: ModelPrompt, target: ModelTarget) 
 
 
 def _encode_reply(reply: Reply, target: ModelTarget) -> Iterator[bytes]:
-    """Encode each part as it came, with its signature. If no call has one, the first gets the placeholder signature."""
+    """Encode each part as it came, with its signature. If no call has a signature, the first gets a placeholder."""
     own = reply.provider == target.provider
     sent = list(split_reply(reply, provider=target.provider))
     signed = any(part.kind is ReplyPieceKind.CALL and part.signature for part in sent)
@@ -190,8 +190,8 @@ def _encode_reply(reply: Reply, target: ModelTarget) -> Iterator[bytes]:
 def _build_part(part: ReplyPart) -> dict[str, Any]:
     """Build a part.
 
-    Empty if there is nothing to send back: unsigned thinking is only a summary, without value to
-    the model.
+    Empty if there is nothing to send back. Unsigned thinking is only a summary, and is not sent
+    back.
     """
     seal = {"thoughtSignature": part.signature} if part.signature and part.signature[0] not in "[{" else {}
     match part.kind:

@@ -39,7 +39,7 @@ class _Candidate(msgspec.Struct, rename="camel"):
 
 
 class _Usage(msgspec.Struct, rename="camel"):
-    """Anything unexpected counts as missing: a reply must not fail because of its usage."""
+    """The usage of a reply. Unexpected values count as missing, so that a reply never fails because of its usage."""
 
     prompt_token_count: Any = None
     candidates_token_count: Any = None
@@ -84,7 +84,7 @@ _BROKEN_REASONS = frozenset(
 
 
 class GoogleReader:
-    """Reads one reply. Every event is a response with more parts; the last one has the finish reason."""
+    """Reads one reply. Every event is a response with more parts. The last event has the finish reason."""
 
     is_done = False  # no event marks the end
 

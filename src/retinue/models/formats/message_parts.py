@@ -1,4 +1,4 @@
-"""Views of records that all wire formats need: the text for a model, and its replies part by part."""
+"""Functions over records that all wire formats need: the text for a model, and its replies part by part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wrapping = tuple[bytes, bytes]  # before and after a text
 
 
 class ReplyPart(NamedTuple):
-    """A part of a reply. `signature` is empty unless the provider being called made it."""
+    """A part of a reply. `signature` is empty if another provider made it."""
 
     kind: ReplyPieceKind
     text: str
@@ -42,7 +42,8 @@ class ReplyPart(NamedTuple):
 def split_reply(reply: Reply, *, provider: str) -> Iterator[ReplyPart]:
     """Yield the parts of a reply as it came.
 
-    For another provider, signatures are dropped, and parts that were only a signature.
+    For another provider than the one that replied, signatures and parts that are only a signature
+    are dropped.
     """
     if not reply.pieces:
         yield from _split_without_pieces(reply)
@@ -81,7 +82,7 @@ def _split_without_pieces(reply: Reply) -> Iterator[ReplyPart]:
 
 
 def get_plain_text(body: RecordBody) -> str:
-    """Return the text of a body that is only text, of a person or the model; empty for all others."""
+    """Return the text of a body that is only text, written by a person or the model. Empty for all others."""
     if isinstance(body, Reply):
         return "" if body.calls or body.thinking or body.pieces else body.text
     return body.text if isinstance(body, UserTurn) and not body.attachments else ""
@@ -93,7 +94,7 @@ def get_record_text(record: Record) -> str:
 
 
 def encode_plain_records(records: Sequence[TextRecord], *, user: Wrapping, model: Wrapping) -> list[bytes]:
-    """Encode the text of each record as a JSON string inside a format's wrapping: three pieces per record."""
+    """Encode the text of each record as a JSON string between a format's prefix and suffix: three pieces per record."""
     around = [model if record.kind is _ASSISTANT else user for record in records]
     pieces = [b""] * (3 * len(records))
     pieces[0::3] = [before for before, _ in around]
@@ -103,7 +104,7 @@ def encode_plain_records(records: Sequence[TextRecord], *, user: Wrapping, model
 
 
 def get_text_for_model(body: RecordBody) -> str | None:
-    """Return the text that a model reads as user input; None for its own replies and for tool results."""
+    """Return the text that a model reads as user input. None for the model's replies and for tool results."""
     match body:
         case UserTurn(text=text) | Note(text=text) | ContextStart(text=text):
             return text or None

@@ -1,6 +1,6 @@
 """The wire format `openai-chat`: OpenAI's chat completions, which OpenAI and most other providers support.
 
-Servers differ in details. The known differences are in `QUIRKS`, by provider; a target may name
+Servers differ in details. The known differences are in `QUIRKS`, by provider, and a target may name
 more.
 """
 
@@ -193,7 +193,7 @@ class _MessageEncoder:
         return content
 
     def _build_assistant(self, reply: Reply) -> dict[str, Any] | None:
-        """Build the assistant message; None without text and calls: no server accepts an empty message."""
+        """Build the assistant message. None without text and calls, because no server accepts an empty message."""
         if not reply.text and not reply.calls:
             return None
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}

@@ -1,6 +1,6 @@
 """Reads replies in the format `openai-chat`, as written by a dozen different servers.
 
-Calls are detected by their presence: the finish reason that a server reports is often wrong.
+A reply with calls is detected by the calls themselves, because the finish reason is often wrong.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _PartialCall:
 
 
 class _ReasoningDetail:
-    """A reasoning detail as it must be sent back. Its text is joined once, however many pieces it has."""
+    """A reasoning detail as it must be sent back. Its pieces of text are collected, and joined once."""
 
     __slots__ = ("_fields", "_streamed")
 
@@ -176,7 +176,7 @@ class OpenAIChatReader:
         return [*self._read_choices(event), *self._flush_held()]
 
     def flush(self) -> Iterable[ReplyChunk]:
-        """Return held-back calls if all are complete: they are a reply, although the server gave no finish reason."""
+        """Return held-back calls if all are complete. They are valid even though the server gave no finish reason."""
         if self._is_complete or self._finish_reason is not None or not all(asked.is_complete for asked in self._calls):
             return ()
         self._is_complete = bool(self._calls)
@@ -258,7 +258,7 @@ class OpenAIChatReader:
                 self._add_call_delta(delta)
 
     def _read_thinking(self, message: _Delta) -> str:
-        """Return the thinking, from one of three fields. If two have it, they have the same text."""
+        """Return the thinking, from one of three fields. If two fields have it, their text is the same."""
         details = self._add_details(message.reasoning_details) if message.reasoning_details else ""
         words = next(
             (words for words in (message.reasoning_content, message.reasoning) if words and isinstance(words, str)),
@@ -324,10 +324,7 @@ class OpenAIChatReader:
             asked.arguments.append(msgspec.json.encode(function.arguments).decode())
 
     def _find_call(self, index: int | None, id_: str, function: _Function) -> _PartialCall | None:
-        """Return the call that a delta belongs to; None for a new one.
-
-        Matches by index, which not every server increments.
-        """
+        """Return the call that a delta belongs to, or None for a new call. Not every server increments the index."""
         asked = next((one for one in reversed(self._calls) if index is None or one.index == index), None)
         if asked is None or not function.name or not asked.name:
             return asked  # only the first delta has a name, so without one it continues
@@ -343,7 +340,7 @@ class OpenAIChatReader:
             yield SignatureChunk(ReplyPieceKind.THINKING, seal)
 
     def _flush_held(self) -> Iterator[ReplyChunk]:
-        """Yield what was held back until complete. Can be called more than once."""
+        """Yield chunks that were held back until complete. Can be called more than once."""
         yield from self._tags.finish()
         for number, asked in enumerate(self._calls[self._emitted_count :], start=self._emitted_count + 1):
             self._emitted_count = number

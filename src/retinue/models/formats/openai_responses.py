@@ -1,6 +1,6 @@
 """The wire format `openai-responses`: OpenAI's newer API, also offered by other providers.
 
-Nothing is stored at the provider. So its thinking comes to us encrypted, and is sent back with the
+Nothing is stored at the provider, so it sends its thinking encrypted, and we send it back with the
 history.
 """
 
@@ -102,9 +102,9 @@ class OpenAIResponsesFormat:
         return OpenAIResponsesReader(target.provider)
 
     def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
-        """Omit the reasoning summary.
+        """Return a repair that omits the reasoning summary.
 
-        If the settings have `reasoning`, it is sent unchanged and its refusal is reported.
+        None if the settings have `reasoning`, which is sent unchanged.
         """
         if target.omitted.reasoning_summary or "reasoning" in target.params:
             return None
@@ -133,7 +133,7 @@ def _build_settings(prompt: ModelPrompt, target: ModelTarget) -> dict[str, Any]:
 
 
 def _supports_thinking(facts: ModelFacts) -> bool | None:
-    """Whether a model supports thinking; None if unknown. One that does not refuses every parameter about it."""
+    """Whether a model supports thinking. None if unknown. A model without it refuses every parameter about thinking."""
     return None if facts.efforts is None else bool(facts.efforts)
 
 
@@ -236,7 +236,7 @@ class _ItemEncoder:
 
 
 def _decode_signature(signature: str) -> dict[str, Any]:
-    """Decode our signature; empty if it was made in another format, before this provider used this one."""
+    """Decode our signature. Empty if it was made in another format that this provider used before."""
     if not signature.startswith("{"):
         return {}
     try:

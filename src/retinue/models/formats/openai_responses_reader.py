@@ -137,7 +137,7 @@ class OpenAIResponsesReader:
     def _flush_raw_thinking(self, event: _Event) -> Iterator[ReplyChunk]:
         """Emit raw thinking that is still open when the next item begins.
 
-        Some servers finish it only after that item, which is too late: thinking comes first.
+        Thinking must come first, but some servers finish it only after that item.
         """
         for index, item in self._items.items():
             if item.raw_thinking and not item.is_signed and index != event.output_index:
@@ -232,7 +232,7 @@ class OpenAIResponsesReader:
 
 
 def _build_reasoning_signature(item: dict[str, Any]) -> SignatureChunk:
-    """Build the chunk with reasoning as it must be sent back."""
+    """Build the chunk that contains the reasoning as it must be sent back."""
     kept: dict[str, Any] = {"type": "reasoning", "summary": item.get("summary") or []}
     for name in ("id", "content", "encrypted_content"):
         if value := item.get(name):

@@ -13,9 +13,9 @@ XAI_TICKS_PER_MICROUSD = 10_000  # xAI reports ten-billionths of a dollar
 
 
 def parse_usage(found: Any) -> Usage | None:
-    """Return the usage; None if it is missing.
+    """Return the usage, or None if it is missing.
 
-    Anything unexpected counts as missing: a reply must not fail because of its usage.
+    Unexpected values count as missing, so that a reply never fails because of its usage.
     """
     if not isinstance(found, dict):
         return None
@@ -45,7 +45,7 @@ def parse_usage(found: Any) -> Usage | None:
 
 
 def _compute_cost_microusd(usage: dict[str, Any]) -> int:
-    """Return the cost that the server reports, rounded up; 0 if it reports none."""
+    """Return the cost that the server reports in micro-dollars, rounded up. 0 if it reports none."""
     microusd = _get_number(usage, "cost") * MICROUSD_PER_USD
     if usage.get("is_byok") is True:  # OpenRouter with a key of the user: its fee plus the provider's cost
         microusd += _get_number(_get_object(usage, "cost_details"), "upstream_inference_cost") * MICROUSD_PER_USD
@@ -60,7 +60,7 @@ def _get_object(usage: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _find_count(usage: dict[str, Any], *names: str) -> int | None:
-    """Return the count under the first of these names that has one."""
+    """Return the first valid count under these names, or None."""
     for name in names:
         if (count := parse_token_count(usage.get(name))) is not None:
             return count

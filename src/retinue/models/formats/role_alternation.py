@@ -21,7 +21,7 @@ MERGED_PIECES_MIN = 64  # pieces that are joined at once
 
 
 class JoinedPieces:
-    """Pieces of a list. Pieces that no longer change are merged, so that old history is not iterated again."""
+    """Pieces of a list. Pieces that no longer change are merged, so that the whole history is not iterated again."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -32,7 +32,7 @@ class JoinedPieces:
         self.merge_until(len(self.pieces))
 
     def merge_until(self, end: int) -> int:
-        """Merge the pieces before `end`, which no longer change. Returns how many fewer there are now."""
+        """Merge the pieces before `end`, which no longer change. Returns by how many pieces the list has shrunk."""
         if end - self._merged_count < MERGED_PIECES_MIN:
             return 0
         slab = b"".join(self.pieces[self._merged_count : end])
@@ -43,7 +43,7 @@ class JoinedPieces:
 
 
 class RoleTemplates(NamedTuple):
-    """The bytes that begin a user or model turn in a format, and the inserted user texts."""
+    """The bytes that begin a user or model turn in a format, and the user texts that are inserted between turns."""
 
     user: bytes
     model: bytes
@@ -56,8 +56,8 @@ class AlternatingTurns:
 
     Records can be added incrementally.
 
-    A record without bytes is skipped. Tool results come first in their turn, in order: nothing may
-    be between a call and its result.
+    A record without bytes is skipped. Tool results come first in their turn, in order, because
+    nothing may be between a call and its result.
     """
 
     def __init__(self, templates: RoleTemplates) -> None:
@@ -97,7 +97,10 @@ class AlternatingTurns:
         self._merge_old_pieces()
 
     def close_turns(self, *, can_end_with_model: bool = False) -> tuple[list[bytes], list[int]]:
-        """Return all turns so far, closed, and the indices of the pieces that end user turns (at least the last)."""
+        """Return all turns so far, closed, and the indices of pieces that end user turns.
+
+        The last ones are always included.
+        """
         out, ends = list(self._pieces), list(self._user_turn_ends)
         by_model = self._is_model_turn
         if by_model is None:
@@ -111,7 +114,7 @@ class AlternatingTurns:
         return out, ends
 
     def _merge_old_pieces(self) -> None:
-        """Merge what comes before the turns that may still be marked."""
+        """Merge the pieces before the turns that may still get a cache breakpoint."""
         if len(self._user_turn_ends) <= MARKED_TURNS_MAX:
             return
         del self._user_turn_ends[:-MARKED_TURNS_MAX]

@@ -50,7 +50,7 @@ def make_provider_format(format_: WireFormat, cache: EncodedContextCache) -> Pro
 class RequestHeadCache:
     """Cache of encoded request heads: instructions and tools, encoded once per pair.
 
-    A few entries suffice: there are few agents, and their instructions rarely change.
+    A few entries suffice, because there are few agents and their instructions rarely change.
     """
 
     def __init__(self, heads_max: int = HEADS_MAX) -> None:
@@ -79,7 +79,8 @@ class RequestHeadCache:
 def build_list_items(encoded: Iterable[bytes], *, first: bool) -> list[bytes]:
     """Return encoded records for the inside of a list.
 
-    Each begins with a comma or is empty; with `first`, the first loses its comma.
+    Each record begins with a comma or is empty. With `first`, the comma of the first record is
+    removed.
     """
     items = [wire for wire in encoded if wire]
     if first and items:
@@ -96,7 +97,10 @@ OUTPUT_LIMIT_PARAMS = frozenset({"max_tokens", "max_completion_tokens", "max_out
 def merge_params(
     ours: Mapping[str, Any], params: Mapping[str, Any], *, output_tokens_max: int, without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Merge the settings' parameters over our own fields of a body."""
+    """Merge the settings' parameters into the fields of a request body.
+
+    The settings win, except for budgeted fields.
+    """
     extra = {name: value for name, value in params.items() if name not in without and name not in BUDGETED_PARAMS}
     for name in OUTPUT_LIMIT_PARAMS & extra.keys():
         extra[name] = min(extra[name], output_tokens_max) if isinstance(extra[name], int) else output_tokens_max
@@ -119,7 +123,7 @@ PLAIN_IDS = CallIdRule(re.compile(r"[A-Za-z0-9_-]{1,40}"), 32)
 
 
 def fit_call_id(id_: str, rule: CallIdRule) -> str:
-    """Return the id if the provider accepts it, else a replacement: the same one for a call and its result."""
+    """Return the id if the provider accepts it, else a replacement, which is the same for a call and its result."""
     if rule.pattern.fullmatch(id_):
         return id_
     return hashlib.sha256(id_.encode(errors="surrogatepass")).hexdigest()[: rule.length]
@@ -134,8 +138,8 @@ _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 def fit_tool_name(tool: str) -> str:
     """Return a tool's name in a form that every provider accepts.
 
-    Models call tools that do not exist, by names that a provider would refuse. One such call must
-    not end a session.
+    Models sometimes call tools that do not exist, by names that a provider refuses. One such call
+    must not block a session.
     """
     if _TOOL_NAME.fullmatch(tool):
         return tool
@@ -143,7 +147,7 @@ def fit_tool_name(tool: str) -> str:
 
 
 def decode_json_or_none(data: bytes) -> Any:
-    """Decode any JSON; None if it is invalid."""
+    """Decode any JSON. Returns None if it is invalid."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -153,7 +157,8 @@ def decode_json_or_none(data: bytes) -> Any:
 def parse_arguments(text: str) -> dict[str, Any]:
     """Parse the arguments of a call.
 
-    Unreadable ones are kept under a name that no tool uses: the call's result explains it.
+    Unreadable arguments are kept under a name that no tool uses. The result of the call then
+    explains the error.
     """
     if not text.strip():
         return {}

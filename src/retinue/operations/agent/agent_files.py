@@ -1,4 +1,4 @@
-"""Operations for people on the files in an agent's directory that define it: instructions, memory, skills.
+"""Operations with which people read and write the files that define an agent: instructions, memory, skills.
 
 Access goes through the code of the file tools, is confined to the agent directory and follows no link
 out of it. Agents are refused here: they have the file tools, which track the trust of what they read.
@@ -68,15 +68,20 @@ class AgentFileRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`hash` is the hash of the file as you read it, or empty for a new file."""
+    """`hash` is the hash of the file that you last read, or empty for a new file."""
 
     name: str
     path: Annotated[str, msgspec.Meta(description="path in the agent directory, such as SOUL.md")]
-    content: Annotated[str, msgspec.Meta(description="the complete new text")]
-    hash: Annotated[str, msgspec.Meta(description="hash of the file as you read it; empty for a new file")]
-    mark_trusted: Annotated[bool, msgspec.Meta(description="mark the file as trusted, wherever its text came from")] = (
-        False
-    )
+    content: Annotated[str, msgspec.Meta(description="complete new text of the file")]
+    hash: Annotated[
+        str,
+        msgspec.Meta(
+            description="hash from your last read, empty for a new file; if the file has changed, nothing is written"
+        ),
+    ]
+    mark_trusted: Annotated[
+        bool, msgspec.Meta(description="mark the file as trusted, even if its text came from an untrusted source")
+    ] = False
 
 
 class AgentFileRow(msgspec.Struct, frozen=True):

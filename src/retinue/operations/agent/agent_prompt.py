@@ -38,18 +38,22 @@ class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     """`check` holds template files to try instead of the template in use: the entry file and its includes."""
 
     name: str
-    session: Annotated[str, msgspec.Meta(description="show the prompt of this session; default: of a new one")] = ""
+    session: Annotated[
+        str, msgspec.Meta(description="id of the session whose prompt is shown; default: a new session")
+    ] = ""
     mode: Annotated[
         InstructionMode | None, msgspec.Meta(description="how much the prompt includes; default: the agent's setting")
     ] = None
     check: Annotated[
-        list[AttachmentUpload], msgspec.Meta(description="a template file to try; nothing is changed")
+        list[AttachmentUpload],
+        msgspec.Meta(description="template file to try instead of the one in use; nothing is changed"),
     ] = []
     parts: Annotated[bool, msgspec.Meta(description="include the text of each section and the previous prompt")] = False
 
 
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One section. `text` needs `parts`. The section `template` is the owner's text outside of sections."""
+    """One section of the system prompt. `text` is set if `parts` was requested. The section named
+    `template` is the owner's text outside of all sections."""
 
     name: str
     tokens: int

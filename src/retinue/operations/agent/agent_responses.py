@@ -1,4 +1,4 @@
-"""Response types of the agent operations: list rows for every caller, full definitions for those permitted."""
+"""Response types of the agent operations: list rows for every caller, full definitions for permitted callers."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ _NON_EMPTY_FIELDS = frozenset({"provider", "model", "effort", "subagents_model",
 class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     """Settings of an agent. An omitted field keeps its value, or gets its default in a new agent.
 
-    `default` as model or effort clears it. An agent without a model or without `fallbacks` uses those
-    of the instance. An empty list means no fallbacks.
+    The value `default` clears the model or the effort. An agent without a model or without
+    `fallbacks` uses those of the instance. An empty list in `fallbacks` means no fallbacks.
     """
 
     name: str
@@ -182,7 +182,7 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentRegisterRequest(AgentFields):
-    """`dry_run` validates and stores nothing. `token` also creates a token, shown only in this answer."""
+    """`dry_run` validates the fields and stores nothing. `token` also creates a token, which only this answer shows."""
 
     dry_run: bool = False
     token: bool = False
@@ -438,7 +438,7 @@ def store_agent(tx: Transaction, agent: Agent, caller: Principal) -> Agent:
 
 
 def _first_model(services: Services, agent: Agent) -> str:
-    """Return the model that the agent would use first, or its setting unchanged if it cannot be resolved."""
+    """Return the model that the agent would use first, or the setting `model` unchanged if it cannot be resolved."""
     try:
         return str(services.catalog().resolve_own_model(agent)) if services.catalog is not None else agent.model
     except RetinueError:

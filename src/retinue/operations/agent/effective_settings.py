@@ -1,4 +1,4 @@
-"""Resolve an agent's effective settings: its own value, else the instance's, else the built-in default. Pure."""
+"""Resolve an agent's effective settings: its own value, else that of the server, else the built-in default. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SettingSource(StrEnum):
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True):
-    """An effective value and its source. `key` is the setting that sets it, or would set it."""
+    """An effective value and its source. `key` is the setting that sets the value, or that could set it."""
 
     value: Any
     by: SettingSource

@@ -51,7 +51,7 @@ class AgentNameReserved(Invalid):
 
 
 class AgentDisplayNameInvalid(Invalid):
-    """The display name of an agent is empty, too long or not visible. `because` says which."""
+    """The display name of an agent is empty, is too long or has invisible characters. `because` says which."""
 
     code = "agent.display_name_invalid"
 
@@ -83,7 +83,7 @@ class AgentFallbacksTwice(Invalid):
         super().__init__(
             "the fallback models are given twice",
             because="both `model` and `fallbacks` contain them",
-            try_this="give them in one of the two",
+            try_this="give them in `model` or in `fallbacks`, not in both",
         )
 
 
@@ -109,19 +109,19 @@ class ExternalUrlMissing(InvalidFields):
         super().__init__(
             "external_url is missing",
             fields={"external_url": "an agent with the runner external needs it"},
-            because=f"{name} has the runner external, which sends its messages to this URL",
-            try_this="set external_url too, for example https://agent.example/in",
+            because=f"the runner of {name} is external, which sends the agent's messages to this URL",
+            try_this="set external_url, for example https://agent.example/in",
         )
 
 
 class ExternalSettingsUnused(InvalidFields):
-    """Settings of an external agent are set for an agent with another runner."""
+    """Settings for external agents are set for an agent that has another runner than `external`."""
 
     code = "agent.external_unused"
 
     def __init__(self, name: str, *, runner: str) -> None:
         super().__init__(
-            "external settings are set for an agent that is not external",
+            f"{name} has settings for external agents, but is not external",
             fields={"external_url": "it is used by the runner external only"},
             because=f"the runner of {name} is {runner}",
             try_this="set runner to external, or clear the fields that begin with external_",
@@ -171,7 +171,7 @@ class AgentCallerRequired(NotAllowed):
 
 
 class AgentCreatedByOther(NotAllowed):
-    """The calling agent did not create this agent, or another caller has changed it since."""
+    """The calling agent did not create this agent, or another caller has changed the agent since."""
 
     code = "agent.created_by_other"
 
@@ -184,7 +184,7 @@ class AgentCreatedByOther(NotAllowed):
 
 
 class AgentWorkspaceOutside(Invalid):
-    """The workspace of a new agent is not inside the folder of its creator for such workspaces."""
+    """The workspace of a new agent is not inside the folder where its creator may create workspaces."""
 
     code = "agent.workspace_outside"
 
@@ -192,7 +192,7 @@ class AgentWorkspaceOutside(Invalid):
         super().__init__(
             f"invalid workspace: '{path[:200]}'",
             because=f"it must be inside {parent}, also after following links",
-            try_this=f"use {example}, or leave it out",
+            try_this=f"use {example}, or leave out the workspace",
         )
 
 
@@ -213,14 +213,14 @@ class AgentFilesUnavailable(NotFound):
 
 
 class AgentFilesPeopleOnly(NotAllowed):
-    """An agent called an operation on agent files that is for people."""
+    """An agent called an operation on agent files that only people can use."""
 
     code = "agent_file.people_only"
 
     def __init__(self) -> None:
         super().__init__(
             "only people can use this operation on agent files",
-            because="the file tools record the trust of what an agent reads; this operation does not",
+            because="the file tools record how far an agent can trust what it reads, and this operation does not",
             try_this="use the tools read, write and ls in your own agent directory",
         )
 
@@ -232,9 +232,9 @@ class AgentFileNotShown(Invalid):
 
     def __init__(self, path: str, *, memory_folder: str, skills_folder: str) -> None:
         super().__init__(
-            f"'{format_path(path)}' is not a file that defines the agent",
-            because=f"these are *.md in the agent directory and in {memory_folder}, and all files in {skills_folder}",
-            try_this="list them: retinue agent files NAME",
+            f"'{format_path(path)}' does not define the agent",
+            because=f"only *.md in the agent directory and {memory_folder} and the files in {skills_folder} do",
+            try_this="list these files: retinue agent files NAME",
         )
 
 
@@ -246,20 +246,20 @@ class AgentFileTooLarge(TooLarge):
     def __init__(self, path: str, *, size_bytes: int, bytes_max: int) -> None:
         super().__init__(
             f"'{format_path(path)}' would be too large",
-            because=f"it would have {size_bytes:,} bytes; the limit is {bytes_max:,}",
+            because=f"it would be {size_bytes:,} bytes, and the limit is {bytes_max:,} bytes",
             try_this="split it into several files",
         )
 
 
 class AgentFileChanged(Conflict):
-    """The file has changed since the caller read it, or exists although the caller expected none."""
+    """The file has changed since the caller read it, or exists although the caller wanted to create it."""
 
     code = "agent_file.changed"
 
     def __init__(self, path: str, *, expected: bool) -> None:
         super().__init__(
             f"'{format_path(path)}' has changed since you read it",
-            because=f"it was {'saved' if expected else 'created'} by someone else meanwhile; nothing was written",
+            because=f"someone else has {'saved' if expected else 'created'} it; nothing was written",
             try_this="read it again, and merge your changes",
         )
 
@@ -288,7 +288,7 @@ class PromptNotAllowed(NotAllowed):
     def __init__(self, *, because: str) -> None:
         super().__init__(
             "you cannot see the system prompts of agents",
-            because=f"they contain the agents' files: {because}",
+            because=f"system prompts contain the agents' files: {because}",
             try_this="ask the owner of this server",
         )
 
@@ -327,6 +327,6 @@ class TemplateNotText(Invalid):
     def __init__(self, name: str, *, position: int) -> None:
         super().__init__(
             f"'{shorten_name(name)}' is not a text file",
-            because=f"it is not UTF-8 at byte {position}",
+            because=f"byte {position} is not valid UTF-8",
             try_this="save it as UTF-8 text",
         )

@@ -1,4 +1,4 @@
-"""Operation and tool with which an agent creates permanent agents, with its own limits and inside its workspace."""
+"""Operation and tool with which an agent creates permanent agents, inside its workspace and with its limits."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def _resolve_workspace(services: Services, creator: Agent, name: str, want
 
 
 class PermanentAgentTool(OperationTool):
-    """The operation as a tool, under its established name. It needs an approval, unless granted."""
+    """The operation as a tool, under its established name. A call needs an approval, unless a grant allows it."""
 
     def __init__(self, services: Callable[[], Services]) -> None:
         super().__init__(PERMANENT_AGENT_OPERATION, services)
@@ -199,7 +199,7 @@ class PermanentAgentTool(OperationTool):
 
 PERMANENT_AGENT_OPERATION = Operation(
     name="agent.create_permanent",
-    summary="Create a permanent agent.",
+    summary="Create a permanent agent inside your workspace (for agents only).",
     parameters=PermanentAgentRequest,
     handler=create_permanent_agent,
     result=PermanentAgentResult,

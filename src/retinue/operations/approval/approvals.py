@@ -28,12 +28,13 @@ LISTED_MIN, LISTED_MAX = 1, 50
 class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One approval.
 
-    `needed_permissions` lists the permissions that its calls need and do not have yet. `grant_permissions` lists what a
-    lasting yes grants, or what was requested if there are no calls; if it is empty, a yes counts once.
+    `needed_permissions` lists the permissions that its calls need and do not have yet.
+    `grant_permissions` lists what an approval for longer than once grants, or what was requested if
+    there are no calls. If it is empty, the approval counts once.
 
-    `recipients` are the people asked; the owner may answer too. `scopes` are the grant scopes that you may
-    choose; it is empty if you may not decide. `comment` is the comment on the decision, passed to the
-    agent.
+    `recipients` are the people asked; the owner may answer too. `scopes` are the grant scopes that
+    you may choose; it is empty if you may not decide. `comment` is the comment on the decision,
+    which the agent reads.
     """
 
     id: ApprovalId
@@ -58,7 +59,7 @@ class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Newest first. `cursor` is the `next` of the previous page."""
+    """Approvals are listed newest first. `cursor` is the `next` of the previous page."""
 
     decided: Annotated[bool, msgspec.Meta(description="list decided and expired approvals instead of pending ones")] = (
         False
@@ -68,7 +69,7 @@ class ApprovalListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApprovalList(msgspec.Struct, frozen=True):
-    """One page. `next` is the cursor of the next page, which may be empty for you."""
+    """One page of approvals. `next` is the cursor of the next page, which may have no approvals that you may see."""
 
     approvals: list[ApprovalDetails]
     next: str | None
@@ -121,7 +122,8 @@ def _to_details(services: Services, conn: sa.Connection, caller: Principal, appr
 
 
 def _allowed_scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
-    """Return the grant scopes that the caller may choose. A permission requested without a call is never for once."""
+    """Return the grant scopes that the caller may choose. A permission that is requested without a
+    call cannot be granted for once."""
     if approval.state is not ApprovalState.OPEN:
         return []
     offered = [scope for scope in GrantScope if approval.calls or scope is not GrantScope.ONCE]
@@ -133,7 +135,7 @@ def _allowed_scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
 OPERATIONS = (
     Operation(
         name="approval.list",
-        summary="List pending approvals, or past ones.",
+        summary="List pending or past approvals.",
         parameters=ApprovalListRequest,
         handler=list_approvals,
         permission=PermissionLevel.RESTRICTED,

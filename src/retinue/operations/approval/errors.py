@@ -11,7 +11,9 @@ class QuestionnaireNotFound(NotFound):
     code = "questionnaire.not_found"
 
     def __init__(self, id_: str) -> None:
-        super().__init__(f"no questionnaire {id_}", try_this="list the questionnaires: retinue questionnaire list")
+        super().__init__(
+            f"no questionnaire has the id {id_}", try_this="list the questionnaires: retinue questionnaire list"
+        )
 
 
 class QuestionnaireAmbiguous(Conflict):

@@ -29,9 +29,9 @@ Meta = msgspec.Meta
 
 
 class QuestionnaireListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    open: Annotated[bool, Meta(description="only those that can still be answered")] = False
+    open: Annotated[bool, Meta(description="list only questionnaires that can still be answered")] = False
     limit: int = 20
-    before: Annotated[str, Meta(description="the `next` of the previous page")] = ""
+    before: Annotated[str, Meta(description="`next` of the previous page")] = ""
 
 
 class QuestionnaireIdRequest(msgspec.Struct, forbid_unknown_fields=True):

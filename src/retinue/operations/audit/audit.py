@@ -33,6 +33,7 @@ from retinue.operations.base import Operation, Services
 from retinue.store.agents import audit
 from retinue.store.agents.audit import POSITION_MAX, AuditPosition, AuditVerification, ChainPosition
 from retinue.store.sessions import sessions
+from retinue.text.quantity import format_quantity
 
 log = logging.getLogger(__name__)
 
@@ -67,24 +68,24 @@ class AuditListRequest(msgspec.Struct, forbid_unknown_fields=True):
         str, msgspec.Meta(description="only actions and decisions of this address: person:NAME, agent:NAME")
     ] = ""
     since: Annotated[str, msgspec.Meta(description="only entries since this time: -7D or 2026-01-28T20:30")] = ""
-    before: Annotated[str, msgspec.Meta(description="the `next` of the previous page")] = ""
+    before: Annotated[str, msgspec.Meta(description="`next` of the previous page")] = ""
     limit: int = LIST_LIMIT_DEFAULT
 
 
 class AuditVerifyRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: ChainFilter = ""
-    anchor: Annotated[list[str], msgspec.Meta(description="an anchor that you saved: CHAIN:POSITION:HASH")] = []
+    anchor: Annotated[list[str], msgspec.Meta(description="anchor that you saved, as CHAIN:POSITION:HASH")] = []
     log: Annotated[bool, msgspec.Meta(description="also verify the anchors in the server's log")] = False
 
 
 class AuditExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: ChainFilter = ""
-    after: Annotated[str, msgspec.Meta(description="the `next` of the previous part")] = ""
+    after: Annotated[str, msgspec.Meta(description="`next` of the previous part")] = ""
     limit: Annotated[int, msgspec.Meta(description="maximum number of entries")] = EXPORT_LIMIT_MAX
 
 
 class AuditEntryDetails(msgspec.Struct, frozen=True):
-    """One audit entry. `session` is empty in the instance's own chain."""
+    """One audit entry. `session` is empty in the server's own chain."""
 
     at: str
     kind: str
@@ -171,9 +172,11 @@ async def verify_audit(services: Services, caller: Principal, request: AuditVeri
     found = await services.store.scan(body)
     flaws = [AuditFlaw(each.chain, each.position, each.sentence) for each in found.flaws]
     verdict = (
-        f"the audit log is intact: {found.lines:,} entries in {found.chains:,} chains, {found.anchors:,} anchors"
+        f"the audit log is intact: {format_quantity(found.lines, 'entry', plural='entries')} in "
+        f"{format_quantity(found.chains, 'chain')}, {format_quantity(found.anchors, 'anchor')}"
         if found.is_intact
-        else f"the audit log is inconsistent: {len(flaws)} flaws in {found.lines:,} entries"
+        else f"the audit log is inconsistent: {format_quantity(len(flaws), 'flaw')} in "
+        f"{format_quantity(found.lines, 'entry', plural='entries')}"
     )
     return AuditVerifyResult(
         ok=found.is_intact,

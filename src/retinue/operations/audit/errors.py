@@ -20,7 +20,7 @@ class AuditAnchorInvalid(Invalid):
 
 
 class AuditLimitInvalid(Invalid):
-    """The number of requested audit entries is out of range."""
+    """The requested number of audit entries is out of range."""
 
     code = "audit.limit_invalid"
 

@@ -48,7 +48,7 @@ FILE_BYTES_MAX = 1_000_000
 
 
 class ConfigCheckRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The text to check. By default, the current settings file is checked."""
+    """The text of a settings file to check. Without it, the current settings file is checked."""
 
     text: str | None = None
 
@@ -61,9 +61,11 @@ class ConfigPatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConfigApplyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`overwrite` also overwrites later changes made elsewhere. `dry_run` shows the plan and stores nothing.
+    """`overwrite` also overwrites later changes that were made outside the file. `dry_run` shows
+    the plan and stores nothing.
 
-    `reset` also stops and clears every run, revokes all tokens of agents and gives each agent a new one.
+    `reset` also ends and deletes every run, removes all other schedules and bindings, and replaces
+    the tokens of agents.
     """
 
     dry_run: bool = False
@@ -98,7 +100,7 @@ class ValueChange(msgspec.Struct, frozen=True, rename={"was": "from", "becomes":
 
 
 class ApplyStep(msgspec.Struct, frozen=True):
-    """What apply does, or would do, to one agent, person, schedule or binding."""
+    """What `config.apply` does, or in a dry run would do, to one agent, person, schedule or binding."""
 
     name: str
     step: ApplyAction
@@ -107,7 +109,8 @@ class ApplyStep(msgspec.Struct, frozen=True):
 
 
 class ConfigApplied(msgspec.Struct, frozen=True):
-    """`tokens` are those of added people and, after a reset, of agents: shown once, and not in a dry run."""
+    """`tokens` are the tokens of added people and, after a reset, of agents. They are shown once,
+    and not in a dry run."""
 
     dry_run: bool
     agents: list[ApplyStep]
@@ -256,7 +259,8 @@ async def apply_config(services: Services, caller: Principal, request: ConfigApp
 
 
 def _check_runners(services: Services, agents_declared: Sequence[Agent]) -> None:
-    """Check runner names here: those of plugins are known only once these are loaded, not when the file is parsed."""
+    """Check the names of runners. Those of plugins are not known when the file is parsed, only
+    after plugins are loaded."""
     known = known_runners(services)
     for agent in agents_declared:
         if agent.runner not in known:
@@ -288,7 +292,7 @@ def _cancel_all_runs(tx: Transaction, *, by: str) -> CancelResult:
 
 
 async def export_config(services: Services, caller: Principal, request: EmptyRequest) -> ConfigExported:
-    """Export agents and people as a settings file, for backup or for another instance. It has no tokens."""
+    """Export agents and people as a settings file, for backup or for another instance. The file has no tokens."""
     from retinue.config.declarations_export import export_declarations
 
     found = await services.store.scan(lambda conn: (agents.list_all(conn), people.list_all(conn)))

@@ -31,12 +31,12 @@ class RunnerUnknown(Invalid):
         super().__init__(
             f"invalid value for agents.{agent}.runner: '{shorten_name(runner)}'",
             because=f"the available runners are {', '.join(known)}",
-            try_this="use one of these, or install the plugin that has it; see: retinue plugin list",
+            try_this="use one of these, or install the plugin that provides the runner; see: retinue plugin list",
         )
 
 
 class PreviewInputTwice(Invalid):
-    """A preview was requested for `changes` and for `text` at once."""
+    """A preview of settings was requested for `changes` and for `text` at once."""
 
     code = "config.preview_input_twice"
 
@@ -44,19 +44,19 @@ class PreviewInputTwice(Invalid):
         super().__init__(
             "both `changes` and `text` are given",
             because="a preview shows either some changes or a complete new file",
-            try_this="send one of the two",
+            try_this="send `changes` or `text`, not both",
         )
 
 
 class SettingsFileHasSecret(Invalid):
-    """The file contains a secret, so a complete new text would lose it."""
+    """The settings file contains a secret, which a complete new text would lose."""
 
     code = "config.file_has_secret"
 
     def __init__(self) -> None:
         super().__init__(
             "the settings file cannot be replaced as a whole",
-            because="it contains a secret, which is redacted here and would be lost",
+            because="it contains a secret, which is redacted in the text that you edit, and would be lost",
             try_this="change the file in an editor, then run: retinue config reload",
         )
 
@@ -75,14 +75,14 @@ class SettingsFileNotToml(Invalid):
 
 
 class SettingsChangeNotPatchable(Invalid):
-    """The new text cannot be expressed as changes of single keys."""
+    """The server writes settings key by key, and the new text cannot be written this way."""
 
     code = "config.change_not_patchable"
 
     def __init__(self) -> None:
         super().__init__(
-            "this change of the settings file cannot be made here",
-            because="it removes an item from a list of tables, which a patch of single keys cannot do",
+            "the server cannot make this change in the settings file",
+            because="the change removes an item from a list of tables, and the server only writes single keys",
             try_this="change the file in an editor, then run: retinue config reload",
         )
 

@@ -41,12 +41,12 @@ class GatewayArguments(msgspec.Struct, forbid_unknown_fields=True):
     action: Literal["status", "doctor", "config_show", "config_check", "config_patch", "config_reload"]
     parameters: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="For config_patch: changes (dotted paths with new values) and expected_hash."),
+        msgspec.Meta(description="For config_patch: changes (nested tables with new values) and expected_hash."),
     ] = {}
 
 
 class GatewayTool(Struct, frozen=True):
-    """For runs on behalf of the owner only. It acts with the owner's rights, not the agent's."""
+    """The tool `gateway`, for runs on behalf of the owner only. It acts with the owner's rights, not the agent's."""
 
     services: Callable[[], Services]
     operations: Mapping[str, Operation]
@@ -67,7 +67,8 @@ class GatewayTool(Struct, frozen=True):
     def decide_confirmation(self, arguments: GatewayArguments, context: ToolContext) -> Decision | None:
         """Ask the owner about every change, because settings decide what agents may do.
 
-        Trusted context does not exempt it: an instruction file may have been written by someone else.
+        Trusted context does not exempt a change: another person may have written an instruction
+        file.
         """
         match arguments.action:
             case "config_patch":

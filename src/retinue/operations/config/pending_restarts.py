@@ -37,10 +37,10 @@ def save_pending_restart(data_dir: Path, paths: Sequence[str], *, agent: str, se
 
 
 async def announce_restart(data_dir: Path, intake: EnvelopeAcceptor, ids: IdSource) -> None:
-    """Send the notification, once.
+    """Notify the session once that its changes are in effect.
 
-    The idempotency key is derived from the file. The file is deleted when the envelope is accepted, or
-    when its session or agent is gone. If the store fails, it stays for the next start.
+    The idempotency key is derived from the file. The file is deleted when the envelope is accepted,
+    or when its session or agent is gone. If the store fails, the file stays for the next start.
     """
     file = data_dir / FILE_NAME
     if not file.exists():

@@ -40,16 +40,19 @@ from retinue.operations.config_holder import ConfigHolder
 
 
 class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Preview `changes` as for config.patch, or a complete new `text`. Without either, the current file."""
+    """Preview `changes`, in the form of `config.patch`, or a complete new `text`. Without both,
+    preview the current file."""
 
-    changes: Annotated[dict[str, Any] | None, msgspec.Meta(description="changes to preview, as for config patch")] = (
-        None
-    )
-    text: Annotated[str | None, msgspec.Meta(description="the complete new file to preview")] = None
+    changes: Annotated[
+        dict[str, Any] | None, msgspec.Meta(description="changes to preview, in the form of `config patch`")
+    ] = None
+    text: Annotated[
+        str | None, msgspec.Meta(description="complete new text of the file, to preview instead of `changes`")
+    ] = None
 
 
 class SettingDetails(msgspec.Struct, frozen=True, rename={"origin": "from"}):
-    """One setting. `place` is where its value is set. `waiting`: it takes effect after a restart."""
+    """One setting. `location` is where its value is set. `pending_restart`: the value takes effect after a restart."""
 
     path: list[str]
     help: str
@@ -73,7 +76,7 @@ class SettingSectionDetails(msgspec.Struct, frozen=True):
 
 
 class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """One error in the file. `path` is empty and `line` null if it concerns no key."""
+    """One error in the file. `path` is empty and `line` null if the error concerns no key."""
 
     path: str
     sentence: str
@@ -84,7 +87,8 @@ class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}
 
 
 class ConfigFields(msgspec.Struct, frozen=True):
-    """The file on disk. With `faults` it is not used: the server keeps the settings it read before."""
+    """The settings file on disk. If it has `faults`, it is not used: the server keeps the settings
+    that it read before."""
 
     file: str
     hash: str
@@ -94,7 +98,8 @@ class ConfigFields(msgspec.Struct, frozen=True):
 
 
 class ConfigPreview(msgspec.Struct, frozen=True):
-    """The file before and after. `patch` and `hash` are what config.patch needs to make this change."""
+    """The settings file before and after a change. `patch` and `hash` are what config.patch needs
+    to make this change."""
 
     old: str
     new: str

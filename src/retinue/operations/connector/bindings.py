@@ -32,13 +32,13 @@ class BindingSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     connector: Annotated[
         str, Meta(description="name of a connector, or a platform such as telegram for all its connectors")
     ]
-    account: Annotated[str, Meta(description="with a platform: only this connector")] = ""
+    account: Annotated[str, Meta(description="name of the only connector, if `connector` is a platform")] = ""
     peer_kind: Annotated[PeerKind | None, Meta(description="only channels of this kind")] = None
     peer: Annotated[str, Meta(description="only this sender or channel, by its platform id")] = ""
     parent: Annotated[str, Meta(description="only topics of this channel")] = ""
-    guild: Annotated[str, Meta(description="only this guild")] = ""
-    team: Annotated[str, Meta(description="only this team")] = ""
-    extra_agents: Annotated[list[str], Meta(description="name of another agent that answers there too")] = []
+    guild: Annotated[str, Meta(description="only channels of this guild")] = ""
+    team: Annotated[str, Meta(description="only channels of this team")] = ""
+    extra_agents: Annotated[list[str], Meta(description="name of another agent that also answers")] = []
 
 
 class BindingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class BindingList(msgspec.Struct, frozen=True):
 
 
 class BindingSet(msgspec.Struct, frozen=True):
-    """`replaced` lists the bindings that it replaced."""
+    """`replaced` lists the bindings that the new binding replaced."""
 
     binding: BindingDetails
     replaced: list[BindingDetails]
@@ -82,7 +82,7 @@ async def list_bindings(services: Services, caller: Principal, request: EmptyReq
 
 
 async def set_binding(services: Services, caller: Principal, request: BindingSetRequest) -> BindingSet:
-    """Set a binding and remove those it replaces, in one commit, so every message finds one of them."""
+    """Set a binding and remove those that it replaces, in one commit, so that every message finds a binding."""
     match = _build_match(request)
     binding = Binding(
         id=services.ids.new(),

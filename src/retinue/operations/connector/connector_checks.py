@@ -14,6 +14,7 @@ from retinue.domain.binding import Binding
 from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, poison_messages
+from retinue.text.quantity import format_quantity
 
 
 class ConnectorFacts(Struct, frozen=True, kw_only=True):
@@ -52,8 +53,8 @@ def evaluate_connectors(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
     yield from _evaluate_bindings(facts)
     if facts.poison_message_count:
         yield build_warning(
-            f"{facts.poison_message_count} messages could not be processed",
-            because="each of them failed repeatedly while it was received",
+            f"{format_quantity(facts.poison_message_count, 'message')} could not be processed",
+            because="an error was raised each time such a message was received",
             try_this="retry or drop them; list them: retinue poison-message list",
         )
 

@@ -61,13 +61,13 @@ class ConnectorNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`secrets` are written to files in the data directory, and the settings refer to these."""
+    """`secrets` are written to files in the data directory, and the settings refer to the files."""
 
-    platform: Annotated[str, Meta(description="the platform, such as telegram: see connector platforms")]
+    platform: Annotated[str, Meta(description="platform, such as telegram; `connector platforms` lists all")]
     name: Annotated[str, Meta(description="name of the connector; default: the platform")] = ""
-    settings: Annotated[dict[str, Any], Meta(description="its settings, as in the settings file")] = {}
-    answers: Annotated[dict[str, str], Meta(description="its settings as text, as a person types them")] = {}
-    secrets: Annotated[dict[str, str], Meta(description="its secrets by name, such as token")] = {}
+    settings: Annotated[dict[str, Any], Meta(description="settings of the connector, as in the settings file")] = {}
+    answers: Annotated[dict[str, str], Meta(description="settings of the connector as typed text, by name")] = {}
+    secrets: Annotated[dict[str, str], Meta(description="secrets of the connector by name, such as token")] = {}
     check: Annotated[bool, Meta(description="test the connection first")] = True
 
 
@@ -119,7 +119,7 @@ class PlatformDetails(msgspec.Struct, frozen=True):
 
 
 class PlatformList(msgspec.Struct, frozen=True):
-    """`absent` maps known platforms that are not supported to the reason."""
+    """`unavailable` maps each known platform that is not supported to the reason."""
 
     platforms: list[PlatformDetails]
     unavailable: dict[str, str]
@@ -268,7 +268,7 @@ def _check_addable(
 def _build_table(
     services: Services, name: str, kind: Platform, request: ConnectorAddRequest, created_files: list[Path]
 ) -> dict[str, Any]:
-    """Return the settings table of the new connector. Secret files it writes are appended to `created_files`."""
+    """Return the settings table of the new connector. Secret files that it writes are appended to `created_files`."""
     answers = {key: parse_typed_value(kind.settings, key, text) for key, text in request.answers.items()}
     given = {**kind.defaults, **answers, **request.settings}
     table: dict[str, Any] = {"platform": kind.name, "dm_policy": DmPolicy.PAIRING.value, **given}
@@ -289,7 +289,8 @@ def _build_table(
 
 
 def parse_typed_value(settings_class: type[Any], key: str, text: str) -> Any:
-    """Convert typed text to the type of the setting. Text that does not fit stays text; validation rejects it."""
+    """Convert typed text to the type of the setting. Text that does not fit the type stays text,
+    and validation rejects it."""
     hint = cached_type_hints(settings_class).get(key, str)
     if get_origin(hint) is tuple:
         return [part for each in text.split(",") if (part := each.strip())]

@@ -50,15 +50,15 @@ class ConnectorExists(Conflict):
 
 
 class ConnectorSecretByAgent(Invalid):
-    """An agent sent the value of a secret."""
+    """An agent sent the text of a secret, which would be stored in its history."""
 
     code = "connector.secret_by_agent"
 
     def __init__(self) -> None:
         super().__init__(
-            "an agent cannot set a secret by its value",
-            because="the value would be stored in the history of the agent's session",
-            try_this="set the environment variable or file of the secret, in `settings`",
+            "an agent cannot send the text of a secret",
+            because="the secret would be stored in the history of the agent's session",
+            try_this="name the environment variable or the file that has the secret, in `settings`",
         )
 
 
@@ -97,7 +97,7 @@ class ConnectorRejected(Invalid):
         super().__init__(
             f"the connector '{name}' was not added: {sentence}",
             because=because or "the platform did not accept its settings",
-            try_this=try_this or "correct the settings, or skip the test with --no-check",
+            try_this=try_this or "correct the settings, or skip the sign-in test with --no-check",
         )
 
 
@@ -125,7 +125,7 @@ class BindingMatchInvalid(Invalid):
     def __init__(self, field: str, value: str, *, chars_max: int) -> None:
         super().__init__(
             f"invalid value for {field}: {value[:64]!r}",
-            because=f"it must have at most {chars_max} characters, and the connector cannot be empty",
+            because=f"a field must have at most {chars_max} characters, and the connector must not be empty",
             try_this="copy it from `retinue connector list`, or from a message of that channel",
         )
 
@@ -141,8 +141,8 @@ class PairingNotFound(NotFound):
     def __init__(self, code_or_id: str) -> None:
         super().__init__(
             f"no pairing request with the code or id '{shorten_name(code_or_id)}'",
-            because="it is mistyped, has expired, or was already decided",
-            try_this="list the requests: retinue pairing list",
+            because="the code or id is mistyped, or the request has expired or was already decided",
+            try_this="list the pairing requests: retinue pairing list",
         )
 
 
@@ -160,7 +160,7 @@ class PairingClosed(Conflict):
 
 
 class SenderNotAdmitted(NotFound):
-    """No sender with this id was admitted by pairing."""
+    """No sender with this id was admitted by a pairing request."""
 
     code = "pairing.not_admitted"
 
@@ -206,6 +206,6 @@ class IdentityIsUsername(Invalid):
     def __init__(self, username: str) -> None:
         super().__init__(
             f"{username[:64]!r} is a username, not an id",
-            because="a username can be taken over by someone else, who would then be that person here",
-            try_this="link the permanent id: `retinue pairing list` shows it after they have written",
+            because="someone else can take over a username, and this server would take them for that person",
+            try_this="link the permanent id: `retinue pairing list` shows it after the person has written",
         )

@@ -35,28 +35,28 @@ Meta = msgspec.Meta
 
 
 class PairingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
-    request: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
+    request: Annotated[str, Meta(description="pairing code that the sender got, or id of the access request")]
 
 
 class PairingAcceptRequest(msgspec.Struct, forbid_unknown_fields=True):
-    request: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
+    request: Annotated[str, Meta(description="pairing code that the sender got, or id of the access request")]
     person: Annotated[str, Meta(description="name of the person to link the sender to")] = ""
 
 
 class PairingRevokeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    connector: Annotated[str, Meta(description="the connector on which the sender was admitted")]
+    connector: Annotated[str, Meta(description="name of the connector on which the sender was admitted")]
     sender_id: Annotated[str, Meta(description="platform id of the sender")]
 
 
 class IdentityLinkRequest(msgspec.Struct, forbid_unknown_fields=True):
     person: Annotated[str, Meta(description="name of a person")]
-    platform: Annotated[str, Meta(description="the platform, such as telegram")]
-    id: Annotated[str, Meta(description="the permanent platform id, not a username")]
+    platform: Annotated[str, Meta(description="platform, such as telegram")]
+    id: Annotated[str, Meta(description="permanent id on the platform, not a username")]
 
 
 class IdentityUnlinkRequest(msgspec.Struct, forbid_unknown_fields=True):
-    platform: Annotated[str, Meta(description="the platform, such as telegram")]
-    id: Annotated[str, Meta(description="platform id of the sender")]
+    platform: Annotated[str, Meta(description="platform, such as telegram")]
+    id: Annotated[str, Meta(description="platform id to unlink")]
 
 
 class PairingDetails(msgspec.Struct, frozen=True):
@@ -235,28 +235,28 @@ _write_operation = partial(Operation, permission=PermissionLevel.BOSS, has_effec
 OPERATIONS = (
     _read_operation(
         name="pairing.list",
-        summary="List pairing requests and admitted senders.",
+        summary="List access requests and admitted senders.",
         parameters=EmptyRequest,
         handler=list_pairings,
         result=PairingList,
     ),
     _write_operation(
         name="pairing.accept",
-        summary="Admit the sender with this code.",
+        summary="Approve the access request with this pairing code.",
         parameters=PairingAcceptRequest,
         handler=accept_pairing,
         result=PairingDecided,
     ),
     _write_operation(
         name="pairing.refuse",
-        summary="Refuse the sender with this code.",
+        summary="Refuse the access request with this pairing code.",
         parameters=PairingIdRequest,
         handler=refuse_pairing,
         result=PairingDecided,
     ),
     _write_operation(
         name="pairing.revoke",
-        summary="Revoke the admission of a sender.",
+        summary="Revoke the access of an admitted sender.",
         parameters=PairingRevokeRequest,
         handler=revoke_sender,
         result=PairingRevoked,

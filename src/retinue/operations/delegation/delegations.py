@@ -55,7 +55,7 @@ class DelegationListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`cursor` is the `next` of the previous page."""
 
     session: Annotated[str, msgspec.Meta(description="only delegations made from this session")] = ""
-    open: Annotated[bool, msgspec.Meta(description="only delegations without a result yet")] = False
+    open: Annotated[bool, msgspec.Meta(description="list only delegations without a result")] = False
     limit: int = 50
     cursor: str = ""
 
@@ -68,8 +68,9 @@ class DelegationStopRequest(msgspec.Struct, forbid_unknown_fields=True):
 class DelegationRow(msgspec.Struct, frozen=True):
     """One delegation: `agent` delegated to `target` with the `call` of the run `requester_run`.
 
-    `target_session` is the session in which `run` works on it, if you may see it. `blocking`: the call waits for the
-    answer. `result` is the envelope with the result. `cost_microusd` is the cost of its run so far.
+    `target_session` is the session in which `run` works on it, if you may see that session.
+    `blocking`: the call waits for the answer. `result` is the envelope with the result.
+    `cost_microusd` is the cost of its run so far.
     """
 
     id: str
@@ -133,7 +134,7 @@ async def list_delegations(services: Services, caller: Principal, request: Deleg
 
 
 async def stop_delegation(services: Services, caller: Principal, request: DelegationStopRequest) -> DelegationStopped:
-    """Stop a delegation and those made below it. Only the delegating run of the first one is notified."""
+    """Stop a delegation and those made below it. Only the run that made the first delegation is notified."""
     top = await services.store.read(partial(delegations.get_by_short_id, text=request.id, seen_by=caller))
     by, why = str(caller.address), request.reason[:REASON_CHARS_MAX]
     stopped: list[str] = []
@@ -161,7 +162,7 @@ async def stop_delegation(services: Services, caller: Principal, request: Delega
 
 
 async def _cancel_unread(services: Services, delegation: Delegation, *, by: str, why: str) -> None:
-    """Cancel a delegation that no run has read yet: end its envelope, and leave others in that session alone."""
+    """Cancel a delegation that no run has read yet: end its envelope, but no other envelope of that session."""
 
     def body(conn: sa.Connection) -> tuple[Wake, ...]:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -215,7 +216,7 @@ def _to_row(services: Services, conn: sa.Connection, caller: Principal, delegati
 
 
 def _visible_session(conn: sa.Connection, caller: Principal, delegation: Delegation) -> Session | None:
-    """Return the session that works on it, or None if the caller may not see it."""
+    """Return the session that works on the delegation, or None if the caller may not see that session."""
     there = sessions.get(conn, delegation.target_session) if delegation.target_session else None
     if there is None or there.deleted_at is not None or not can_see_session(conn, caller, there.id):
         return None
@@ -258,7 +259,7 @@ OPERATIONS = (
     ),
     Operation(
         name="delegation.stop",
-        summary="Stop a delegation, and those made below it.",
+        summary="Stop a delegation, and all delegations made below it.",
         parameters=DelegationStopRequest,
         handler=stop_delegation,
         permission=PermissionLevel.RESTRICTED,

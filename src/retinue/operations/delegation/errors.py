@@ -6,14 +6,14 @@ from retinue.domain.errors import Invalid, NotFound
 
 
 class SubagentSelectionInvalid(Invalid):
-    """Neither a subagent nor a session was given to stop, or both were."""
+    """A request to stop subagents names neither a subagent nor a session, or both."""
 
     code = "subagent.selection_invalid"
 
     def __init__(self) -> None:
         super().__init__(
-            "give either `id` or `session`",
-            because="exactly one of the two is needed: one subagent, or all subagents of a session",
+            "invalid selection of subagents",
+            because="exactly one of `id` (one subagent) and `session` (all its subagents) must be given",
             try_this="retinue subagent stop ID, or retinue subagent stop --session SESSION",
         )
 
@@ -27,5 +27,5 @@ class SubagentSessionDeleted(NotFound):
         super().__init__(
             f"the session of subagent {subagent} was deleted",
             because="the subagent was started with `cleanup: delete`" if by_cleanup else "",
-            try_this=f"show its result: retinue subagent show {subagent}",
+            try_this=f"see the subagent's result: retinue subagent show {subagent}",
         )

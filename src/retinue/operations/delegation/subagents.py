@@ -33,8 +33,8 @@ STOPPED_MAX = 1_000
 class SubagentListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`cursor` is the `next` of the previous page."""
 
-    session: Annotated[str, msgspec.Meta(description="only those started from this session")] = ""
-    all: Annotated[bool, msgspec.Meta(description="include those whose session was archived or deleted")] = False
+    session: Annotated[str, msgspec.Meta(description="only subagents started from this session")] = ""
+    all: Annotated[bool, msgspec.Meta(description="include subagents whose session was archived or deleted")] = False
     limit: int = 20
     cursor: str = ""
 
@@ -47,7 +47,7 @@ class SubagentStopRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Stop one subagent by `id`, or all that were started from `session`."""
 
     id: str = ""
-    session: Annotated[str, msgspec.Meta(description="all subagents that were started from this session")] = ""
+    session: Annotated[str, msgspec.Meta(description="id of the session whose subagents are all stopped")] = ""
     reason: str = "asked to stop"
 
 
@@ -66,7 +66,8 @@ class SubagentSendRequest(msgspec.Struct, forbid_unknown_fields=True):
 class SubagentRow(msgspec.Struct, frozen=True):
     """One subagent. `outcome` is open, ok, error, timeout or stopped.
 
-    `session` is its own session; `requester` is the agent and session that started it.
+    `session` is the session of the subagent, and `requester` is the agent and session that started
+    it.
     """
 
     id: str
@@ -143,7 +144,8 @@ async def show_subagent(services: Services, caller: Principal, request: Subagent
 
 
 async def stop_subagents(services: Services, caller: Principal, request: SubagentStopRequest) -> SubagentsStopped:
-    """Stop subagents and those they started. The starting session is notified once per subagent."""
+    """Stop subagents, and the subagents that they started. The session that started a subagent is
+    notified once for it."""
     if bool(request.id) == bool(request.session):
         raise SubagentSelectionInvalid
 

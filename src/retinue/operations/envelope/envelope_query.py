@@ -30,7 +30,8 @@ LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 50
 class EnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
     """Exactly one of `to` and `from` is required.
 
-    `ack` marks the returned envelopes as read, and then returns only due ones. It marks only your own.
+    With `ack`, only due envelopes are returned, and those that are addressed to you are marked as
+    read.
     """
 
     status: EnvelopeStatus
@@ -48,7 +49,7 @@ class EnvelopeRecentRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EnvelopeRow(msgspec.Struct, frozen=True):
-    """Sender, recipient, start of the text, and the outcome if the envelope is done."""
+    """One envelope in a list: sender, recipient, start of the text, and the outcome if the envelope is done."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -138,7 +139,8 @@ def _is_addressed_to(envelope: Envelope, caller: Principal) -> bool:
 async def list_recent_envelopes(
     services: Services, caller: Principal, request: EnvelopeRecentRequest
 ) -> RecentEnvelopeList:
-    """List the newest envelopes that the caller may see, from any sender. The activity view starts with them."""
+    """List the newest envelopes that the caller may see, from any sender. The web app's activity
+    screen starts with this list."""
     check_list_limit(request.limit)
 
     def body(conn: sa.Connection) -> RecentEnvelopeList:

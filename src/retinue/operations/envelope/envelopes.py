@@ -64,6 +64,7 @@ from retinue.store.envelopes.attachment_files import safe_media_type
 from retinue.store.envelopes.dead_letters import DeadLetter, load_dead_letters
 from retinue.store.envelopes.reply_threads import get_reply_thread
 from retinue.store.sessions import sessions
+from retinue.text.quantity import format_quantity
 
 LISTED_MAX = 50
 QUEUE_POSITION_MAX = 1_000
@@ -101,10 +102,11 @@ class EnvelopeSendRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     extra_system_prompt: str = ""
     when_busy: Annotated[
         WhenBusy | None,
-        msgspec.Meta(description="if a run is active: steer it, or wait for its end; default: the queue mode"),
+        msgspec.Meta(description="if a run is active, steer it or wait for its end; default: the session's queue mode"),
     ] = None
     webhook: Annotated[
-        Webhook | None, msgspec.Meta(description="URL (and headers) to notify when the envelope is done")
+        Webhook | None,
+        msgspec.Meta(description="object with the `url` to notify when the envelope is done, and optional `headers`"),
     ] = None
 
 
@@ -185,7 +187,7 @@ class EnvelopeCancelled(msgspec.Struct):
 
 
 async def send_envelope(services: Services, caller: Principal, request: EnvelopeSendRequest) -> EnvelopeReceipt:
-    """Accept an envelope. The response is sent after it is stored on disk."""
+    """Accept an envelope. The response is sent after the envelope is stored on disk."""
     now = services.clock.now()
     reply_to = (
         await services.store.read(partial(envelopes.resolve_id, text=request.reply_to, seen_by=caller))
@@ -241,7 +243,8 @@ def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, 
         raise DelegationRefused(
             asker.name,
             target.name,
-            because=f"this work was already delegated {lineage.depth} times, which is the limit `{key}`",
+            because=f"this work was already delegated {format_quantity(lineage.depth, 'time')}, "
+            f"which is the limit `{key}`",
             setting=key,
         )
     return build_child_lineage(lineage, asker, target, DelegationKind.MESSAGE)
@@ -293,10 +296,10 @@ def _is_member(caller: Principal) -> bool:
 async def _resolve_session(
     services: Services, caller: Principal, request: EnvelopeSendRequest, reply_to: EnvelopeId | None
 ) -> tuple[Address, Origin]:
-    """Return recipient and origin: of the given session, of the named conversation, or of the caller's latest session.
+    """Return the recipient and origin of the given session, the named conversation, or the caller's latest session.
 
-    The latest session is given by its origin, so the usual lookup finds it, or creates a new one if it is
-    gone by then.
+    The latest session is given by its origin, so the usual lookup finds it, or creates a new one if
+    that session no longer exists.
     """
     to = (
         address.parse_address(request.to)

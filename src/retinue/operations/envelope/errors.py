@@ -16,8 +16,8 @@ class SessionNamedTwice(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "the envelope names two sessions",
-            because="each of `session`, `conversation` and a recipient with a session names one",
-            try_this="give one of them",
+            because="`session`, `conversation` and the recipient can each name a session, and two of them do",
+            try_this="name the session only once",
         )
 
 
@@ -48,7 +48,7 @@ class SessionOfOtherAgent(Invalid):
 
 
 class AttachmentGivenTwice(Invalid):
-    """An attachment has both data and the hash of an uploaded file."""
+    """An attachment has both its data and the hash of an uploaded file."""
 
     code = "attachment.given_twice"
 
@@ -56,7 +56,7 @@ class AttachmentGivenTwice(Invalid):
         super().__init__(
             f"the attachment '{name}' is given twice",
             because="it has both its data and the hash of an uploaded file",
-            try_this="give one of them",
+            try_this="send the data or the hash, not both",
         )
 
 
@@ -68,7 +68,7 @@ class RunRequestNotAllowed(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "you cannot choose how this run is executed",
-            because="the owner may choose everything, members a model, and others nothing",
+            because="the owner may choose all of it, members only the model, and others nothing",
             try_this="leave out model, provider, lane, workspace and extra_system_prompt",
         )
 
@@ -82,7 +82,7 @@ class RunModelMissing(Invalid):
         super().__init__(
             "a provider is given, but no model",
             because="a provider has several models",
-            try_this="give the model too",
+            try_this="give the model too, or leave out the provider",
         )
 
 
@@ -150,19 +150,19 @@ class EnvelopeNotWaiting(Conflict):
         super().__init__(
             f"envelope {envelope} is no longer waiting",
             because=f"its status is {status}" if status else "a run has already read it",
-            try_this="stop the run: retinue stop SESSION",
+            try_this="if a run is working on it, stop the run: retinue stop SESSION",
         )
 
 
 class EnvelopeFilterInvalid(Invalid):
-    """A list of envelopes needs either a recipient or a sender."""
+    """A list of envelopes was requested without a recipient or a sender, or with both."""
 
     code = "envelope.filter_invalid"
 
     def __init__(self) -> None:
         super().__init__(
-            "give either `to` or `from`",
-            because="exactly one of the two is needed",
+            "invalid filter for a list of envelopes",
+            because="exactly one of `to` and `from` must be given",
             try_this="for example: retinue envelope list --to person:maria --status pending",
         )
 
@@ -184,7 +184,7 @@ class InboxPeopleOnly(Invalid):
 
 
 class UploadQuotaReached(TooLarge):
-    """The principal has uploaded too much that no envelope refers to yet."""
+    """The principal has uploaded too many files or bytes that no envelope refers to yet."""
 
     code = "upload.quota_reached"
 
@@ -204,6 +204,6 @@ class UploadNotFound(NotFound):
     def __init__(self, hash_: str) -> None:
         super().__init__(
             f"no upload {hash_[:8]}",
-            because="it was not uploaded by you, has expired, or the server was restarted since",
+            because="you did not upload it, or it has expired, or the server was restarted since",
             try_this="upload the file again: POST /api/attachments",
         )

@@ -35,7 +35,7 @@ def require_inbox_owner(caller: Principal) -> str:
 
 
 async def list_inbox(services: Services, caller: Principal, request: InboxListRequest) -> InboxList:
-    """List unread envelopes of the caller. Listing does not acknowledge them; `ack` does."""
+    """List unread envelopes of the caller. Listing does not mark them as read, unless `ack` is set."""
     name = require_inbox_owner(caller)
     check_list_limit(request.limit)
 

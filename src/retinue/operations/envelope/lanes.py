@@ -57,7 +57,7 @@ class WaitingEnvelope(msgspec.Struct, frozen=True):
 
 
 class ActiveRun(msgspec.Struct, frozen=True):
-    """The lane's open run. `step` is its current step: a model call or a call of `tool`.
+    """The open run of a lane. `step` is its current step: a model call, or a call of `tool`.
 
     A suspended run has the reason in `because`, its `approval`, and the end of its wait in `resumes_at`.
     """
@@ -227,7 +227,7 @@ def _to_channel_queue(services: Services, channel: OutboundQueue) -> ChannelQueu
 OPERATIONS = (
     Operation(
         name="server.lanes",
-        summary="Show active runs, waiting envelopes, and why they wait.",
+        summary="Show active runs, and waiting envelopes with the reason why each waits.",
         parameters=LaneListRequest,
         handler=list_lanes,
         permission=PermissionLevel.RESTRICTED,

@@ -34,7 +34,7 @@ class Uploads(Struct):
     _by_principal: dict[str, dict[str, _PendingUpload]] = field(default_factory=dict[str, dict[str, _PendingUpload]])
 
     def check_quota(self, principal: str, size_bytes: int) -> None:
-        """Raise if the principal may not upload so many more bytes."""
+        """Raise if an upload of this size would exceed the quota of the principal."""
         waiting = [each for each in self._unexpired(principal).values() if not each.is_used]
         if (
             len(waiting) >= UNUSED_FILES_MAX

@@ -19,7 +19,7 @@ class McpToolsUnknown(Conflict):
 
 
 class McpHashMismatch(Conflict):
-    """The given hash is not the hash of the tools that an MCP server offers now."""
+    """The given hash is not the hash of the tools that the MCP server offers now."""
 
     code = "mcp.hash_mismatch"
 

@@ -14,6 +14,7 @@ from retinue.domain.times import format_time as show_time
 from retinue.operations.base import EmptyRequest, Operation, Services
 from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
 from retinue.operations.mcp.errors import McpHashMismatch, McpToolsUnknown
+from retinue.text.quantity import format_quantity
 from retinue.tools.mcp.server_pool import McpServerPool
 from retinue.tools.mcp.server_status import McpConnectionState, McpConnectionStatus
 
@@ -33,12 +34,13 @@ class McpApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     name: McpServerName
     hash: Annotated[
-        str, msgspec.Meta(description="hash of the tools as you read them; without it, the tools are shown")
+        str, msgspec.Meta(description="hash of the tools that you read; without it, they are shown and not approved")
     ] = ""
 
 
 class McpServerStatus(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """Status of one server. `tools` lists all offered tools; `omitted_tools` maps those never used to the reason."""
+    """Status of one MCP server. `tools` lists all offered tools. `omitted_tools` maps tools that
+    are not used to the reason."""
 
     name: str
     state: McpConnectionState
@@ -56,7 +58,7 @@ class McpServerList(msgspec.Struct, frozen=True):
 
 
 class McpServerDetails(msgspec.Struct, frozen=True):
-    """One server. `content` is its complete tool list, and `lines` is the same as text.
+    """One MCP server. `content` is its complete tool list, and `lines` is the same list as text.
 
     `diff` is the change since the last approval, or everything if there was none.
     """
@@ -192,7 +194,7 @@ def _diff_lines(before: str, after: str) -> list[str]:
         lines = list(difflib.unified_diff(before.split("\n"), after.split("\n"), "approved", "now", lineterm="", n=2))
     if len(lines) <= DIFF_LINES_MAX:
         return lines
-    return [*lines[:DIFF_LINES_MAX], f"[{len(lines) - DIFF_LINES_MAX} more lines]"]
+    return [*lines[:DIFF_LINES_MAX], f"[{format_quantity(len(lines) - DIFF_LINES_MAX, 'more line')}]"]
 
 
 # --- doctor check ---

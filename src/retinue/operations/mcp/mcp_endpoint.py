@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class McpEndpointTool(Struct, frozen=True, kw_only=True):
-    """One callable tool. `has_effect`: it changes something. `reaches_outside`: it interacts with the outside world."""
+    """One callable tool. `has_effect`: a call changes something. `reaches_outside`: a call reaches other systems."""
 
     name: str
     description: str
@@ -54,7 +54,8 @@ class McpCallResult(Struct, frozen=True):
 
 
 class McpEndpoint(Struct, frozen=True, kw_only=True):
-    """The endpoint for one client. `agent` is the agent whose tools it uses besides operations, or empty.
+    """The endpoint for one client. `agent` is the agent whose tools the client uses in addition to
+    operations. Empty: none.
 
     `check_send_limit` is called before an envelope is sent, and raises if the rate limit is exceeded.
     """
@@ -102,7 +103,8 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
         return {tool_name(each): each for each in reached}
 
     async def _agent_tools(self) -> list[ToolSpec]:
-        """Return the agent's tools by its rules, without operations: the caller performs those as itself."""
+        """Return the tools that the agent's rules allow, without operations: the caller performs
+        operations as itself."""
         if not self.agent or self.services.toolbox is None:
             return []
         agent = await self._require_agent()
@@ -115,7 +117,7 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
         return [spec for spec in self.services.toolbox.offered_specs(agent, where) if spec.name not in operations]
 
     async def _require_agent(self) -> Agent:
-        """Return the agent. Other callers than the agent itself need the permission for `tool.invoke`."""
+        """Return the agent. Callers other than the agent itself need the permission for `tool.invoke`."""
         own = self.caller.address.kind is AddressKind.AGENT and self.caller.address.name == self.agent
         permission = permissions.decide_operation(INVOKE_OPERATION, self.caller.level, self.services.permission_policy)
         if not own and not permission.is_allowed:
@@ -123,7 +125,7 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
         return await self.services.store.read(partial(require_agent, name=self.agent))
 
     def _tool_caller(self) -> Principal:
-        """Return the caller, untrusted if it is an agent: its request may stem from anything that it has read."""
+        """Return the caller, as untrusted if it is an agent: its request may stem from anything that it has read."""
         if self.caller.address.kind is AddressKind.AGENT:
             return replace(self.caller, trust=Trust.UNTRUSTED)
         return self.caller

@@ -37,19 +37,20 @@ _KEY_PATTERN = re.compile(rf"[!-~]{{1,{KEY_CHARS_MAX}}}")
 # Capitals only: a key given here by mistake is rejected, and the error does not repeat it.
 _VARIABLE_PATTERN = re.compile(r"[A-Z_][A-Z0-9_]{0,254}")
 
-CredentialOwner = Annotated[str, msgspec.Meta(description="agent that it belongs to; default: the server")]
+CredentialOwner = Annotated[str, msgspec.Meta(description="agent that the credential belongs to; default: the server")]
 
 
 class CredentialAddRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The key is in one place: an environment variable of the server, a file, or `key`, stored in a new file."""
+    """The key is in exactly one place: an environment variable of the server, a file, or `key`,
+    which is stored in a file."""
 
-    provider: Annotated[str, msgspec.Meta(description="provider of the models")]
+    provider: Annotated[str, msgspec.Meta(description="model provider that the credential is for")]
     name: Annotated[str, msgspec.Meta(description="name of the credential")]
     agent: CredentialOwner = ""
     kind: Annotated[CredentialKind, msgspec.Meta(description="kind of the credential; tokens are used before keys")] = (
         CredentialKind.API_KEY
     )
-    region: Annotated[str, msgspec.Meta(description="region in which it is valid; default: everywhere")] = ""
+    region: Annotated[str, msgspec.Meta(description="region in which the key is valid; default: everywhere")] = ""
     key_env: Annotated[str, msgspec.Meta(description="environment variable that has the key")] = ""
     key_file: Annotated[str, msgspec.Meta(description="file that has the key, readable only by its owner")] = ""
     key: Annotated[str, msgspec.Meta(description="the key itself; it is stored in a file and never shown")] = ""
@@ -63,7 +64,7 @@ def provider_settings(services: Services) -> Mapping[str, ProviderSettings]:
 
 
 def canonical_provider_name(services: Services, name: str) -> str:
-    """Return the canonical provider name. A provider configured under this very name wins over an alias."""
+    """Return the canonical provider name. A provider that is configured under exactly this name wins over an alias."""
     folded = name.casefold()
     return folded if folded in provider_settings(services) else PROVIDER_ALIASES.get(folded, folded)
 

@@ -33,7 +33,7 @@ class CredentialState(StrEnum):
 
 
 class CredentialDetails(msgspec.Struct, frozen=True):
-    """One credential: the location of its key, never the key. `agent` is null if it belongs to the instance.
+    """One credential: the location of its key, never the key. `agent` is null if it belongs to the server.
 
     `failures` are keyed by model; failures that concern all models are under `*`.
     """

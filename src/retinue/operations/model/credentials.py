@@ -57,8 +57,10 @@ CREDENTIALS_MAX = 1_000
 
 T = TypeVar("T")
 
-CredentialIdText = Annotated[str, msgspec.Meta(description="PROVIDER:NAME, as in `credential list`")]
-CredentialModel = Annotated[str, msgspec.Meta(description="only for this model; default: all models")]
+CredentialIdText = Annotated[
+    str, msgspec.Meta(description="id of the credential: PROVIDER:NAME, as in `credential list`")
+]
+CredentialModel = Annotated[str, msgspec.Meta(description="apply to this model only; default: all models")]
 
 
 class CredentialFailureReason(StrEnum):
@@ -84,7 +86,9 @@ class CredentialIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class CredentialOrderRequest(msgspec.Struct, forbid_unknown_fields=True):
     provider: Annotated[str, msgspec.Meta(description="provider of the credentials")]
-    ids: Annotated[list[str], msgspec.Meta(description="ids in the order of use; none: least recently used first")] = []
+    ids: Annotated[
+        list[str], msgspec.Meta(description="credential ids in the order of use; none: least recently used first")
+    ] = []
     agent: CredentialOwner = ""
 
 

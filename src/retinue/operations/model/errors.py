@@ -35,7 +35,7 @@ class CredentialRegionInvalid(Invalid):
 
 
 class CredentialKeySourceInvalid(Invalid):
-    """No source of the key was given, or several."""
+    """A credential names no source for its key, or several sources."""
 
     code = "credential.key_source_invalid"
 
@@ -48,7 +48,7 @@ class CredentialKeySourceInvalid(Invalid):
 
 
 class CredentialVariableInvalid(Invalid):
-    """`key_env` is not a variable name. The value is not repeated: it may be the key itself."""
+    """`key_env` is not a variable name. The error does not show its value, which may be the key itself."""
 
     code = "credential.key_env_invalid"
 
@@ -61,27 +61,27 @@ class CredentialVariableInvalid(Invalid):
 
 
 class CredentialKeyFileInvalid(Invalid):
-    """`key_file` is not an absolute path."""
+    """`key_file` is not an absolute path, is too long, or has characters that cannot be printed."""
 
     code = "credential.key_file_invalid"
 
     def __init__(self, *, chars_max: int) -> None:
         super().__init__(
-            "`key_file` is not an absolute path",
+            "invalid value for `key_file`",
             because=f"it must be an absolute path of at most {chars_max:,} printable characters",
             try_this="give the full path, starting with /",
         )
 
 
 class CredentialKeyFromAgent(Invalid):
-    """An agent gave a key by value, which would store it in the agent's history."""
+    """An agent gave the text of a key, which would be stored in the agent's history."""
 
     code = "credential.key_by_agent"
 
     def __init__(self) -> None:
         super().__init__(
-            "an agent cannot give a key by value",
-            because="an agent's calls are stored in its history, where a key must not be",
+            "an agent cannot give the text of a key",
+            because="an agent's calls are stored in its history, which must not contain keys",
             try_this="write the key to a file, and give its path as `key_file`",
         )
 
@@ -94,7 +94,9 @@ class CredentialNotFound(NotFound):
     def __init__(self, id_: str, *, agent: str = "") -> None:
         super().__init__(
             f"{f'agent {agent}' if agent else 'the server'} has no credential '{id_[:130]}'",
-            because="a credential of an agent must be named together with its agent (--agent)",
+            because="a credential of the server is found without --agent, and a credential of an agent only with it"
+            if agent
+            else "a credential of an agent is found only with its agent: --agent NAME",
             try_this="list the credentials: retinue credential list",
         )
 
@@ -107,8 +109,8 @@ class CredentialNotRemovable(Conflict):
     def __init__(self, id_: str, *, source: str) -> None:
         super().__init__(
             f"{id_} cannot be removed",
-            because=f"it was not added: its key was found in {source}",
-            try_this="remove the key there, then restart the server or run: retinue config reload",
+            because=f"it was not added with `retinue credential add`: the server found its key in {source}",
+            try_this=f"remove the key from {source}, then restart the server or run: retinue config reload",
         )
 
 
@@ -132,14 +134,14 @@ class CredentialExists(Conflict):
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"a credential {id_} already exists",
+            f"the credential {id_} already exists",
             because="names are unique for each agent and for the server",
             try_this=f"choose another name, or remove it first: retinue credential remove {id_}",
         )
 
 
 class CredentialOrderInvalid(Invalid):
-    """An order of credentials names one twice, or one of another provider."""
+    """An order of credentials lists a credential twice, or lists a credential of another provider."""
 
     code = "credential.order_invalid"
 
@@ -149,7 +151,7 @@ class CredentialOrderInvalid(Invalid):
             because=f"these belong to other providers: {', '.join(of_other_providers)}"
             if of_other_providers
             else "a credential is listed twice",
-            try_this=f"name each credential of {provider} once, or none",
+            try_this=f"list each credential of {provider} at most once; an empty list orders them by last use",
         )
 
 
@@ -167,7 +169,7 @@ class ModelCatalogUnavailable(NotFound):
 
 
 class ModelAgentMismatch(Conflict):
-    """A session was named together with an agent that it does not belong to."""
+    """The request names a session and an agent, but the session belongs to another agent."""
 
     code = "model.agent_mismatch"
 
@@ -175,7 +177,7 @@ class ModelAgentMismatch(Conflict):
         super().__init__(
             f"this session belongs to {agent}, not to {shorten_name(named)}",
             because="a session belongs to one agent",
-            try_this="leave out the agent",
+            try_this=f"leave out the agent, or name {agent}",
         )
 
 

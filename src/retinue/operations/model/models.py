@@ -40,7 +40,8 @@ class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `number` selects it in a chat command.
 
-    `missing` says what to set before it can be used; `retired` says what to use instead.
+    `missing` says what to set before the model can be used. `retired` says which model to use
+    instead.
     """
 
     number: int
@@ -59,7 +60,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """`allow` is empty if all models may be used. `known_on` is the date of the built-in model data."""
+    """`allow` is empty if all models may be used. `catalog_date` is the date of the built-in model data."""
 
     models: list[ModelRow]
     allow: list[str]
@@ -76,9 +77,9 @@ class ModelChainEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentModelChain(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that an agent would use, in order. `now` explains their current status.
+    """The models that an agent would use, in order. `current` explains their current status.
 
-    If no model can be used, `refused` has the reason.
+    If no model can be used, `error` has the reason.
     """
 
     agent: str
@@ -91,7 +92,7 @@ class AgentModelChain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelChainList(msgspec.Struct, frozen=True):
-    """Models per agent. `known_on` is the date of the built-in model data."""
+    """Models per agent. `catalog_date` is the date of the built-in model data."""
 
     default: str
     default_because: str
@@ -220,7 +221,7 @@ OPERATIONS = (
     ),
     Operation(
         name="model.show",
-        summary="Show which models would be used now, and why.",
+        summary="Show which models an agent would use now, and why.",
         parameters=ModelShowRequest,
         handler=show_model_chains,
         result=ModelChainList,

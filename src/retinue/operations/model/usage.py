@@ -80,7 +80,7 @@ class UsageGrouping(StrEnum):
 
 
 class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Dates as in `usage.show`. `limit` is the number of series; all others are summed in one."""
+    """Dates as in `usage.show`. `limit` is the maximum number of series. All other series are summed in one."""
 
     by: UsageGrouping = UsageGrouping.AGENT
     from_: str = ""
@@ -89,7 +89,7 @@ class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from
 
 
 class UsageSeries(msgspec.Struct, frozen=True):
-    """One value per day. `rest` marks the sum of all other series; its key is empty."""
+    """One value per day. `is_rest` marks the sum of all other series, whose key is empty."""
 
     key: str
     is_rest: bool
@@ -129,7 +129,7 @@ class BudgetList(msgspec.Struct, frozen=True):
 
 
 async def show_usage(services: Services, caller: Principal, request: UsageRequest) -> UsageReport:
-    """Show usage. The owner sees all, a person what was spent for them, an agent what it spent itself."""
+    """Show usage. The owner sees all usage, a person what was spent for them, and an agent what it spent."""
     fewer = "request fewer days, or one agent or person"
     check_limit(request.limit, least=ROWS_MIN, most=ROWS_MAX, try_this=fewer)
     first, last = _parse_range(services, request.from_, request.to)
@@ -329,7 +329,7 @@ OPERATIONS = (
     ),
     Operation(
         name="usage.budgets",
-        summary="Show the budgets and what is spent of them.",
+        summary="Show the budgets, and how much of each is spent.",
         parameters=EmptyRequest,
         handler=list_budgets,
         result=BudgetList,

@@ -67,7 +67,7 @@ class OwnerUnchangeable(Invalid):
 
     def __init__(self) -> None:
         super().__init__(
-            "you cannot do this with the owner, or with the role owner",
+            "the owner cannot be forgotten, and the role owner cannot be given or taken away",
             because="a server has one owner, who must not lose their rights by accident",
             try_this="choose another person or role",
         )
@@ -83,21 +83,21 @@ class PrincipalNotFound(NotFound):
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            f"no person or agent {shorten_name(text)}",
-            because="none that you may see has this address",
+            f"no person or agent has the address {shorten_name(text)}",
+            because="it does not exist, or you may not see it",
             try_this="leave out the principal to use your own tokens",
         )
 
 
 class TokenNotFound(NotFound):
-    """No token has this id, or several have an id that starts with it."""
+    """No token has an id that starts like this, or several tokens do."""
 
     code = "token.not_found"
 
     def __init__(self, digits: str) -> None:
         super().__init__(
-            f"no token {digits[:40]}",
-            because="none of these tokens has an id that starts like this, or more than one has",
+            f"no token has the id {digits[:40]}",
+            because="no token that you can see has an id that starts with it, or several tokens do",
             try_this="list the tokens: retinue token list",
         )
 
@@ -135,7 +135,9 @@ class SignInNotForAgents(Invalid):
 
     def __init__(self, caller: str) -> None:
         super().__init__(
-            "only people can sign in with a browser", because=f"you are {caller}", try_this="use your token"
+            "only people can sign in with a browser",
+            because=f"you are {caller}",
+            try_this="send your token with each request",
         )
 
 
@@ -164,7 +166,7 @@ class NotificationsNotForAgents(Invalid):
         super().__init__(
             "only people have notifications",
             because=f"you are {caller}",
-            try_this="list envelopes instead: retinue envelope list --status STATUS",
+            try_this=f"list the envelopes to {caller}: retinue envelope list --to {caller} --status pending",
         )
 
 
@@ -175,7 +177,7 @@ class NotificationTitleInvalid(Invalid):
 
     def __init__(self, *, chars_max: int) -> None:
         super().__init__(
-            "invalid title",
+            "invalid title for a notification",
             because=f"it must be one line of 1 to {chars_max} characters",
             try_this="move the rest into the text",
         )
@@ -188,22 +190,22 @@ class NotificationTextInvalid(Invalid):
 
     def __init__(self, *, chars_max: int) -> None:
         super().__init__(
-            "invalid text",
-            because=f"it must have at most {chars_max:,} characters, without NUL and lone surrogates",
+            "invalid text for a notification",
+            because=f"it must have at most {chars_max:,} characters, without NUL or lone surrogates",
             try_this="send an envelope for longer texts",
         )
 
 
 class NotificationSelectionInvalid(Invalid):
-    """Neither one notification nor all of them were selected, or both."""
+    """A request must select one notification or all of them, and this one selects neither or both."""
 
     code = "notification.selection_invalid"
 
     def __init__(self) -> None:
         super().__init__(
-            "select one notification, or all",
+            "invalid selection of notifications",
             because="exactly one of `id` and `all` must be given",
-            try_this="give an id, or all=true",
+            try_this="set `id` for one notification, or all=true for all",
         )
 
 
@@ -297,5 +299,5 @@ class TooManyPreferences(TooLarge):
         super().__init__(
             "you have too many preferences",
             because=f"the limit is {count_max} for each person",
-            try_this="set one that you no longer need to null",
+            try_this="remove one that you no longer need: set it to null",
         )

@@ -36,22 +36,22 @@ Meta = msgspec.Meta
 
 
 class NotificationCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    title: Annotated[str, Meta(description="title, one line")]
+    title: Annotated[str, Meta(description="title of the notification, in one line")]
     text: str = ""
-    to: Annotated[str, Meta(description="person:NAME; default: yourself")] = ""
+    to: Annotated[str, Meta(description="recipient: person:NAME; default: yourself")] = ""
 
 
 class NotificationListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    unread: Annotated[bool, Meta(description="only unread ones")] = False
+    unread: Annotated[bool, Meta(description="list only unread notifications")] = False
     limit: int = 20
     before: Annotated[str, Meta(description="`next` of the previous page")] = ""
 
 
 class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Exactly one of `id` and `all`."""
+    """Exactly one of `id` and `all` must be set."""
 
     id: str = ""
-    all: Annotated[bool, Meta(description="all your notifications")] = False
+    all: Annotated[bool, Meta(description="select all your notifications")] = False
 
 
 class NotificationDetails(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class CallerDetails(msgspec.Struct, frozen=True):
 
 
 class PersonInvited(msgspec.Struct, frozen=True, kw_only=True):
-    """If the request is repeated with the same key, `shown_once` lists `invitation` instead."""
+    """If the request is retried with the same key, `invitation` is left out and listed in `shown_once`."""
 
     name: str
     role: Role
@@ -123,7 +123,7 @@ async def invite_person(services: Services, caller: Principal, request: PersonIn
 
 
 async def accept_invitation(services: Services, secret: str) -> dict[str, Any]:
-    """Redeem an invitation, once: add the person it names and return a token for them."""
+    """Redeem an invitation, once: add the person that it names and return a token for them."""
     now = services.clock.now()
     look = partial(tokens.find_by_hash, token_hash=hash_token(secret), now_ms=to_ms(now))
     invitation = await services.store.read(look)
@@ -204,7 +204,7 @@ OPERATIONS = (
     ),
     Operation(
         name="person.whoami",
-        summary="Show who you are and your permission level.",
+        summary="Show your address and your permission level.",
         parameters=EmptyRequest,
         handler=show_caller,
         result=CallerDetails,

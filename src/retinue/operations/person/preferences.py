@@ -32,7 +32,9 @@ _KEY_PATTERN = re.compile(r"[a-z][a-z0-9.-]{0,63}")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
-PreferenceKey = Annotated[str, msgspec.Meta(description="lower-case letters, digits, dots and hyphens: page.layout")]
+PreferenceKey = Annotated[
+    str, msgspec.Meta(description="key of lowercase letters, digits, dots and hyphens, such as page.layout")
+]
 
 
 class PreferenceGetRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,7 +43,7 @@ class PreferenceGetRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class PreferenceSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     key: PreferenceKey
-    value: Annotated[Any, msgspec.Meta(description="any JSON; null removes it")]
+    value: Annotated[Any, msgspec.Meta(description="any JSON value; null removes the preference")]
 
 
 class PreferenceDetails(msgspec.Struct, frozen=True):

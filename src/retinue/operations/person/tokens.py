@@ -64,7 +64,7 @@ class TokenList(msgspec.Struct, frozen=True):
 
 
 class TokenCreated(TokenRow, frozen=True):
-    """If the request is repeated with the same key, `shown_once` lists `token` instead."""
+    """If the request is retried with the same key, `token` is left out and listed in `shown_once`."""
 
     token: str | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -189,7 +189,8 @@ def _to_response(services: Services, token: Token, response_type: type[TokenResp
 
 
 def _resolve_principal(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
-    """Return the principal: the caller, or for the owner any known person or agent. Others are not found."""
+    """Return the principal: the caller, or for the owner any known person or agent. Other callers
+    get a not-found error for any other principal."""
     if not text or text == str(caller.address):
         return caller.address
     named = address.parse_address(text)
@@ -242,7 +243,7 @@ OPERATIONS = (
     ),
     Operation(
         name="token.rotate",
-        summary="Replace the secret of a token. It is shown only once.",
+        summary="Replace the secret of a token. The new secret is shown only once.",
         parameters=TokenIdRequest,
         handler=rotate_token,
         result=TokenCreated,
@@ -252,7 +253,7 @@ OPERATIONS = (
     ),
     Operation(
         name="token.code",
-        summary="Create a code that signs a browser in, once.",
+        summary="Create a code with which a browser can sign in once.",
         parameters=EmptyRequest,
         handler=create_sign_in_code,
         result=SignInCode,

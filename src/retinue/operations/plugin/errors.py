@@ -73,13 +73,13 @@ class PluginSettingsTooDeep(Invalid):
 
 
 class PluginSettingsUnwritable(Conflict):
-    """Writing these settings to the settings file would store something else."""
+    """If these settings were written to the settings file, the file would contain other settings than these."""
 
     code = "plugin.settings_unwritable"
 
     def __init__(self, instance: str, *, file: str) -> None:
         super().__init__(
             f"the settings of '{instance}' cannot be written to the settings file",
-            because="a list of tables with an `id` or a `name` is merged there, not replaced",
+            because="in the settings file, a list of tables with an `id` or a `name` is merged, not replaced",
             try_this=f"edit [plugins.{instance}.settings] in {file}",
         )

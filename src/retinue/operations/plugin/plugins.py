@@ -63,7 +63,7 @@ class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
 
 class PluginManager(Protocol):
-    """The loaded plugins, as operations need them."""
+    """Interface through which operations use the loaded plugins."""
 
     async def list_plugins(self) -> Sequence[PluginDetails]: ...
 
@@ -82,7 +82,7 @@ class PluginManager(Protocol):
     async def sync(self, wanted: Mapping[str, PluginSettings], *, reload: str = "") -> None:
         """Load and unload plugins until they match `wanted`.
 
-        Load `reload` again even if it did not change.
+        Load the instance `reload` again, even if it did not change.
         """
         ...
 
@@ -113,7 +113,7 @@ class PluginEnableRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class PluginSettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: PluginInstanceName
-    settings: Annotated[dict[str, Any], msgspec.Meta(description="settings; null removes one")]
+    settings: Annotated[dict[str, Any], msgspec.Meta(description="settings of the plugin; null removes a setting")]
 
 
 class PluginList(msgspec.Struct, frozen=True):
@@ -146,7 +146,8 @@ async def show_plugin_settings(
 async def patch_plugin_settings(
     services: Services, caller: Principal, request: PluginSettingsRequest
 ) -> PluginSettingsDetails:
-    """Merge settings: objects merge recursively, null removes a value, any other value replaces the old one."""
+    """Merge settings: objects are merged recursively, null removes a value, and any other value
+    replaces the old one."""
     held = _require_instance_settings(services, request.name)
     return await _save_settings(services, request.name, _merge_settings(held.settings, request.settings, depth=1))
 

@@ -8,7 +8,7 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 
 
 class ProposedSettingsInvalid(Invalid):
-    """The settings that recorded calls should be tested against are invalid."""
+    """The proposed settings, against which recorded calls should be tested, are invalid."""
 
     code = "policy.settings_invalid"
 
@@ -21,26 +21,26 @@ class ProposedSettingsInvalid(Invalid):
 
 
 class GrantNotFound(NotFound):
-    """No grant has this id, or several have an id that starts with it."""
+    """No grant has an id that starts like this, or several grants do."""
 
     code = "grant.not_found"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"no grant {id_[:40]}",
-            because="no grant has an id that starts like this, or more than one has",
+            f"no grant has the id {id_[:40]}",
+            because="no grant has an id that starts with it, or several grants do",
             try_this="list the grants: retinue grant list",
         )
 
 
 class GrantNotAllowed(NotAllowed):
-    """The caller is not the owner, who alone adds and revokes grants."""
+    """Only the owner can add and revoke grants, and the caller is not the owner."""
 
     code = "grant.not_allowed"
 
     def __init__(self) -> None:
         super().__init__(
             "you cannot add or revoke grants",
-            because="only the owner can; others can only answer an approval",
+            because="only the owner can; others can only answer approvals",
             try_this="answer the approval: retinue allow ID",
         )

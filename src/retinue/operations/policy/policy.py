@@ -55,14 +55,16 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
     tool: str
     args: Annotated[dict[str, Any], msgspec.Meta(description="arguments of the call")] = {}
-    sender: Annotated[str, msgspec.Meta(description="address that the run acts for, such as person:maria")] = ""
-    session: Annotated[str, msgspec.Meta(description="session of the call; default: a new one")] = ""
+    sender: Annotated[str, msgspec.Meta(description="address on whose behalf the run acts, such as person:maria")] = ""
+    session: Annotated[str, msgspec.Meta(description="id of the session of the call; default: a new session")] = ""
     model: Annotated[str, msgspec.Meta(description="model that makes the call, as PROVIDER/MODEL")] = ""
-    origin: Annotated[OriginKind, msgspec.Meta(description="origin of the new session")] = OriginKind.TERMINAL
+    origin: Annotated[OriginKind, msgspec.Meta(description="origin of the new session, if `session` is not given")] = (
+        OriginKind.TERMINAL
+    )
     call_source: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="fields of the agent, as in `agent set`, that count as if they were saved"),
+        msgspec.Meta(description="unsaved changes of the agent to include, with the fields of `agent set`"),
     ] = {}
 
 
@@ -87,10 +89,12 @@ class PolicyExplanation(msgspec.Struct):
 
 
 class PolicyTestRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `text`, the settings file on disk is tested."""
+    """The proposed settings. Without `text`, they are read from the settings file on disk."""
 
-    text: Annotated[str | None, msgspec.Meta(description="text of a settings file; default: the file on disk")] = None
-    agent: Annotated[str, msgspec.Meta(description="only the runs of this agent")] = ""
+    text: Annotated[
+        str | None, msgspec.Meta(description="text of the settings file to test; default: the file on disk")
+    ] = None
+    agent: Annotated[str, msgspec.Meta(description="only calls of this agent")] = ""
 
 
 class PolicyDifference(msgspec.Struct):
@@ -127,11 +131,11 @@ class ToolRow(msgspec.Struct):
 class ToolListRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: Annotated[
         str,
-        msgspec.Meta(description="show what this agent may do with each tool; default: all tools without decisions"),
+        msgspec.Meta(description="agent whose permission to use each tool is shown; default: only list the tools"),
     ] = ""
     changes: Annotated[
         dict[str, Any],
-        msgspec.Meta(description="fields of the agent, as in `agent set`, that count as if they were saved"),
+        msgspec.Meta(description="unsaved changes of the agent to include, with the fields of `agent set`"),
     ] = {}
 
 
@@ -156,9 +160,11 @@ class GrantList(msgspec.Struct):
 
 class GrantAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
-    permission: Annotated[str, msgspec.Meta(description="web, read:/path, write:/path or tool:name")]
-    because: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="why")]
-    session: Annotated[str, msgspec.Meta(description="only in this session")] = ""
+    permission: Annotated[str, msgspec.Meta(description="permission to grant: web, read:PATH, write:PATH or tool:NAME")]
+    because: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="reason for the grant")]
+    session: Annotated[
+        str, msgspec.Meta(description="id of the only session in which the grant applies; default: all sessions")
+    ] = ""
 
 
 class GrantIdRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -455,10 +461,8 @@ async def revoke_grant(services: Services, caller: Principal, request: GrantIdRe
 
 
 def _check_may_grant(caller: Principal) -> None:
-    """Agents pass on permissions with `grant_permission`.
-
-    No permission level lets them create grants here.
-    """
+    """Raise unless the caller sees everything, as the owner does. Agents pass on permissions with
+    the tool `grant_permission`. No permission level lets them create grants here."""
     if not caller.sees_everything:
         raise GrantNotAllowed()
 
@@ -474,7 +478,7 @@ OPERATIONS = (
     ),
     Operation(
         name="policy.test",
-        summary="Show which recorded calls other settings would decide differently.",
+        summary="Check recorded tool calls against other settings, and show the calls whose decision would change.",
         parameters=PolicyTestRequest,
         handler=test_policy,
         permission=PermissionLevel.BOSS,
@@ -482,7 +486,7 @@ OPERATIONS = (
     ),
     Operation(
         name="tool.list",
-        summary="List all tools, or what an agent may do with each.",
+        summary="List all tools, or show which of them an agent may use.",
         parameters=ToolListRequest,
         handler=list_tools,
         permission=PermissionLevel.RESTRICTED,
@@ -507,7 +511,7 @@ OPERATIONS = (
     ),
     Operation(
         name="grant.revoke",
-        summary="Revoke a grant, effective at once.",
+        summary="Revoke a grant, with effect at once.",
         parameters=GrantIdRequest,
         handler=revoke_grant,
         permission=PermissionLevel.BOSS,

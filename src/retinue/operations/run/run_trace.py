@@ -68,8 +68,8 @@ class EnvelopeSentEntry(msgspec.Struct, frozen=True, tag_field="type", tag="enve
 class ModelCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
     """One attempt at a model call.
 
-    `summary`: the call compacts the context. `failure` is the kind of error, and `next_action` what
-    was tried next. `record` is the number of the record that holds the full reply.
+    `summary`: the call compacts the context. `failure` is the kind of error, and `next_action` is
+    what was tried next. `record` is the number of the record that holds the full reply.
     """
 
     at_ms: int
@@ -95,8 +95,8 @@ class ToolCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="tool"):
     """One tool call.
 
     `because` is the rule that allowed or refused it, and `approval` the approval that was requested
-    for it. `output` is truncated. `record` is the number of the record that holds it, and
-    `full_result` the file that holds a long output in full.
+    for it. `output` is truncated. `record` is the number of the record that holds the output.
+    `full_result` is the file that holds a long output in full.
     """
 
     at_ms: int

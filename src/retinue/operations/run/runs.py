@@ -169,7 +169,7 @@ def _to_model_call_row(services: Services, call: model_calls.RecordedModelCall) 
 
 
 class RunListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Newest first. `cursor` is the `next` of the previous page."""
+    """Runs are listed newest first. `cursor` is the `next` of the previous page."""
 
     agent: Annotated[str, msgspec.Meta(description="only runs of this agent")] = ""
     session: Annotated[str, msgspec.Meta(description="only runs in this session")] = ""
@@ -177,8 +177,8 @@ class RunListRequest(msgspec.Struct, forbid_unknown_fields=True):
     sender: Annotated[str, msgspec.Meta(description="only runs started by this sender")] = ""
     status: Annotated[RunStatus | None, msgspec.Meta(description="only runs with this status")] = None
     model: Annotated[str, msgspec.Meta(description="only runs that used this model")] = ""
-    since: Annotated[str, msgspec.Meta(description="only runs started since: -7D, or 2026-01-28T20:30")] = ""
-    until: Annotated[str, msgspec.Meta(description="only runs started until then")] = ""
+    since: Annotated[str, msgspec.Meta(description="only runs started since this time: -7D, or 2026-01-28T20:30")] = ""
+    until: Annotated[str, msgspec.Meta(description="only runs started until this time")] = ""
     limit: int = 20
     cursor: str = ""
 
@@ -318,7 +318,7 @@ def to_run_row(services: Services, conn: sa.Connection, run: Run) -> RunRow:
 OPERATIONS = (
     Operation(
         name="run.show",
-        summary="Show the result of a run: its status, models, tokens and cost.",
+        summary="Show how a run ended, and its models, tokens and cost.",
         parameters=RunIdRequest,
         handler=show_run,
         permission=PermissionLevel.RESTRICTED,

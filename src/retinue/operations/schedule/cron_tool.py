@@ -100,7 +100,7 @@ class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_messages: Annotated[
         int,
         msgspec.Meta(
-            ge=0, le=CONTEXT_MESSAGES_MAX, description="wake, remind, add: quote this many of the last messages here"
+            ge=0, le=CONTEXT_MESSAGES_MAX, description="wake, remind, add: number of last messages here to quote"
         ),
     ] = 0
 

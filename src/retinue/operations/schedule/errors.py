@@ -17,7 +17,7 @@ class ScheduleNotFound(NotFound):
     def __init__(self, text: str) -> None:
         super().__init__(
             f"no schedule '{shorten_name(text)}'",
-            because="none that you may see has this name, or an id that starts like this",
+            because="no schedule that you can see has this name, or an id that starts like this",
             try_this="list the schedules: retinue schedule list",
         )
 
@@ -31,7 +31,7 @@ class ScheduleNameTaken(Conflict):
         super().__init__(
             f"a schedule named '{name}' already exists",
             because="names are case-insensitive",
-            try_this=f"choose another name, or change that one: retinue schedule set {name}",
+            try_this=f"choose another name, or change that schedule: retinue schedule set {name}",
         )
 
 
@@ -62,7 +62,7 @@ class TooManySchedulesOfOwner(TooLarge):
 
 
 class ScheduleTooOften(NotAllowed):
-    """The schedule would run more often than the caller may have it run."""
+    """The schedule would run more often than the caller's permissions allow."""
 
     code = "schedule.too_often"
 
@@ -138,15 +138,15 @@ class DeclaredScheduleInvalid(Invalid):
 
 
 class ScheduleOwnerUnclear(ToolFailed):
-    """A run on behalf of several or unknown people cannot set anything for later."""
+    """A run on behalf of several or unknown people cannot create a schedule or a reminder."""
 
     code = "schedule.owner_unclear"
 
     def __init__(self, requesters: str) -> None:
         super().__init__(
-            f"you cannot schedule anything on behalf of {requesters[:200]}",
-            because="a schedule must belong to one person of this server, and runs with that person's rights",
-            try_this="ask the owner, or a member in a direct conversation, to set it",
+            f"you cannot create a schedule or reminder on behalf of {requesters[:200]}",
+            because="it must belong to one person of this server, and runs with that person's rights",
+            try_this="ask the owner, or a member in a direct conversation, to create it",
         )
 
 
@@ -174,7 +174,7 @@ class HeartbeatNotFound(NotFound):
     def __init__(self, agent: str) -> None:
         super().__init__(
             f"{agent} has no heartbeat",
-            because="none is set for it; the default agent has one only while it has tasks",
+            because="no heartbeat is set for it, and only the default agent can have one without a setting",
             try_this=f"set one: retinue agent set {agent} --heartbeat-every-s 1800",
         )
 
@@ -187,7 +187,7 @@ class HeartbeatNotAllowed(NotAllowed):
     def __init__(self, agent: str) -> None:
         super().__init__(
             f"you cannot use the heartbeat of {agent}",
-            because="an agent may only use its own heartbeat, and the owner all of them",
+            because="an agent can use only its own heartbeat; the owner can use every heartbeat",
             try_this="ask the owner",
         )
 
@@ -199,19 +199,21 @@ class HeartbeatTaskUnusable(Invalid):
 
     def __init__(self, task: str, *, because: str) -> None:
         super().__init__(
-            f"the task '{task}' cannot run", because=because, try_this=f"look at it: retinue heartbeat show {task}"
+            f"the heartbeat task '{task}' cannot run",
+            because=because,
+            try_this=f"read it and correct it: retinue heartbeat show {task}",
         )
 
 
 class HeartbeatNotEditable(Invalid):
-    """A heartbeat was changed as a schedule, although it follows from settings."""
+    """A heartbeat cannot be changed as a schedule, because settings define it."""
 
     code = "heartbeat.not_editable"
 
     def __init__(self, agent: str) -> None:
         super().__init__(
             f"the heartbeat of {agent} cannot be changed as a schedule",
-            because=f"it follows from the settings of {agent}, or from [defaults.heartbeat]",
+            because=f"the settings of {agent}, or [defaults.heartbeat], define it",
             try_this=f"change the settings: retinue agent set {agent} --heartbeat-every-s 3600 (0 for no heartbeat)",
         )
 
@@ -220,27 +222,27 @@ class HeartbeatNotEditable(Invalid):
 
 
 class ReminderNotFound(NotFound):
-    """The id belongs to another kind of schedule than a reminder."""
+    """The id belongs to a schedule that is not a reminder."""
 
     code = "reminder.not_found"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"no reminder {shorten_name(id_)}",
-            because="this id belongs to something else",
+            f"no reminder has the id {shorten_name(id_)}",
+            because="this id belongs to a schedule that is not a reminder",
             try_this="list the reminders: retinue reminder list",
         )
 
 
 class WakeUpNotFound(NotFound):
-    """The id belongs to another kind of schedule than a wake-up."""
+    """The id belongs to a schedule that is not a wake-up."""
 
     code = "wakeup.not_found"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
-            f"no wake-up {shorten_name(id_)}",
-            because="this id belongs to something else",
+            f"no wake-up has the id {shorten_name(id_)}",
+            because="this id belongs to a schedule that is not a wake-up",
             try_this="list the wake-ups: retinue wakeup list",
         )
 
@@ -298,7 +300,7 @@ class ReminderNotAllowed(NotAllowed):
 
 
 class ReminderTimeMissing(Invalid):
-    """A reminder or wake-up has no time, or two."""
+    """A reminder or wake-up has no time, or has two times."""
 
     code = "reminder.time_missing"
 
@@ -318,8 +320,8 @@ class ReminderDelayInvalid(Invalid):
     def __init__(self, delay_s: int, *, delay_s_max: int) -> None:
         super().__init__(
             f"invalid value for delay_s: {delay_s}",
-            because=f"it must be a number from 1 to {delay_s_max}",
-            try_this="give the time with `at`",
+            because=f"it must be a number of seconds from 1 to {delay_s_max:,}",
+            try_this="for a later time, use `at` instead",
         )
 
 
@@ -331,6 +333,6 @@ class TimeOffsetMissing(Invalid):
     def __init__(self, text: str) -> None:
         super().__init__(
             f"the time '{text[:64]}' has no UTC offset",
-            because="without one, it is a different time in every zone",
-            try_this="add one, as in 2026-01-28T20:30:00+01:00, or use a time relative to now: +2h",
+            because="without an offset, it is a different time in every time zone",
+            try_this="add an offset, as in 2026-01-28T20:30:00+01:00, or use a time relative to now: +2h",
         )

@@ -51,7 +51,9 @@ AGENT_HELP = "name of an agent; default: the calling agent, or the default agent
 
 
 class HeartbeatListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    agent: Annotated[str, Meta(description="only the heartbeat of this agent; default: all that you see")] = ""
+    agent: Annotated[
+        str, Meta(description="only the heartbeat of this agent; default: all heartbeats that you may see")
+    ] = ""
 
 
 class HeartbeatTaskRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,24 +62,26 @@ class HeartbeatTaskRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HeartbeatAddRequest(msgspec.Struct, forbid_unknown_fields=True):
-    text: Annotated[str, Meta(description="what to do each time")]
-    id: Annotated[str, Meta(description="letters, digits, `.`, `_` and `-`; default: made from the title")] = ""
-    title: Annotated[str, Meta(description="title, a few words")] = ""
+    text: Annotated[str, Meta(description="what the agent should do at each heartbeat")]
+    id: Annotated[
+        str, Meta(description="id of the task: letters, digits, `.`, `_` and `-`; default: made from the title")
+    ] = ""
+    title: Annotated[str, Meta(description="title of the task, in a few words")] = ""
     gate: Annotated[
-        GateForm | None, Meta(description="command that decides whether the task is due: exit status 0 is yes")
+        GateForm | None, Meta(description="command that decides whether the task is due; exit status 0 means yes")
     ] = None
-    overwrite: Annotated[bool, Meta(description="replace the task that has this id")] = False
+    overwrite: Annotated[bool, Meta(description="replace an existing task with this id")] = False
     agent: Annotated[str, Meta(description=AGENT_HELP)] = ""
 
 
 class HeartbeatRunRequest(msgspec.Struct, forbid_unknown_fields=True):
-    ids: Annotated[list[str], Meta(description="ids of tasks; default: all that are due")] = []
+    ids: Annotated[list[str], Meta(description="ids of the tasks to run; default: all tasks that are due")] = []
     force: Annotated[bool, Meta(description="run even if the last run is still working, and skip the gates")] = False
     agent: Annotated[str, Meta(description=AGENT_HELP)] = ""
 
 
 class HeartbeatTaskRow(msgspec.Struct, frozen=True):
-    """`because`: why the task is not run; empty if it is."""
+    """`because` is the reason why the task does not run. It is empty if the task runs."""
 
     id: str
     title: str
@@ -126,7 +130,7 @@ class HeartbeatTaskRemoved(msgspec.Struct, frozen=True):
 
 
 class HeartbeatRunResult(msgspec.Struct, frozen=True):
-    """`because`: why no run was started."""
+    """`because` is the reason if no run was started."""
 
     agent: str
     started: bool
@@ -180,9 +184,9 @@ async def _require_task(services: Services, agent: Agent, id_: str) -> Heartbeat
 
 
 async def list_heartbeats(services: Services, caller: Principal, request: HeartbeatListRequest) -> HeartbeatList:
-    """List the heartbeats of agents that have one or have a task.
+    """List the heartbeats of all agents that have a heartbeat or a task.
 
-    A single agent is always listed.
+    An agent that the request names is always listed.
     """
     if request.agent or caller.address.kind is AddressKind.AGENT:
         listed = [await _require_agent(services, caller, request.agent)]
@@ -344,14 +348,14 @@ OPERATIONS = (
     ),
     unrestricted_operation(
         "heartbeat.remove",
-        "Remove a task from a heartbeat.",
+        "Remove a task from an agent's heartbeat.",
         HeartbeatTaskRequest,
         remove_task,
         HeartbeatTaskRemoved,
     ),
     unrestricted_operation(
         "heartbeat.run",
-        "Run heartbeat tasks now, or all that are due.",
+        "Run the given heartbeat tasks now, or all tasks that are due.",
         HeartbeatRunRequest,
         run_heartbeat,
         HeartbeatRunResult,

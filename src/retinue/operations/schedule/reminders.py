@@ -63,7 +63,9 @@ class ReminderAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     at: ReminderTime = ""
     delay_s: ReminderDelayS = 0
-    to: Annotated[str, Meta(description="person:NAME; default: yourself, or the owner if you are an agent")] = ""
+    to: Annotated[
+        str, Meta(description="recipient: person:NAME; default: yourself, or the owner if you are an agent")
+    ] = ""
 
 
 class WakeupAddRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,7 +81,7 @@ class ReminderListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class WakeupListRequest(ReminderListRequest):
     session: Annotated[
-        str, Meta(description="id of your session; wake-ups of your other sessions are listed without their texts")
+        str, Meta(description="id of your current session; the texts of wake-ups of your other sessions are not shown")
     ] = ""
 
 
@@ -88,13 +90,13 @@ class ReminderIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReminderList(msgspec.Struct, frozen=True):
-    """Soonest first."""
+    """Reminders, soonest first."""
 
     reminders: list[ScheduleDetails]
 
 
 class WakeupList(msgspec.Struct, frozen=True):
-    """Soonest first. Those of an agent's other sessions are `redacted`."""
+    """Wake-ups, soonest first. Wake-ups of an agent's other sessions are `redacted`."""
 
     wakeups: list[ScheduleDetails]
 
@@ -219,7 +221,7 @@ async def _delete_schedule(services: Services, caller: Principal, id_: str, kind
 OPERATIONS = (
     Operation(
         name="reminder.add",
-        summary="Send a person a reminder at a time. No agent works on it.",
+        summary="Send a person a reminder at a set time, without starting a run.",
         parameters=ReminderAddRequest,
         handler=add_reminder,
         permission=PermissionLevel.RESTRICTED,
@@ -245,7 +247,7 @@ OPERATIONS = (
     ),
     Operation(
         name="wakeup.add",
-        summary="Send a message to a session at a time.",
+        summary="Send a message to a session at a set time, to wake its agent.",
         parameters=WakeupAddRequest,
         handler=add_wakeup,
         permission=PermissionLevel.RESTRICTED,
@@ -254,7 +256,7 @@ OPERATIONS = (
     ),
     Operation(
         name="wakeup.list",
-        summary="List pending wake-ups, soonest first.",
+        summary="List pending wake-ups (messages to sessions), soonest first.",
         parameters=WakeupListRequest,
         handler=list_wakeups,
         permission=PermissionLevel.RESTRICTED,

@@ -33,8 +33,8 @@ class CalendarRequest(msgspec.Struct, forbid_unknown_fields=True):
 class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule in the calendar.
 
-    `often`: it has more than 60 occurrences, so `times` has only the first; `when` describes the
-    rest. `text` is truncated.
+    `truncated`: it has more than 60 occurrences, so `times` has only the first 60, and `when`
+    describes the rest. `text` is truncated.
     """
 
     id: str
@@ -48,7 +48,7 @@ class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalendarDetails(msgspec.Struct, frozen=True):
-    """Times are in the owner's time zone, soonest first. `more`: further schedules were omitted."""
+    """Times are in the owner's time zone, soonest first. `has_more`: further schedules were omitted."""
 
     zone: str
     now: str
@@ -73,7 +73,7 @@ async def show_calendar(services: Services, caller: Principal, request: Calendar
 
 
 def calendar_end(now: datetime, zone: ZoneInfo, *, days: int) -> datetime:
-    """Return the midnight that ends this many days, counting today."""
+    """Return the midnight at which this number of days ends, counting today."""
     last = now.astimezone(zone).date() + timedelta(days=days)
     return datetime.combine(last, time(), zone)
 

@@ -56,7 +56,7 @@ class ScheduleDetails(msgspec.Struct, frozen=True, kw_only=True):
 class ScheduleList(msgspec.Struct, frozen=True):
     """`next` is the `cursor` of the next page.
 
-    `unread` are schedule files that could not be read.
+    `unreadable_files` lists schedule files that could not be read.
     """
 
     schedules: list[ScheduleDetails]
@@ -78,7 +78,7 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
 
 
 class ScheduleRunResult(msgspec.Struct, frozen=True):
-    """`begun` is false if the run was skipped; `because` is the reason."""
+    """`started` is false if the run was skipped, and `because` is the reason."""
 
     id: str
     started: bool
@@ -96,8 +96,8 @@ class ScheduleExplanation(msgspec.Struct, frozen=True):
 class OccurrenceDetails(msgspec.Struct, frozen=True):
     """One occurrence.
 
-    If `until` is set, the row covers all occurrences before that time. `count` is null for a very
-    large number of them.
+    If `until` is set, the row covers all occurrences before that time. `count` is the number of
+    these occurrences, or null if it is very large.
     """
 
     number: int
@@ -113,7 +113,7 @@ class OccurrenceDetails(msgspec.Struct, frozen=True):
 
 
 class ScheduleHistory(msgspec.Struct, frozen=True):
-    """Newest first. `next` is the `cursor` of the next page."""
+    """Occurrences of a schedule, newest first. `next` is the `cursor` of the next page."""
 
     occurrences: list[OccurrenceDetails]
     next: str | None

@@ -93,7 +93,10 @@ Meta = msgspec.Meta
 
 
 class ScheduleAddRequest(ScheduleForm):
-    name: Annotated[str, Meta(description="letters, digits and hyphens; a named schedule also has a file")] = ""
+    name: Annotated[
+        str,
+        Meta(description="name of the schedule: letters, digits and hyphens; a named schedule also has a file"),
+    ] = ""
     enabled: bool = True
 
 
@@ -112,11 +115,17 @@ class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     zone: str | None = None
     session: ScheduleSession | None = None
     deliver_to: str | None = None
-    missed: Annotated[str | None, Meta(description="skip or run; empty: the default for its kind")] = None
+    missed: Annotated[
+        str | None,
+        Meta(
+            description="what to do with missed occurrences: skip or run; empty: the default for the kind of schedule"
+        ),
+    ] = None
     delete_after_run: bool | None = None
-    gate: Annotated[schedule_parser.GateForm | msgspec.UnsetType | None, Meta(description="null removes it")] = (
-        msgspec.UNSET
-    )
+    gate: Annotated[
+        schedule_parser.GateForm | msgspec.UnsetType | None,
+        Meta(description="command that decides whether an occurrence runs; null removes it"),
+    ] = msgspec.UNSET
     model: str | None = None
     title: str | None = None
     attributes: dict[str, Any] | None = None
@@ -128,7 +137,9 @@ class ScheduleRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScheduleRunRequest(ScheduleRequest):
-    force: Annotated[bool, Meta(description="run even if its last run is still working, and skip its gate")] = False
+    force: Annotated[
+        bool, Meta(description="run even if the schedule's last run is still working, and skip the gate")
+    ] = False
 
 
 class ScheduleListRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,7 +150,7 @@ class ScheduleListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScheduleExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Stores nothing."""
+    """The times of a schedule to explain. Nothing is stored."""
 
     cron: str = ""
     every: str = ""
@@ -187,7 +198,7 @@ def owner_zone(services: Services) -> ZoneInfo:
 
 
 def check_schedule_allowed(services: Services, caller: Principal, schedule: Schedule, conn: sa.Connection) -> None:
-    """Raise an error if the caller may not have this schedule: its recipient, frequency, model and gate."""
+    """Raise an error if the caller may not have this schedule, because of its recipient, frequency, model or gate."""
     _check_recipient(conn, caller, schedule)
     if caller.sees_everything:
         return
@@ -590,7 +601,7 @@ OPERATIONS = (
     ),
     _read_operation(
         "schedule.explain",
-        "Describe a time in words, and list its next occurrences.",
+        "Describe the times of a schedule in words, and list the next ones.",
         ScheduleExplainRequest,
         explain_schedule,
         ScheduleExplanation,

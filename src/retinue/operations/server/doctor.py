@@ -31,6 +31,7 @@ from retinue.operations.plugin.plugins import PLUGINS_CHECK
 from retinue.operations.server.doctor_checks import STANDARD_CHECKS
 from retinue.operations.server.errors import DoctorFixNotAllowed
 from retinue.operations.skill.skills import SKILLS_CHECK
+from retinue.text.quantity import format_quantity
 
 if TYPE_CHECKING:  # imported on first use: it imports sandboxes and more
     from retinue.operations.server.security import SecurityFinding
@@ -71,7 +72,7 @@ class DoctorCheckRow(msgspec.Struct, frozen=True):
 
 
 class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`fixable`: `--fix` would fix it."""
+    """`fixable`: `fix` can remove the problem."""
 
     check: str
     severity: Literal["info", "warning", "critical"]
@@ -215,7 +216,8 @@ def build_report(results: list[CheckResult]) -> DoctorReport:
     verdict = (
         "no problems found"
         if health is DoctorHealth.OK
-        else f"{counts[DoctorHealth.PROBLEM]} problems, {counts[DoctorHealth.WARNING]} warnings"
+        else f"{format_quantity(counts[DoctorHealth.PROBLEM], 'problem')}, "
+        f"{format_quantity(counts[DoctorHealth.WARNING], 'warning')}"
     )
     return DoctorReport(
         health=health,

@@ -30,6 +30,7 @@ from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
 from retinue.store.envelopes import dead_letters as store_dead_letters
 from retinue.store.ledger import ledger
 from retinue.store.open_store import SCHEMA, stored_revision
+from retinue.text.quantity import format_quantity
 
 PYTHON_VERSION_MIN = (3, 11)
 SQLITE_VERSION_MIN = (3, 35, 0)
@@ -94,7 +95,7 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
 
 
 class IntegrityFacts(Struct, frozen=True, kw_only=True):
-    """Facts that take reading the whole store."""
+    """Facts that require reading the whole store."""
 
     integrity: tuple[str, ...]
     dangling_rows: int  # rows with a dangling foreign key
@@ -172,7 +173,7 @@ def check_integrity(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
     if facts.dangling_rows:
         yield build_problem(
             "the database has rows with dangling foreign keys",
-            because=f"{facts.dangling_rows} rows refer to rows that do not exist",
+            because=f"{format_quantity(facts.dangling_rows, 'row')} with a reference to a row that does not exist",
             try_this="copy the data directory first, then report it",
         )
 
@@ -192,8 +193,8 @@ def check_records(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
     if not readable.is_ok:
         sessions = {finding.id[:8] for finding in readable.findings}
         yield build_problem(
-            f"{readable.count:,} records cannot be read",
-            because=f"they are damaged, in session {_join_names(sessions)}; agents see a note in their place",
+            f"{format_quantity(readable.count, 'record')} cannot be read",
+            because=f"the damage is in session {_join_names(sessions)}; agents see a note in place of such a record",
             try_this="reset those sessions, or restore a backup from before the damage",
         )
 
@@ -211,7 +212,7 @@ def check_clock(facts: StoreFacts) -> Iterable[DoctorFinding]:
 def check_wal_size(facts: StoreFacts) -> Iterable[DoctorFinding]:
     if facts.wal_bytes > WAL_BYTES_MAX:
         yield build_warning(
-            f"the database's write-ahead log has {facts.wal_bytes:,} bytes",
+            f"the database's write-ahead log is {facts.wal_bytes:,} bytes",
             because="a reader has kept an old snapshot open for a long time",
             try_this="stop exports and programs that have the file open; stopping the server empties the log",
         )
@@ -220,22 +221,20 @@ def check_wal_size(facts: StoreFacts) -> Iterable[DoctorFinding]:
 def check_waiting_envelopes(facts: StoreFacts) -> Iterable[DoctorFinding]:
     for name, count, since in facts.waiting:
         yield build_problem(
-            f"{count} envelopes for {name} wait, and no run reads them",
-            because=f"the oldest has been due since {from_ms(since):%Y-%m-%d %H:%M} UTC, and no run is open",
+            f"no run is open for {format_quantity(count, 'waiting envelope')} to {name}",
+            because=f"the oldest has been due since {from_ms(since):%Y-%m-%d %H:%M} UTC",
             try_this="start the server; if it is running, `retinue why ID` explains what an envelope waits for",
         )
 
 
 def check_dead_letters(facts: StoreFacts) -> Iterable[DoctorFinding]:
     if facts.dead_letters:
-        many = (
-            f"{facts.dead_letters} or more"
-            if facts.dead_letters >= DEAD_LETTERS_COUNTED_MAX
-            else str(facts.dead_letters)
-        )
+        are_all_counted = facts.dead_letters < DEAD_LETTERS_COUNTED_MAX
         yield build_warning(
-            f"{many} dead letters",
-            because="their envelopes failed for good, and have not been retried",
+            format_quantity(facts.dead_letters, "dead letter")
+            if are_all_counted
+            else f"{facts.dead_letters} or more dead letters",
+            because="a dead letter is an envelope that failed for good and has not been retried",
             try_this="list them with `retinue dead`, and retry one with `retinue retry ID`",
         )
 
@@ -312,7 +311,7 @@ def check_agents_usable(facts: AgentFacts) -> Iterable[DoctorFinding]:
         if facts.runners is not None and agent.runner not in facts.runners:
             yield build_problem(
                 f"{agent.name} cannot work: its runner is '{agent.runner}'",
-                because=f"this server has {_join_names(facts.runners)}",
+                because=f"the runners of this server are {_join_names(facts.runners)}",
                 try_this=f"retinue agent set {agent.name} --runner NAME",
             )
         elif why := facts.model_errors.get(agent.name):
@@ -331,7 +330,7 @@ def check_agent_directories(facts: AgentFacts) -> Iterable[DoctorFinding]:
         yield build_warning(
             f"agent directories without an agent: {_join_names(orphans)}",
             because="their agents were removed, or the folders were created by hand",
-            try_this="look into them, and delete those you do not need",
+            try_this="look into these directories, and delete those that you do not need",
         )
 
 
@@ -466,7 +465,7 @@ def check_network_disk(facts: DiskFacts) -> Iterable[DoctorFinding]:
     if facts.file_system in NETWORK_FILE_SYSTEMS:
         yield build_problem(
             f"the data directory is on a network disk ({facts.file_system})",
-            because="such disks can lose locks and commits that SQLite relies on",
+            because="network disks can lose locks and commits that SQLite relies on",
             try_this="move RETINUE_HOME to a local disk, or use PostgreSQL",
         )
 
@@ -492,7 +491,7 @@ def check_backups(facts: DiskFacts) -> Iterable[DoctorFinding]:
     if facts.newest_backup_ms is None:
         yield build_warning(
             "no backup found",
-            because=f"{facts.data_dir / 'backups'} has none; backups in other places are not known",
+            because=f"{facts.data_dir / 'backups'} contains no backup; backups elsewhere are not checked",
             try_this="retinue backup",
         )
     elif facts.now_ms - facts.newest_backup_ms > BACKUP_AGE_DAYS_MAX * 86_400_000:
@@ -521,7 +520,7 @@ def check_settings(facts: SettingsFacts) -> Iterable[DoctorFinding]:
         yield build_problem(
             fault.sentence,
             because=f"{fault.because} ({fault.position})" if fault.because else str(fault.position),
-            try_this=fault.try_this or "correct it; the server does not start before that",
+            try_this=fault.try_this or "correct it; until then, the server does not start",
         )
 
 
@@ -530,7 +529,7 @@ def check_exposure(facts: SettingsFacts) -> Iterable[DoctorFinding]:
     if listen.enabled and not is_loopback(listen.host):
         yield build_warning(
             f"the server listens on {listen.host}, which other machines can reach",
-            because="server.listen.host is set to it",
+            because="server.listen.host is set to this address",
             try_this='set host = "127.0.0.1", unless a proxy on another machine needs it',
         )
 

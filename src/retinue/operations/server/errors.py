@@ -21,15 +21,15 @@ class DoctorFixNotAllowed(NotAllowed):
 
 
 class MaintenanceInProgress(Conflict):
-    """A purge or a backup is running, and only one runs at a time."""
+    """A purge or a backup is running, and the server runs only one of them at a time."""
 
     code = "server.maintenance_in_progress"
 
     def __init__(self) -> None:
         super().__init__(
             "a purge or a backup is in progress",
-            because="only one runs at a time",
-            try_this="wait until it is done, then repeat the request",
+            because="the server runs only one purge or backup at a time",
+            try_this="try again when it is done",
         )
 
 
@@ -79,7 +79,7 @@ class BackupVerificationFailed(StoreError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(
-            "the backup is damaged and was not kept",
+            "the new backup was damaged, so it was deleted",
             because="; ".join(problems),
             try_this="run `retinue doctor`, and check the disk",
         )

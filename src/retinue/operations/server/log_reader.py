@@ -29,7 +29,7 @@ _LOG_FORMAT = re.compile(
 
 
 class LogPosition(Struct, frozen=True):
-    """Position to resume reading before: a file and an offset in it."""
+    """Position before which reading resumes: a log file and an offset in it."""
 
     inode: int
     position: int

@@ -36,16 +36,16 @@ _LEVELS_FROM = {
 
 
 class LogListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Newest first. `cursor` is the `next` of the previous page."""
+    """Entries are listed newest first. `cursor` is the `next` of the previous page."""
 
-    level: Annotated[MinimumLogLevel, msgspec.Meta(description="minimum level")] = MinimumLogLevel.DEBUG
+    level: Annotated[MinimumLogLevel, msgspec.Meta(description="minimum level of the entries")] = MinimumLogLevel.DEBUG
     text: Annotated[str, msgspec.Meta(description="only entries that contain this text (case-insensitive)")] = ""
     limit: int = 100
     cursor: str = ""
 
 
 class LogEntryRow(msgspec.Struct, frozen=True):
-    """`text` is the phrase and its fields. Attached lines, such as a traceback, follow.
+    """`text` is the phrase with its fields, followed by attached lines such as a traceback.
 
     A line without the server's log format has no `level`.
     """

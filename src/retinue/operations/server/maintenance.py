@@ -49,7 +49,7 @@ UNREFERENCED_FILE_AGE_H = 24  # an unreferenced file may belong to an envelope t
 
 
 class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A period that is not given keeps that data. Nothing is deleted unless `dry_run` is false."""
+    """Data whose period is not given is kept. Nothing is deleted unless `dry_run` is false."""
 
     done_days: int | None = None  # envelopes, this many days after their outcome; also the events of that time
     events_days: int | None = None
@@ -69,7 +69,7 @@ class PurgeCounts(Struct, frozen=True):
 
 
 class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Write to a new folder in `RETINUE_HOME/backups`, or to a path that the owner names."""
+    """The backup is written to a new folder in `RETINUE_HOME/backups`, or to a path that the owner names."""
 
     to: str = ""  # absolute path that does not exist yet
     verify: bool = False  # read everything back and check the copy's ledger
@@ -320,7 +320,7 @@ OPERATIONS = (
     ),
     Operation(
         name="server.purge",
-        summary="Delete old data. Unless `dry_run` is false, only count it.",
+        summary="Delete old data, or by default only count it.",
         parameters=PurgeRequest,
         handler=purge_data,
         result=PurgeResult,

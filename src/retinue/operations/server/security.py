@@ -35,6 +35,7 @@ from retinue.operations.server.security_facts import (
 )
 from retinue.policy.tools.tool_policy import OUTSIDE_SENDERS_KEY
 from retinue.text.glob_match import matches_glob
+from retinue.text.quantity import format_quantity
 
 NAMES_LISTED_MAX = 10
 UNUSED_TOKEN_DAYS = 30
@@ -388,8 +389,9 @@ def check_unused_tokens(facts: SecurityFacts) -> Iterator[_Finding]:
     ]
     if old:
         yield build_info(
-            f"{len(old)} tokens were never used: {_join_names(each.label or str(each.principal) for each in old)}",
-            because=f"they were created over {UNUSED_TOKEN_DAYS} days ago",
+            f"{format_quantity(len(old), 'token')} never used: "
+            f"{_join_names(each.label or str(each.principal) for each in old)}",
+            because=f"created over {UNUSED_TOKEN_DAYS} days ago",
             try_this="revoke those that are not needed: retinue token revoke ID",
         )
 

@@ -97,7 +97,7 @@ class AgentAbilities(Struct, frozen=True, kw_only=True):
 
 
 class SecurityFacts(Struct, frozen=True, kw_only=True):
-    """None or an empty value where a fact could not be gathered."""
+    """Facts for the security checks. A fact that could not be gathered is None or empty."""
 
     data_dir: Path
     real_data_dir: Path
@@ -208,7 +208,7 @@ def _read_stored_facts(conn: sa.Connection, *, now_ms: int, with_audit: bool) ->
 
 
 def _find_abilities(agent: Agent, toolbox: Toolbox | None, stored_facts: _StoredFacts) -> AgentAbilities:
-    """Return the tools of an agent, for unknown senders if it has channels, else for the terminal.
+    """Return the tools that an agent may use: for unknown senders if it has channels, otherwise on the terminal.
 
     Without a toolbox the tools are unknown.
     """

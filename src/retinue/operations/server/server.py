@@ -29,7 +29,7 @@ class WhyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InitialStateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    hidden: Annotated[bool, msgspec.Meta(description="also agents that the web app hides")] = False
+    hidden: Annotated[bool, msgspec.Meta(description="include agents that the web app hides")] = False
 
 
 class ServerAgentRow(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ async def explain_why(services: Services, caller: Principal, request: WhyRequest
 OPERATIONS = (
     Operation(
         name="server.status",
-        summary="Show the agents and what waits for you.",
+        summary="Show the agents and your pending approvals.",
         parameters=EmptyRequest,
         handler=show_status,
         result=ServerStatus,

@@ -102,8 +102,8 @@ def _require_deleted_session(services: Services, conn: sa.Connection, caller: Pr
 def _restored_origin(conn: sa.Connection, session: Session) -> Origin:
     """Return the origin of the restored session.
 
-    If another session has taken its origin, a person gets a second session. A channel has only one,
-    so that is a conflict.
+    If another session has taken its origin, a person gets a second session. A channel can have only
+    one session, so for a channel this is an error.
     """
     if sessions.get_by_origin(conn, session.agent, session.origin) is None:
         return session.origin

@@ -12,23 +12,23 @@ class SessionNotOwned(NotAllowed):
 
     def __init__(self, session: str, *, shares: bool) -> None:
         super().__init__(
-            f"session {session} is not yours" if session else "this is not yours",
-            because="only people can share sessions, and only their own"
+            f"session {session} is not yours" if session else "this session is not yours",
+            because="only people can share sessions, and only sessions that belong to them"
             if shares
             else "you may see it, but it belongs to another person or agent",
-            try_this="ask its owner",
+            try_this="ask the person or agent that it belongs to",
         )
 
 
 class SessionCreationNotAllowed(NotAllowed):
-    """An agent can only create sessions of its own."""
+    """An agent can create only its own sessions."""
 
     code = "session.creation_not_allowed"
 
     def __init__(self, agent: str) -> None:
         super().__init__(
             f"you cannot create a session of {agent}",
-            because="an agent sees only its own sessions",
+            because="an agent can create only its own sessions",
             try_this=f"send a message to agent:{agent}, which starts a session",
         )
 
@@ -54,8 +54,8 @@ class SessionAttributesTooLarge(TooLarge):
     def __init__(self, size_bytes: int, *, bytes_max: int) -> None:
         super().__init__(
             "the attributes are too large",
-            because=f"they have {size_bytes:,} bytes; the limit is {bytes_max:,}",
-            try_this="keep large values in files, and their paths here",
+            because=f"they are {size_bytes:,} bytes, and the limit is {bytes_max:,} bytes",
+            try_this="keep large values in files, and set attributes to the paths of the files",
         )
 
 
@@ -99,7 +99,7 @@ class SessionNotRestorable(NotFound):
 
 
 class SessionOriginTaken(Conflict):
-    """A deleted session cannot be restored, because another one has its origin now."""
+    """A deleted session cannot be restored, because another session has its origin now."""
 
     code = "session.origin_taken"
 
@@ -107,7 +107,7 @@ class SessionOriginTaken(Conflict):
         super().__init__(
             f"session {session} cannot be restored",
             because=f"another session exists for {origin}",
-            try_this="delete that one first: retinue session delete SESSION",
+            try_this="delete the other session first: retinue session delete SESSION",
         )
 
 
@@ -125,7 +125,7 @@ class SessionIdInvalid(Invalid):
 
 
 class SessionIdTaken(Conflict):
-    """Another session has the chosen id. `deleted_days` is set if it was deleted that many days ago, or more."""
+    """Another session has, or had, the chosen id. `deleted_days` is set if that session was deleted."""
 
     code = "session.id_taken"
 
@@ -159,22 +159,22 @@ class SessionForkPointInvalid(Invalid):
 
     def __init__(self, session: str, *, before: int, last: int) -> None:
         super().__init__(
-            f"session {session} has no record before {before}",
-            because=f"it has the records 1 to {last}, and at least the first is copied",
-            try_this=f"use the number of a record: retinue session history {session}",
+            f"session {session} cannot be forked before record {before}",
+            because=f"it has the records 1 to {last}, and a fork copies at least the first",
+            try_this=f"see the numbers of its records: retinue session history {session}",
         )
 
 
 class SessionRecordNotFound(NotFound):
-    """No message in the session's context holds this record."""
+    """No message in the session's context contains this record."""
 
     code = "session.record_not_found"
 
     def __init__(self, session: str, *, record: int) -> None:
         super().__init__(
             f"session {session} has no record {record} that can be removed",
-            because="it is not in the current context, or before its first message",
-            try_this=f"use the number of a record: retinue session state {session}",
+            because="the record is not in the current context, or comes before the first message",
+            try_this=f"see the numbers of the records: retinue session state {session}",
         )
 
 
@@ -186,7 +186,7 @@ class SessionRevised(Conflict):
     def __init__(self, session: str, *, revision: int, expected: int) -> None:
         super().__init__(
             f"session {session} has changed since you read it",
-            because=f"it is at revision {revision}, and you read {expected}",
+            because=f"it is at revision {revision} now, and you read revision {expected}",
             try_this=f"read it again: retinue session state {session}",
         )
 
@@ -205,13 +205,13 @@ class SessionBusy(Conflict):
 
 
 class SessionContextTooLong(TooLarge):
-    """The context of a session has too many records to be copied."""
+    """The context of a session has more records than can be copied."""
 
     code = "session.too_long"
 
     def __init__(self, session: str, *, records: int, records_max: int) -> None:
         super().__init__(
             f"the context of session {session} is too long",
-            because=f"it has {records:,} records; the limit is {records_max:,}",
-            try_this=f"reset it, with what it should keep: retinue reset {session} MESSAGE",
+            because=f"it has {records:,} records, and the limit is {records_max:,} records",
+            try_this=f"reset it, and write into MESSAGE what it should keep: retinue reset {session} MESSAGE",
         )

@@ -54,7 +54,9 @@ RECORDS_COPIED_MAX = 10_000
 class SessionForkRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
     before: Annotated[int, msgspec.Meta(description="number of the first record that is not copied")]
-    name: Annotated[str | None, msgspec.Meta(description="name; default: similar to the name of the original")] = None
+    name: Annotated[
+        str | None, msgspec.Meta(description="name of the new session; default: similar to that of the original")
+    ] = None
 
 
 class SessionTrimRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,10 +64,13 @@ class SessionTrimRequest(msgspec.Struct, forbid_unknown_fields=True):
     seq: Annotated[int, msgspec.Meta(description="number of a record in the current context")]
     remove: Annotated[
         TrimMode,
-        msgspec.Meta(description="what to remove: everything before or after its message, or the message itself"),
+        msgspec.Meta(
+            description="what to remove: everything before or after the request of this record, or that request"
+        ),
     ]
     revision: Annotated[
-        int | None, msgspec.Meta(description="revision that you read; if it has changed since, nothing is done")
+        int | None,
+        msgspec.Meta(description="revision of the session that you last read; if it has changed, nothing is removed"),
     ] = None
 
 
@@ -75,7 +80,7 @@ class SessionForked(SessionSummary):
 
 
 class SessionTrimmed(msgspec.Struct):
-    """`records` are in the context now, `left_out` were removed from it.
+    """`records` counts the records in the context now, and `removed_count` the records that were removed from it.
 
     Neither counts the start record.
     """
@@ -241,7 +246,7 @@ def _require_session(conn: sa.Connection, id_: str) -> Session:
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.fork",
-        summary="Fork a session: copy its records up to one of them.",
+        summary="Fork a session: copy its records up to a chosen record.",
         parameters=SessionForkRequest,
         handler=fork_session,
         permission=PermissionLevel.RESTRICTED,

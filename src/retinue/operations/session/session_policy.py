@@ -25,7 +25,7 @@ from retinue.store.sessions import sessions
 
 
 class SessionResetAfterRunRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`why` is stored with the record that starts the new context."""
+    """`reason` is stored with the record that starts the new context."""
 
     session: str
     reason: Annotated[str, msgspec.Meta(max_length=REASONS_LENGTH_MAX // 2)] = ""
@@ -47,10 +47,10 @@ class SessionSendingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionResetAfterRunResult(msgspec.Struct, frozen=True):
-    """`refreshed`: the context was reset immediately.
+    """`reset`: the context was reset immediately.
 
     Otherwise a run is working or envelopes wait. The next run then starts with a new context, for
-    the reasons in `refresh`.
+    the reasons in `pending_reset_because`.
     """
 
     session: str
@@ -66,8 +66,8 @@ class SessionSendingSet(msgspec.Struct, frozen=True):
 class SessionPolicyDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The reset rules of a session, and its next reset.
 
-    Without `next_at`, no rule resets the context at a known time. With `refresh`, the next run
-    starts with a new context, for these reasons.
+    Without `next_reset_at`, no rule resets the context at a known time. With
+    `pending_reset_because`, the next run starts with a new context, for these reasons.
     """
 
     session: str
@@ -144,7 +144,7 @@ async def set_sending(services: Services, caller: Principal, request: SessionSen
 OPERATIONS = (
     Operation(
         name="session.policy",
-        summary="Show when a session's context is reset.",
+        summary="Show when a session's context is reset, and whether its replies are sent.",
         parameters=SessionIdRequest,
         handler=show_policy,
         permission=PermissionLevel.RESTRICTED,

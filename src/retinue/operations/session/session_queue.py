@@ -27,7 +27,7 @@ class QueuedEnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True):
 class QueuedEnvelopeList(msgspec.Struct):
     """Envelopes in the order in which they will be read; position 1 is next.
 
-    `run` is the run that they wait for. `more`: not all envelopes are listed.
+    `run` is the run that they wait for. `has_more`: not all envelopes are listed.
     """
 
     session: str

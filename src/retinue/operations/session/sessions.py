@@ -83,7 +83,7 @@ class SessionResetRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionQueueRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Omit everything to use the agent's own queue rules."""
+    """An omitted field gets the value of the agent's queue rules."""
 
     session: str
     mode: QueueMode | None = None
@@ -98,7 +98,7 @@ class SessionListRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
     agent: str = ""
     cursor: str = ""
-    archived: Annotated[bool, msgspec.Meta(description="also archived sessions")] = False
+    archived: Annotated[bool, msgspec.Meta(description="include archived sessions")] = False
 
 
 class SessionHistoryRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,14 +116,14 @@ class SessionCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionRenameRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Null removes the name."""
+    """`name` is the new name. Null removes the name."""
 
     session: str
     name: str | None
 
 
 class SessionAttributesRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Objects merge recursively, null removes a value, any other value replaces the old one."""
+    """In `patch`, objects are merged recursively, null removes a value, and any other value replaces the old one."""
 
     session: str
     patch: dict[str, Any]
@@ -135,7 +135,7 @@ class SessionShareRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApprovalAnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`scope` of an approval: these calls once, this session, or always.
+    """`scope` is how long an approval counts: for these calls once, for this session, or always.
 
     The agent reads `because`.
     """
@@ -219,8 +219,8 @@ class SessionSummary(msgspec.Struct, rename="camel"):
 class SessionRow(SessionSummary):
     """One row of the session list.
 
-    `unread` is the number of unread envelopes from this session. `run` is its open run: working, or
-    suspended (`runStatus`).
+    `unread` is the number of unread envelopes from this session. `run` is its open run, and
+    `runStatus` says whether that run is working or suspended.
     """
 
     kind: OriginKind
@@ -483,7 +483,7 @@ async def read_history(services: Services, caller: Principal, request: SessionHi
 
 
 async def create_session(services: Services, caller: Principal, request: SessionCreateRequest) -> SessionSummary:
-    """Create a session of the caller, in addition to those that start by themselves."""
+    """Create a session of the caller, in addition to sessions that start by themselves."""
     id_ = SessionId(services.ids.new())
     attributes = check_attributes_size(patch_attributes({}, request.attributes))
     name = validate_session_name(request.name) if request.name is not None else ""
@@ -673,7 +673,7 @@ async def _change_session(
 def check_owner(caller: Principal, session: Session | None, *, people_only: bool = False) -> None:
     """Raise an error unless the session belongs to the caller.
 
-    A share does not allow irreversible changes.
+    A person with whom it is shared may not make irreversible changes.
     """
     own = caller.sees_everything or (session is not None and session.origin.belongs_to(str(caller.address)))
     if session is not None and not people_only and caller.address.kind is AddressKind.AGENT:
@@ -843,7 +843,7 @@ OPERATIONS = (
     ),
     Operation(
         name="session.reset",
-        summary="Reset the context of a session.",
+        summary="Stop the run in a session, and reset the context.",
         parameters=SessionResetRequest,
         handler=reset_session,
         permission=PermissionLevel.RESTRICTED,

@@ -15,13 +15,13 @@ from retinue.store.agents import agents
 
 
 class SlashCommandListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Includes the commands of an agent's skills if one is named."""
+    """With `agent`, the list includes the commands of that agent's skills."""
 
     agent: str = ""
 
 
 class SlashCommandRow(msgspec.Struct, frozen=True):
-    """`form` is the syntax.
+    """One slash command. `syntax` shows how it is typed.
 
     A `directive` can also appear inside a message, and then applies to that message only.
     """

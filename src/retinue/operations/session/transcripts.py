@@ -54,7 +54,7 @@ class TranscriptDelegation(msgspec.Struct, frozen=True):
 class TranscriptEnvelope(msgspec.Struct, frozen=True):
     """An envelope as written, without what was added for the model.
 
-    `work` is the delegation that it requests, or whose result it carries.
+    `delegation` is the delegation that it requests, or whose result it carries.
     """
 
     envelope: str
@@ -69,8 +69,8 @@ class TranscriptEnvelope(msgspec.Struct, frozen=True):
 class TranscriptRecord(msgspec.Struct, frozen=True):
     """A record.
 
-    `mail` has the envelopes that were read with it. If they were purged, `body` has what the model
-    read.
+    `envelopes` are the envelopes that were read with it. If they were purged, `body` has what the
+    model read.
     """
 
     seq: int
@@ -83,10 +83,11 @@ class TranscriptRecord(msgspec.Struct, frozen=True):
 
 
 class SessionTranscript(msgspec.Struct):
-    """`lines` are in order.
+    """`records` are in order.
 
-    The first page has only records of the current context, which starts at `begins`. The model no
-    longer reads earlier ones. `earlier`: there are more records before these.
+    The first page has only records of the current context, which starts at the record
+    `context_start`. The model no longer reads earlier records. `has_earlier`: there are more
+    records before these.
     """
 
     cursor: int
@@ -186,7 +187,7 @@ def _find_delegation(conn: sa.Connection, envelope: Envelope) -> TranscriptDeleg
 OPERATIONS = (
     Operation(
         name="session.transcript",
-        summary="Read a conversation, newest first.",
+        summary="Read a conversation as people see it, newest page first.",
         parameters=TranscriptRequest,
         handler=read_transcript,
         permission=PermissionLevel.RESTRICTED,

@@ -50,7 +50,7 @@ class SkillChanged(Conflict):
 
 
 class SkillTargetRelative(Invalid):
-    """The folder that a skill should be written to is not an absolute path."""
+    """The folder for a skill export is not an absolute path."""
 
     code = "skill.target_relative"
 
@@ -58,12 +58,12 @@ class SkillTargetRelative(Invalid):
         super().__init__(
             f"'{target[:PATH_SHOWN_CHARS]}' is not an absolute path",
             because="the server does not know your current folder",
-            try_this=f"use /path/to/{target.strip('/.')[:PATH_SHOWN_CHARS] or 'skills'}, or leave it out",
+            try_this=f"use /path/to/{target.strip('/.')[:PATH_SHOWN_CHARS] or 'skills'}, or leave out the folder",
         )
 
 
 class SkillOperationsNotFound(NotFound):
-    """No operation has this noun, so there is nothing to write as a skill."""
+    """No operation has this noun, so there is nothing to export as a skill."""
 
     code = "skill.no_operations"
 
@@ -96,7 +96,7 @@ class HookChanged(Conflict):
     def __init__(self, name: str, *, hash_shown: str) -> None:
         super().__init__(
             f"the hook '{name}' is not the version that you read",
-            because=f"its hash is {hash_shown} now",
+            because=f"the hash of its current version is {hash_shown}",
             try_this=f"read it again: retinue hook show {name}",
         )
 

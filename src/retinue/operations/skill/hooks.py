@@ -62,9 +62,9 @@ class BrokenHookRow(msgspec.Struct, frozen=True):
 
 
 class HookList(msgspec.Struct, frozen=True):
-    """`shadowed` are overridden by another hook of the same name.
+    """`shadowed` lists hooks that another hook of the same name overrides.
 
-    `broken` are folders without a valid hook.
+    `broken` lists folders without a valid hook.
     """
 
     hooks: list[HookDetails]
@@ -101,7 +101,7 @@ async def show_hook(services: Services, caller: Principal, request: HookNameRequ
 async def enable_hook(services: Services, caller: Principal, request: HookEnableRequest) -> HookDetails:
     """Enable a hook by approving its current hash.
 
-    After a change of its files it does not run until approved again.
+    After a change of its files, the hook does not run until it is enabled again.
     """
     hook = (await _require_hook(services, request.name)).hook
     if request.hash and (len(request.hash) < HASH_DIGITS_MIN or not hook.hash.startswith(request.hash.lower())):

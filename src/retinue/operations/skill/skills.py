@@ -39,6 +39,7 @@ from retinue.operations.skill.errors import (
 )
 from retinue.store.agents import agents, content_approvals
 from retinue.store.core.former_file import STORE_NAME
+from retinue.text.quantity import format_quantity
 
 if TYPE_CHECKING:
     from retinue.agents.skill_bundles import BundleCommand, SkillBundle
@@ -53,9 +54,9 @@ _VARIATION_SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE0F), *range(0xE010
 SkillLookup = tuple[FoundSkills, tuple[EvaluatedSkill, ...]]
 
 SkillAgentName = Annotated[
-    str, msgspec.Meta(description="also skills in the directory of this agent; default: only the server's")
+    str, msgspec.Meta(description="agent whose own skills are included; default: only the server's skills")
 ]
-SkillWorkspacePath = Annotated[str, msgspec.Meta(description="also skills in this workspace, by its absolute path")]
+SkillWorkspacePath = Annotated[str, msgspec.Meta(description="absolute path of a workspace whose skills are included")]
 SkillName = Annotated[str, msgspec.Meta(description="name of a skill")]
 
 
@@ -71,11 +72,12 @@ class SkillNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SkillApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `hash`, shows what would be approved and changes nothing."""
+    """Without `hash`, show what would be approved and change nothing."""
 
     name: SkillName
     hash: Annotated[
-        str, msgspec.Meta(description="hash of the version that you read; without it, the skill is shown")
+        str,
+        msgspec.Meta(description="hash of the version that you read; without it, the skill is shown and not approved"),
     ] = ""
     agent: SkillAgentName = ""
     workspace: SkillWorkspacePath = ""
@@ -83,7 +85,9 @@ class SkillApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class SkillExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(description="noun of the operations: session, envelope, agent, ...")]
-    to: Annotated[str, msgspec.Meta(description="folder to write to; default: the server's own skills")] = ""
+    to: Annotated[
+        str, msgspec.Meta(description="absolute path of the folder to write to; default: the server's own skills")
+    ] = ""
 
 
 class SkillRow(msgspec.Struct, frozen=True):
@@ -104,9 +108,9 @@ class BrokenSkillRow(msgspec.Struct, frozen=True):
 
 
 class SkillList(msgspec.Struct, frozen=True):
-    """`shadowed` are overridden by another skill of the same name.
+    """`shadowed` lists skills that another skill of the same name overrides.
 
-    `broken` are folders without a valid skill.
+    `broken` lists folders without a valid skill.
     """
 
     skills: list[SkillRow]
@@ -115,10 +119,10 @@ class SkillList(msgspec.Struct, frozen=True):
 
 
 class SkillDetails(msgspec.Struct, frozen=True):
-    """`content` is the full text. `diff` is what changed since the approval, or everything if
-    there was none.
+    """One skill. `content` is its full text.
 
-    `lines` is the same as text for people.
+    `diff` is what changed since the approval, or everything if there was none. `lines` is the same
+    as text for people.
     """
 
     skill: SkillRow
@@ -253,8 +257,8 @@ async def revoke_skill(services: Services, caller: Principal, request: SkillName
 async def export_skill(services: Services, caller: Principal, request: SkillExportRequest) -> SkillExported:
     """Write operations as a skill.
 
-    In the instance's own skill folder it is approved at once, because the server wrote it on the
-    owner's request.
+    In the server's own skill folder, the skill is approved at once, because the server wrote it on
+    the owner's request.
     """
     from retinue.agents import skill_bundles
 
@@ -372,7 +376,7 @@ def _diff_content(before: str, skill: Skill) -> list[str]:
     )
     if len(lines) > DIFF_LINES_MAX:
         left = len(lines) - DIFF_LINES_MAX
-        lines = [*lines[:DIFF_LINES_MAX], f"[{left} more lines; see all with `retinue skill show`]"]
+        lines = [*lines[:DIFF_LINES_MAX], f"[{format_quantity(left, 'more line')}; see all with `retinue skill show`]"]
     return [_escape_hidden_characters(line) for line in lines]
 
 
@@ -514,7 +518,7 @@ OPERATIONS = (
     ),
     Operation(
         name="skill.export",
-        summary="Export operations as a skill with its own commands.",
+        summary="Export the operations of a noun as a skill with commands.",
         parameters=SkillExportRequest,
         handler=export_skill,
         result=SkillExported,

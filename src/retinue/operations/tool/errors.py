@@ -26,7 +26,9 @@ class ToolsUnavailable(NotFound):
 
     def __init__(self) -> None:
         super().__init__(
-            "this server has no tools", because="it was started without any", try_this="start it with: retinue run"
+            "this server has no tools",
+            because="it was started without tool support",
+            try_this="start it with: retinue run",
         )
 
 

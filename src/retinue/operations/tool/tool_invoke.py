@@ -26,7 +26,7 @@ class ToolInvokeRequest(msgspec.Struct, forbid_unknown_fields=True):
     tool: str
     args: Annotated[dict[str, Any], msgspec.Meta(description="arguments of the call")] = {}
     agent: Annotated[str, msgspec.Meta(description="agent that calls the tool; default: the default agent")] = ""
-    session: Annotated[str, msgspec.Meta(description="session of the agent; default: none")] = ""
+    session: Annotated[str, msgspec.Meta(description="id of a session of the agent; default: no session")] = ""
 
 
 class ToolInvokeResult(msgspec.Struct):
@@ -38,7 +38,7 @@ class ToolInvokeResult(msgspec.Struct):
 async def invoke_tool(services: Services, caller: Principal, request: ToolInvokeRequest) -> ToolInvokeResult:
     """Call a tool directly.
 
-    A call that needs approval is refused, because only a conversation can ask for one.
+    A call that needs an approval is refused, because only a run can request an approval.
     """
     return await call_tool_directly(services, caller, request, call_source=CallSource.INVOKE)
 

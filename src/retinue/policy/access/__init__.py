@@ -1,1 +1,1 @@
-"""Who may write, see and access what."""
+"""Decisions about who may write, see and access what."""

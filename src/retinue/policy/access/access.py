@@ -1,9 +1,9 @@
-"""Decides who may talk to a connector.
+"""Decides who may write through a connector.
 
-Facts in, a decision with its reason out: closed unless the settings open it.
+Facts in, a decision with its reason out. Without settings, only people of this instance may write.
 
-Only stable platform ids are considered. Other programs are never admitted, so that two of them
-cannot answer each other forever.
+Only platform ids that do not change are considered. Other programs are never admitted, so that two
+programs cannot answer each other forever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from retinue.domain.access import EVERYONE, AccessAction, AccessDecision, Activa
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
-# Searched for a mention: limits the time that a stranger's text can cost with an owner's pattern.
+# Only this much of a text is searched for a mention, so that an owner's pattern on a hostile text does not take long.
 MENTION_SEARCH_CHARS_MAX = 2_000
 _DEFAULT_GROUP = GroupSettings()
 
 
 class AccessFacts(Struct, frozen=True, kw_only=True):
-    """Who wrote in which channel. `person` is the person whose identity this sender is linked to, if any."""
+    """Who wrote in which channel. `person` is the person to whom the sender's id is linked, if any."""
 
     connector: str
     is_direct: bool
@@ -33,17 +33,17 @@ class AccessFacts(Struct, frozen=True, kw_only=True):
     sender_id: str
     parent_channel: str = ""
     is_program: bool = False
-    is_verified: bool = True  # by the platform; an id that is only claimed grants nothing
+    is_verified: bool = True  # the platform has verified the id; an id that is only claimed grants nothing
     person: str = ""
     is_owner: bool = False
     is_paired: bool = False
-    is_mentioned: bool = False  # according to the platform: by name, by quoting us, by a command to us
-    activation: Activation | None = None  # as set in this channel
+    is_mentioned: bool = False  # the platform reports a mention: by name, by a quote of our message, by a command
+    activation: Activation | None = None  # set in this channel; None: the settings decide
     text: str = ""
 
 
 def decide_access(facts: AccessFacts, settings: AccessSettings) -> AccessDecision:
-    """Decide about a message before anything of it is fetched or stored."""
+    """Decide about a message. This is called before any part of the message is fetched or stored."""
     at = f"connectors.{facts.connector}"
     if facts.is_program:
         return _refuse("the sender is a program, and two programs could answer each other forever")
@@ -57,7 +57,8 @@ def decide_access(facts: AccessFacts, settings: AccessSettings) -> AccessDecisio
 def _decide_unverified(facts: AccessFacts, settings: AccessSettings, settings_key: str) -> AccessDecision:
     """Decide about a sender whose id is only claimed.
 
-    They match no list: admitted only where everyone is, and as untrusted.
+    Such a sender matches no list. They are admitted only where everyone is, and their messages are
+    untrusted.
     """
     unverified = replace(facts, sender_id=EVERYONE, is_verified=True, person="", is_owner=False, is_paired=False)
     verdict = (
@@ -130,9 +131,8 @@ def _decide_group(facts: AccessFacts, settings: AccessSettings, settings_key: st
 
 
 def find_group_settings(settings: AccessSettings, channel: str, parent: str = "") -> GroupSettings | None:
-    """Return the settings of a channel: by its id, by that of the channel it is a topic of, or
-    those for every channel.
-    """
+    """Return the settings of a channel: those for its id, else those for its parent channel, else
+    those for every channel."""
     for name in (channel, parent, EVERYONE):
         if name and (group := settings.groups.get(name)) is not None:
             return group
@@ -161,7 +161,7 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
 def _admit(
     facts: AccessFacts, settings: AccessSettings, because: str, key: str, *, is_known: bool = False
 ) -> AccessDecision:
-    """Admit a sender. `is_known`: the owner has listed their id, or accepted their pairing."""
+    """Admit a sender. `is_known`: the owner has put their id on a list, or accepted their pairing."""
     named = facts.sender_id in settings.commands_from
     if facts.is_owner:
         trust = Trust.OWNER

@@ -1,4 +1,5 @@
-"""Decides which agents an agent sees, may message and may spawn, and which sessions its tools show it. Pure."""
+"""Decides which agents an agent sees, may message and may start as subagents, and which sessions
+its tools show. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +13,25 @@ from retinue.text.glob_match import matches_glob
 
 
 class SessionVisibility(StrEnum):
-    """Which sessions an agent's tools show it, from narrowest. Each level includes those before it."""
+    """Which sessions an agent's tools show, from the narrowest level to the widest. Each level
+    includes those before it."""
 
-    SPAWNED = "spawned"  # the current session, and those it spawned
+    SPAWNED = "spawned"  # the current session, and the sessions that it started
     OWN = "own"  # all sessions of the agent
     ALL = "all"  # sessions of every agent that it may message
 
 
 def list_visible_agents(agent: Agent, agents: Iterable[Agent]) -> list[Agent]:
-    """Return the agents that an agent is shown: those it may message, in their order. It is not among them itself."""
+    """Return the agents that an agent sees: those that it may message, in the given order. The
+    agent itself is not included."""
     return [other for other in agents if may_message(agent, other).is_allowed]
 
 
 def may_message(agent: Agent, target: Agent) -> Decision:
     """Decide whether an agent may message another.
 
-    Hidden agents are hidden from all. Then deny wins, and `allow` must match.
+    A hidden agent cannot be messaged by any agent. For others, `deny` must not match, and `allow`
+    must match.
     """
     if _is_same_agent(agent, target):
         return Decision(DecisionKind.DENY, f"{target.name} cannot write to itself")
@@ -45,9 +49,10 @@ def may_message(agent: Agent, target: Agent) -> Decision:
 
 
 def may_spawn(agent: Agent, target: Agent) -> Decision:
-    """Decide whether an agent may spawn another.
+    """Decide whether an agent may start another as a subagent.
 
-    Itself: always. Others: if `subagents.allow` names them and it may message them.
+    An agent may always start itself. It may start another agent if `subagents.allow` matches that
+    agent and it may message it.
     """
     if _is_same_agent(agent, target):
         return Decision(DecisionKind.ALLOW, f"{agent.name} may start itself as a subagent")
@@ -58,10 +63,11 @@ def may_spawn(agent: Agent, target: Agent) -> Decision:
 
 
 def decide_session_visibility(agent: Agent, sandbox: SandboxSettings, *, is_main: bool) -> SessionVisibility:
-    """Return which sessions an agent's tools show it.
+    """Return which sessions an agent's tools show.
 
-    `sandbox` is the agent's own setting. `is_main`: the owner takes part in the session that asks.
-    Others may write in a sandboxed session, so it is shown only the sessions that it spawned.
+    `sandbox` has the merged settings of the agent. `is_main`: only the owner writes in the current
+    session. In a sandboxed session others may write, so its tools show only the sessions that it
+    started, unless the settings say otherwise.
     """
     confined = sandbox.kind is not SandboxKind.OFF and sandbox.mode is not SandboxMode.OFF and not is_main
     if confined and sandbox.visible_sessions is SandboxVisibleSessions.SPAWNED:
@@ -72,7 +78,7 @@ def decide_session_visibility(agent: Agent, sandbox: SandboxSettings, *, is_main
 def may_see_session(agent: Agent, visibility: SessionVisibility, target: Agent, *, is_spawned: bool) -> Decision:
     """Decide whether a session of `target` may be read and written to.
 
-    `is_spawned`: it is the session that asks, or was spawned by it.
+    `is_spawned`: it is the current session, or the current session started it.
     """
     if is_spawned:
         return Decision(DecisionKind.ALLOW, "it was started from this session")

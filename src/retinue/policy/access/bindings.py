@@ -10,11 +10,11 @@ _SPECIFICITY = {level: rank for rank, level in enumerate(MatchedBy)}
 
 
 def resolve_binding(bindings: Iterable[Binding], channel: ChannelFacts, *, default: str | None) -> BindingResult | None:
-    """Return the agents that answer in a channel, and the binding that decides; None if no agent does.
+    """Return the agents that answer in a channel, and the binding that decides. None if no agent answers.
 
-    Specificity, in order: the channel itself, the channel it is a topic of, the guild or team above
-    it, the account, every account of the connector, the default. Between equals, the binding with
-    more conditions wins.
+    Specificity, in order: the channel itself, its parent channel, its guild, its team, the account,
+    every account of the platform, the default agent. Of two bindings with the same specificity, the
+    one with more conditions wins.
     """
     fitting = [(level, binding) for binding in bindings if (level := match_binding(binding.match, channel)) is not None]
     if fitting:
@@ -24,7 +24,7 @@ def resolve_binding(bindings: Iterable[Binding], channel: ChannelFacts, *, defau
 
 
 def match_binding(match: BindingMatch, channel: ChannelFacts) -> MatchedBy | None:
-    """Return what of a binding matches a channel; None if it does not match."""
+    """Return how specifically a binding matches a channel; None if it does not match."""
     if not _is_same_account(match, channel):
         return None
     above = ((match.guild, channel.guild), (match.team, channel.team), (match.parent, channel.parent))
@@ -46,7 +46,7 @@ def match_binding(match: BindingMatch, channel: ChannelFacts) -> MatchedBy | Non
 def _match_peer(match: BindingMatch, channel: ChannelFacts) -> MatchedBy | None:
     if match.peer in (channel.peer, channel.channel):
         return MatchedBy.PEER if match.peer_kind in (None, channel.kind) else None
-    # A topic inherits the binding of its group, unless it has its own.
+    # A topic inherits the binding of its group, unless the topic has a binding.
     if match.peer == channel.parent and match.peer_kind is not PeerKind.DM:
         return MatchedBy.PARENT
     return None
@@ -67,10 +67,10 @@ def _sort_key(level: MatchedBy, binding: Binding) -> tuple[int, int, int, str]:
 
 
 def allows_writing(binding: Binding, *, agent: str, platform: str, connector: str, channel: str) -> bool:
-    """Whether an agent may write into a channel because of this binding.
+    """Whether this binding allows an agent to write into a channel without being asked.
 
-    A binding for a guild, a team or a kind of channel does not name its channels. The agent may
-    only reply there.
+    A binding for a guild, a team or a kind of channel names no single channel, so the agent may
+    only reply in these channels.
     """
     match = binding.match
     place = ChannelFacts(platform=platform, connector=connector, kind=PeerKind.GROUP, peer=channel, channel=channel)

@@ -1,7 +1,7 @@
-"""Decides which hosts and IP addresses are public, and which belong to this machine, its network or no one.
+"""Decides which hosts and IP addresses are public. All others belong to this machine, to its network, or are reserved.
 
-Pure, and the only place that decides this. Every outbound request of an agent is checked here: once
-for the host name, and once for each address that it resolves to.
+Pure, and the only module that decides this. Every outbound request of an agent is checked: first
+the host name, then each address that the name resolves to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 HOST_LENGTH_MAX = 253
 LABEL_LENGTH_MAX = 63
 
-# From the IANA special-purpose address registries; stricter where no public site can be.
+# From the IANA special-purpose address registries, and stricter for ranges in which no public site can be.
 _NON_PUBLIC_V4: tuple[tuple[IPv4Network, str], ...] = tuple(
     (IPv4Network(network), because)
     for network, because in (
@@ -72,7 +72,8 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 def explain_refused_address(address: str) -> str:
     """Return why an address must not be reached; empty if it is public.
 
-    An address that embeds another one (tunnel, translation) is judged by the embedded one.
+    If an address embeds another one, as for a tunnel or a translation, the embedded address
+    decides.
     """
     parsed = _parse_address(address)
     if parsed is None:
@@ -81,9 +82,10 @@ def explain_refused_address(address: str) -> str:
 
 
 def explain_refused_host(name: str) -> str:
-    """Return why a host must not be requested, by its name alone; empty if its addresses decide.
+    """Return why a host must not be requested, judged by its name. Empty if the name is allowed;
+    then its addresses decide.
 
-    Also accepts an IP address, with or without brackets.
+    `name` can also be an IP address, with or without brackets.
     """
     host = normalize_host(name)
     if not host:
@@ -96,7 +98,8 @@ def explain_refused_host(name: str) -> str:
 
 
 def is_private_address(address: str) -> bool:
-    """Whether the address is in a private range: only such a host can be named in the settings."""
+    """Whether the address is in a private range. The owner can allow such addresses in the
+    settings, and no other non-public ones."""
     parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):
         if parsed.ipv4_mapped is None:
@@ -132,7 +135,8 @@ def normalize_host(name: str) -> str:
 
 
 def _to_ascii(name: str) -> str:
-    """Return the name as it is looked up. Maps full-width letters and dots, and removes soft hyphens and the like."""
+    """Return the ASCII name that a resolver looks up. Full-width letters and dots are mapped, and
+    soft hyphens removed."""
     if name.isascii():
         return name.lower()
     if len(name) > HOST_LENGTH_MAX:  # normalization is slow for long names

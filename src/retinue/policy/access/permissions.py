@@ -1,6 +1,6 @@
 """Decides which operations a permission level may call.
 
-Levels are ordered; an operation without a rule needs the highest.
+An operation without a rule needs the highest level.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
 class OperationPermission(Struct, frozen=True):
-    """Whether an operation may be called, and the reason."""
+    """The decision whether an operation may be called, with the reason."""
 
     is_allowed: bool
     because: str
@@ -39,10 +39,11 @@ def lowest_level(levels: Iterable[PermissionLevel]) -> PermissionLevel:
 def override_levels(
     defaults: Mapping[str, PermissionLevel], overrides: Mapping[str, PermissionLevel]
 ) -> dict[str, PermissionLevel]:
-    """Return the default levels with those of the settings.
+    """Return the level that each operation needs: the defaults, replaced by those of the settings.
 
-    An override under the old name of an operation counts for the new name: otherwise a renamed operation
-    would need a lower level than the owner has set. An override under the new name wins.
+    An override under the former name of an operation applies to the new name. Otherwise a renamed
+    operation would need another level than the owner has set. If there is an override under the new
+    name too, that one wins.
     """
     renamed = {OPERATIONS[old]: level for old, level in overrides.items() if old in OPERATIONS and old not in defaults}
     return {**defaults, **renamed, **overrides}

@@ -1,6 +1,6 @@
 """Decides whether an agent's message may be sent to a platform.
 
-The conversation's own setting (`/send`) comes first, then rules by connector, chat type and key.
+The setting of the conversation (`/send`) comes first, then rules by connector, chat type and key.
 Facts in, a decision with its reason out.
 """
 
@@ -19,7 +19,7 @@ _DENIED_BY_COMMAND = Decision(DecisionKind.DENY, "/send off was set in this conv
 
 
 def may_send(session: Session, connector: str, rules: Mapping[str, SendRule], default: SendAction) -> Decision:
-    """Decide: the conversation's setting first, then any rule that denies, any that allows, and else the default."""
+    """Decide by the first of these: the conversation's setting, a rule that denies, a rule that allows, the default."""
     if session.options.send is not None:
         return _ALLOWED_BY_COMMAND if session.options.send else _DENIED_BY_COMMAND
     fitting = {name: rule for name, rule in rules.items() if _matches_rule(rule, session, connector)}

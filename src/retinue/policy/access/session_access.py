@@ -12,13 +12,14 @@ def may_access_session(
 ) -> Decision:
     """Decide whether a run of `agent` may access a session of `target`.
 
-    `is_descendant`: it is the session of the run, or descends from it. `principal_can_see`: the run
-    principal could see it directly. Without that, the session does not exist for the run, whatever
-    the agent itself may do. So a guest cannot read through an agent what the guest may not read.
+    `is_descendant`: the session is that of the run, or descends from it. `principal_can_see`: the
+    run principal can see the session. If not, the run cannot access it, even if the agent may. So a
+    guest cannot read through an agent what the guest may not read. `is_confined`: a sandboxed run
+    may access descendants only.
     """
     if is_descendant:
         return may_see_session(agent, SessionVisibility.SPAWNED, target, is_spawned=True)
     if not principal_can_see:
-        return Decision(DecisionKind.DENY, "the person on whose behalf this run acts cannot see it")
+        return Decision(DecisionKind.DENY, "the person that this run works for cannot see this session")
     widest = SessionVisibility.ALL if agent.delegation.other_sessions else SessionVisibility.OWN
     return may_see_session(agent, SessionVisibility.SPAWNED if is_confined else widest, target, is_spawned=False)

@@ -1,6 +1,7 @@
-"""Computes budget limits and the maximum size of an input: settings and sizes in, plain numbers out.
+"""Computes the budget limits of a call and the maximum size of its input. Settings and sizes in, plain numbers out.
 
-`domain/budget_reservation` uses these numbers. It is in `domain` because the store's commits need it too.
+`domain/budget_reservation` uses these numbers. It is not in this package because the store needs it
+too.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ __all__ = [
     "max_input_tokens",
 ]
 
-BYTES_PER_TOKEN_MIN = 2  # of the request, until a reply has shown the actual ratio
+BYTES_PER_TOKEN_MIN = 2  # bytes of the request per token, until a reply has shown the actual ratio
 DAYS_CACHED_MAX = 2  # every model call asks for its day
-CALIBRATED_MARGIN = 1.25  # on top of the estimate from the last input
+CALIBRATED_MARGIN = 1.25  # factor for the estimate from the last request
 
 
 def max_input_tokens(size_bytes: int, *, known_tokens: int = 0, tokens_per_byte: float | None = None) -> int:
-    """Return the maximum number of tokens that an input may have.
+    """Return an upper limit for the number of tokens of an input.
 
-    `known_tokens` are those that its bytes do not show, such as images. `tokens_per_byte` is the ratio
-    of tokens to bytes in this session's last request to this model.
+    `known_tokens` are tokens that `size_bytes` does not include, such as those of images.
+    `tokens_per_byte` is the ratio of tokens to bytes in this session's last request to this model,
+    if it is known.
     """
     if tokens_per_byte is None or not 0 < tokens_per_byte < math.inf:
         return -(-size_bytes // BYTES_PER_TOKEN_MIN) + known_tokens

@@ -1,4 +1,4 @@
-"""Decides how long a credential is not used after a failure (back-off), and after which failures."""
+"""Decides after which failures a credential is not used for a while (back-off), and for how long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retinue.domain.model import ModelFailureKind
 
 BACKOFF_STEPS = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 25, 60))  # by consecutive failures
 QUOTA_BACKOFF_STEPS = tuple(timedelta(hours=hours) for hours in (5, 10, 20, 24))
-RETRY_AFTER_MAX = timedelta(hours=24)  # the longest wait that we accept from a provider
+RETRY_AFTER_MAX = timedelta(hours=24)  # a longer wait that a provider requests is shortened to this
 
 _CREDENTIAL_FAILURES = frozenset(
     {ModelFailureKind.AUTH, ModelFailureKind.QUOTA}
@@ -31,7 +31,7 @@ def build_failure_record(
     asked_at: datetime | None = None,
     retry_after_s: float | None = None,
 ) -> CredentialFailureRecord | None:
-    """Return the failure to record; None if the credential is not at fault."""
+    """Return the failure to record for a credential; None if the failure has nothing to do with the credential."""
     if failure not in COOLDOWN_FAILURES:
         return None
     return CredentialFailureRecord(
@@ -83,9 +83,9 @@ def _cooldown_duration(mark: CredentialFailureRecord, errors: int) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class CredentialCooldowns:
-    """The cooldowns of all credentials that ever failed, as read from the store.
+    """The stored cooldowns of all credentials.
 
-    Immutable: a failure makes a new object.
+    Immutable: `with_failure` returns a new object.
     """
 
     cooldowns: Sequence[CredentialCooldown] = ()
@@ -96,7 +96,8 @@ class CredentialCooldowns:
         object.__setattr__(self, "_by_key", found)
 
     def find_active(self, credential: Credential, model: str, now: datetime) -> CredentialCooldown | None:
-        """Return the cooldown that blocks this credential for this model now; of two, the longer one."""
+        """Return the cooldown that blocks this credential for this model now. If two do, return the
+        one that ends later."""
         if not self._by_key:  # the common case
             return None
         found = [self._by_key.get((*credential.row_key, whom)) for whom in ("", model)]

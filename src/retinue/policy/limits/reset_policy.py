@@ -2,8 +2,8 @@
 
 Facts in, a reason out; empty if there is no reset.
 
-`Session.active_ms` alone says when a session was last active. `counts_as_activity` decides which
-runs update it: those of the scheduler, heartbeats above all, do not.
+`Session.last_active_ms` is when a session was last active. `counts_as_activity` decides which runs
+update it: heartbeats and most scheduled runs do not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retinue.domain.session import SPAWNED_ORIGINS, Origin, OriginKind, Session
 from retinue.domain.session_keys import connector_names
 from retinue.domain.times import format_time, from_ms
 
-# One-shot work, and scheduled sessions (their schedule says whether they remember). They are reset
+# Sessions of one task, and of schedules, whose setting says whether they keep their history. They are reset
 # only if the rules name their kind.
 _KIND_RULES_ONLY = SPAWNED_ORIGINS | {OriginKind.SCHEDULE, OriginKind.HEARTBEAT}
 _CONTINUATION_KINDS = frozenset({EnvelopeKind.ANSWER, EnvelopeKind.NOTICE, EnvelopeKind.DECISION})
@@ -28,7 +28,7 @@ _MINUTE_MS = 60_000
 
 
 class UpcomingReset(NamedTuple):
-    """When a context will be reset, unless there is activity before, and by which rule."""
+    """When a context will be reset if there is no activity before, and by which rule."""
 
     at: datetime
     because: str
@@ -42,10 +42,11 @@ def resolve_reset_rules(
     by_kind: Mapping[str, ResetRules],
     by_channel: Mapping[str, ResetRules],
 ) -> ResetRules:
-    """Return the reset rules of a session: the agent's `own` first, then the server's.
+    """Return the reset rules of a session. An unset value of the agent's rules (`own`) comes from the settings.
 
-    The server's are consulted for the connector, the chat type, the kind of session, and then for
-    all.
+    In the settings, rules for the connector come first, then those for the chat type, for the kind
+    of session, and for all sessions. Sessions of schedules and subagents use the rules for their
+    kind only.
     """
     kind = session.origin.kind
     if kind in _KIND_RULES_ONLY:
@@ -70,7 +71,7 @@ def starts_new_work(kind: EnvelopeKind) -> bool:
 
 
 def explain_due_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
-    """Return the rule that resets the context now; empty if there is none, or if the context is still empty."""
+    """Return why the context is to be reset now. Empty if no rule applies, or if the context is empty."""
     if rules == NO_RESET_RULES or session.record_seq <= session.context_start_seq:
         return ""
     now = from_ms(now_ms)
@@ -86,15 +87,15 @@ def explain_due_reset(rules: ResetRules, session: Session, *, now_ms: int, zone:
 
 
 def explain_context_limit(rules: ResetRules, length_tokens: int | None) -> str:
-    """Return why the context is too long for another run; empty if it is not, or if its length is unknown."""
+    """Return why the context is too long for another run. Empty if it is not too long, or if its length is unknown."""
     most = rules.context_tokens_max
     if not most or length_tokens is None or length_tokens <= most:
         return ""
-    return f"the context had {length_tokens:,} tokens; the limit is {most:,}"
+    return f"the context had {length_tokens:,} tokens, and the limit is {most:,} tokens"
 
 
 def find_next_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> UpcomingReset | None:
-    """Return the next reset of this context: the rule that applies first. None if no rule will."""
+    """Return the next reset of this context, by the rule that applies first. None if no rule will apply."""
     if session.record_seq <= session.context_start_seq:
         return None
     now = from_ms(now_ms)
@@ -112,18 +113,18 @@ def find_next_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: Z
 def counts_as_activity(sender: Address, origin: Origin) -> bool:
     """Whether a run for this sender counts as activity.
 
-    A scheduled envelope counts only in a schedule's own session. A heartbeat never counts.
+    A run for a schedule counts only in the schedule's dedicated session. A heartbeat never counts.
     """
     return sender.kind is not AddressKind.SCHEDULE or origin.kind is OriginKind.SCHEDULE
 
 
 def _last_active_ms(session: Session) -> int:
-    """Return the last activity. A context that has just begun is not idle."""
+    """Return the time of the last activity. The start of the context counts as activity."""
     return max(session.context_started_ms, session.last_active_ms)
 
 
 def _last_time_at(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
-    """Return the latest moment up to now at which the clock in `zone` showed this time."""
+    """Return the latest moment, up to now, at which the clock in `zone` showed this time."""
     today = now.astimezone(zone)
     moment = _time_on_day(today, hour, minute)
     return moment if moment <= now else _time_on_day(today - timedelta(days=1), hour, minute)
@@ -138,7 +139,7 @@ def _next_time_at(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> date
 def _time_on_day(day: datetime, hour: int, minute: int) -> datetime:
     """Return the moment of this time on a day, exactly once per day.
 
-    A time that daylight saving skips comes that much later. If a time occurs twice, the first
-    counts.
+    A time that a clock change skips comes later by the skipped amount. If a time occurs twice, the
+    first counts.
     """
     return from_ms(round(day.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0).timestamp() * 1000))

@@ -1,7 +1,7 @@
-"""Rate limit per key: one token bucket each, refilled at a rate per minute.
+"""Rate limits: one token bucket per key, refilled at a rate per minute.
 
-In memory, with a maximum number of buckets. The bucket that was created first is dropped first, and
-starts full again.
+The buckets are in memory, and their number is limited. The oldest bucket is dropped first; its key
+then starts with a full bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TokenBuckets(Struct):
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
 
     def take(self, key: str, now_s: float) -> float:
-        """Take a token and return 0; if there is none, return the seconds until there is."""
+        """Take a token and return 0. If there is no token, return the seconds until there is one."""
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(float(self.per_minute), now_s)

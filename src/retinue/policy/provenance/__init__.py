@@ -1,1 +1,1 @@
-"""Whether trusted content explains each argument of a tool call."""
+"""Decisions about whether trusted content explains each argument of a tool call."""

@@ -1,10 +1,10 @@
-"""Decides whether a call may be made after untrusted content was read: each argument must be
-explained, or a person is asked.
+"""Decides whether a call may be performed after untrusted content was read. Unless every argument
+is explained, a person is asked.
 
 Once untrusted content is in a context, its influence on the model's output cannot be determined. So
-values are not tracked through the model. A value passes only if it can be obtained without that
-content: from the owner's words, from a typed value of a trusted result, or by a standing rule. It
-must match as a whole value of the same type. Everything else asks.
+values are not tracked through the model. A value passes only if it is known without that content.
+It may come from the owner's words, from a typed value of a trusted result, or from a standing rule.
+It must be equal to a value of the same type. For anything else, a person is asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHOWN_CHARS_MAX = 80
 
 
 class ContextSource(Struct, frozen=True, kw_only=True):
-    """One item of the context: a user's text or the result of a call. Other items carry only their trust."""
+    """One item of the context: a user's text or the result of a call. For other items, only their trust is set."""
 
     trust: Trust
     text: str = ""
@@ -44,7 +44,7 @@ class ContextSource(Struct, frozen=True, kw_only=True):
 
 
 class ProvenanceContext(Struct, frozen=True, kw_only=True):
-    """What was read and done before a call. `calls_done` are the calls since the owner's last message."""
+    """The items that were read before a call, and the calls that were performed since the owner's last message."""
 
     sources: tuple[ContextSource, ...] = ()
     calls_done: tuple[Call, ...] = ()
@@ -55,7 +55,7 @@ class ProvenanceContext(Struct, frozen=True, kw_only=True):
 
 
 class ArgumentFinding(Struct, frozen=True):
-    """The check of one value of a call: what explains it, or why nothing does."""
+    """The check of one value of a call: what explains it, or why it is not explained."""
 
     argument: str
     value: str
@@ -75,7 +75,7 @@ class ProvenanceDecision(Struct, frozen=True, kw_only=True):
 def build_context(records: Iterable[Record]) -> ProvenanceContext:
     """Build the context from its records.
 
-    Summaries and notes explain nothing: they are not the owner's words.
+    Summaries and notes explain no values, because they are not the owner's words.
 
     The caller may pass the owner's messages of the whole session, including those that a summary
     has replaced.
@@ -115,7 +115,7 @@ def _build_result_source(record: Record, result: ToolResult, call: Call) -> Cont
 
 
 def has_guarded_effect(spec: ToolSpec) -> bool:
-    """Whether a call can change something or reveal something. A request to the outside reveals what was asked."""
+    """Whether a call can change or reveal something. A request to the outside reveals its arguments."""
     if spec.effects & GUARDED_EFFECTS:
         return True
     return ToolEffect.READS_UNTRUSTED in spec.effects and ToolEffect.READS_PRIVATE not in spec.effects
@@ -132,9 +132,9 @@ def decide_provenance(
 ) -> ProvenanceDecision:
     """Decide whether a call is allowed or needs approval, with a finding for each argument.
 
-    Never denies. Pure.
+    A call is never denied here. Pure.
 
-    `known` is the result of `collect_known_values`, if the caller has it already.
+    `known` is the result of `collect_known_values`. Without it, the function computes the result.
     """
     if not has_guarded_effect(spec):
         return ProvenanceDecision(decision=Decision(DecisionKind.ALLOW, "it only reads the owner's data"))
@@ -195,7 +195,8 @@ def _check_arguments(
 
 
 def _check_tool(policy: ProvenancePolicy, spec: ToolSpec, known: KnownValues) -> ArgumentFinding:
-    """Check the tool itself, which is a value too: that the owner named a file does not mean it may be deleted."""
+    """Check the tool itself, which is a value too. If the owner named a file, that does not mean
+    that it may be deleted."""
     rule = policy.find_act_rule(spec.name)
     if rule is None:
         words = [word for word in re.split(r"[^a-zA-Z]+", normalize_text(spec.name)) if word]
@@ -211,7 +212,7 @@ def _check_tool(policy: ProvenancePolicy, spec: ToolSpec, known: KnownValues) ->
 
 
 def _is_empty_or_default(properties: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Whether a value is empty, or equal to the default."""
+    """Whether a value is empty, or equal to the default in the schema."""
     if value is None or value == [] or value == {}:
         return True
     schema = properties.get(name)
@@ -297,7 +298,7 @@ _FORMATS = {
 
 
 def _infer_value_type(properties: Mapping[str, Any], name: str, path: str, value: Any) -> ValueType:
-    """Infer the type of an argument without a rule: from its name and schema, or else from the form of its value."""
+    """Infer the type of an argument that has no rule. Its name and schema decide, or else the form of its value."""
     last = path.rpartition(".")[2]
     last = name if last.isdigit() else last
     schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})

@@ -1,8 +1,9 @@
-"""Finds what explains a value: the owner's words, a thing that they name or rank, or a standing rule.
+"""Finds what explains a value: the owner's words, a thing that these words name or rank, or a standing rule.
 
-What the words can mean is derived by a few steps, all in this module: an exact value, a date with a
-time, a time some hours later, a percentage of an amount, a filled-in template, a field of the named
-thing. If the words match several things that differ, nothing is explained.
+The owner's words explain a value only if they state it or if it follows from them in one of a few
+ways. It may be a date with a time, a time some hours later, a percentage of an amount, a filled-in
+template, or a field of a named thing. If the words match things with different values, these
+explain nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from retinue.policy.provenance.provenance_text import (
 )
 from retinue.policy.provenance.provenance_values import ResultEntry, TypedValue
 
-DISTINCTIVE_CHARS_MIN = 4  # of a capitalized word that may stand for a longer name
+DISTINCTIVE_CHARS_MIN = 4  # minimum length of a capitalized word that may stand for a longer name
 _TEXT_KINDS = (ValueKind.NAME, ValueKind.TEXT)
 
 
@@ -59,7 +60,8 @@ class KnownValues:
         )
 
     def restrict_to(self, phrase: str) -> KnownValues | None:
-        """Return the same facts, restricted to the sentences that contain this phrase; None if there are none."""
+        """Return the same known values, with only those sentences of the owner that contain this
+        phrase. None if there are none."""
         wanted = tokenize(phrase)
         sentences = [
             part for text in self.texts for part in split_sentences(text) if parse_text(part).has_phrase(wanted)
@@ -76,7 +78,7 @@ class KnownValues:
         )
 
     def has_word(self, word: str) -> bool:
-        """Whether the owner used this word, also as a prefix: "deleted" counts for `delete`."""
+        """Whether the owner used this word or one that begins with it: "deleted" counts for `delete`."""
         word = word.casefold()
         return any(
             token == word or (len(word) >= DISTINCTIVE_CHARS_MIN and token.startswith(word))
@@ -85,7 +87,7 @@ class KnownValues:
         )
 
     def find_named(self, entries: Iterable[ResultEntry]) -> tuple[ResultEntry, ...]:
-        """Return the entries with the highest score, if any of their values was mentioned."""
+        """Return the entries with the highest score. Empty if no value of any entry was mentioned."""
         scored = [(self._score(entry), entry) for entry in entries]
         best = max((score for score, _ in scored), default=0)
         return tuple(entry for score, entry in scored if score == best) if best else ()
@@ -97,15 +99,15 @@ class KnownValues:
         return score
 
     def find_all_named(self) -> tuple[ResultEntry, ...]:
-        """Return the entries that were named, determined per tool."""
+        """Return the named entries of each tool."""
         return tuple(entry for group in group_by_tool(self.entries) for entry in self.find_named(group))
 
     def find_meant_values(self, sort: ValueType) -> list[frozenset[str]]:
-        """Return the values of one type in the entries that were named or ranked, as far as all
-        matching entries agree on them.
+        """Return the values of one type from the entries that were named or ranked. Only values
+        that all matching entries have are included.
 
-        Ids are compared across all tools: the same things, read by another tool, are not other
-        things.
+        For ids, entries of all tools are compared together, because another tool may have read the
+        same things.
         """
         having = [entry for entry in self.entries if any(_is_same_type(value.sort, sort) for value in entry.values)]
         found = (
@@ -141,9 +143,9 @@ def _is_same_type(have: ValueType, want: ValueType) -> bool:
 
 
 def _score_value(known: KnownValues, value: TypedValue, entry: ResultEntry) -> int:
-    """Score a value: 6 if stated exactly, 4 if stated as a spoken name, 2 if only hinted at.
+    """Score a value: 6 if the owner stated it exactly, 4 if as a spoken name, 2 if the owner only hinted at it.
 
-    One more if a word for its field was stated too.
+    The score is 1 higher if the owner also stated a word for its field.
     """
     match value.sort.kind:
         case ValueKind.NAME | ValueKind.TEXT:
@@ -169,7 +171,7 @@ def _score_value(known: KnownValues, value: TypedValue, entry: ResultEntry) -> i
 
 
 def _is_hinted(words: Sequence[ParsedText], name: Sequence[str]) -> bool:
-    """Whether one distinctive word of a longer name was stated: `Spotify` for `Spotify Premium`."""
+    """Whether the owner stated a distinctive word of a longer name: `Spotify` for `Spotify Premium`."""
     return len(name) > 1 and any(
         raw.casefold() in name
         and len(raw) >= DISTINCTIVE_CHARS_MIN
@@ -181,7 +183,8 @@ def _is_hinted(words: Sequence[ParsedText], name: Sequence[str]) -> bool:
 
 
 def select_by_measures(known: KnownValues, entries: Sequence[ResultEntry]) -> tuple[ResultEntry, ...]:
-    """Return the entries with the most or the least of what the words rank by, applied in the order of the words."""
+    """Return the entries with the highest or lowest amount, by the measures that the owner's words
+    name. These are applied in the order of the words."""
     measures = [
         (at, measure)
         for measure in known.policy.measures
@@ -213,9 +216,9 @@ def _find_measure(words: Sequence[ParsedText], measure: MeasureRule) -> tuple[in
 def _build_amount_function(
     measure: MeasureRule, entries: Sequence[ResultEntry]
 ) -> Callable[[ResultEntry], Decimal | None]:
-    """Return a function that gives the ranked amount of an entry.
+    """Return a function that returns the amount of an entry by this measure.
 
-    Another result may supply it for an entry of the same name.
+    The amount may come from another result, if that has an entry of the same name.
     """
     counts = (
         Counter(value for entry in entries for value in entry.list_field_values(measure.field))
@@ -273,14 +276,16 @@ def explain_value(
 
 
 def _is_exact(sort: ValueType, value: str) -> bool:
-    """Whether the compared value is exactly what the tool gets: normalization removed no width, mark or quote."""
+    """Whether the value that was compared is exactly the value that the tool gets, so that
+    normalization changed nothing."""
     return normalize_text(value) == value and (
         sort.kind is not ValueKind.NAME or value.strip(EDGE_PUNCTUATION) == value
     )
 
 
 def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: str) -> str:
-    """Explain a value by an entry that was named. Dates, times and percentages must be stated themselves."""
+    """Explain a value by an entry that was named. Dates and times must be stated by the owner, and
+    so must numbers if the owner stated a percentage."""
     if sort.kind in (ValueKind.MOMENT, ValueKind.TIME, ValueKind.DATE):
         return ""
     if sort.kind is ValueKind.NUMBER and any(words.percents for words in known.parsed_texts):
@@ -293,9 +298,10 @@ def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: s
 
 
 def _find_meant_for_argument(known: KnownValues, sort: ValueType, name: str) -> list[frozenset[str]]:
-    """Return the meant values.
+    """Return the values that the owner can mean for an argument.
 
-    A sentence that mentions the argument by name and names an entry decides which entry is meant.
+    If a sentence mentions the name of the argument and names an entry, that entry is meant.
+    Otherwise all sentences count.
     """
     spoken = known.restrict_to(name.replace("_", " "))
     return (spoken.find_meant_values(sort) if spoken else []) or known.find_meant_values(sort)
@@ -331,7 +337,8 @@ def _explain_by_words(known: KnownValues, sort: ValueType, text: str, *, name: s
 
 
 def _is_moment_stated(known: KnownValues, text: str) -> bool:
-    """Whether a date and a time were stated in one sentence, or a date alone for the whole day."""
+    """Whether the owner stated the date and the time in one sentence. For the start or end of a
+    day, the date is enough."""
     day, _, hour = text.partition(" ")
     for words in known.parsed_texts:
         days = {found.sentence for found in words.values if found.kind is ValueKind.DATE and found.value == day}
@@ -356,12 +363,12 @@ def _explain_by_derivation(
 
 
 def _explain_by_duration(known: KnownValues, text: str, others: Mapping[str, Any]) -> str:
-    """Explain a moment as a stated duration after another moment of the same call, which must be stated itself."""
+    """Explain a moment as a stated duration after another moment of the same call, which the owner must have stated."""
     end = datetime.fromisoformat(text)
     lasting = {span for words in known.parsed_texts for span in words.durations}
     for group in group_by_tool(known.find_all_named()):
         spans = {_entry_duration(entry) for entry in group}
-        if len(spans) == 1:  # as long as the named entry
+        if len(spans) == 1:  # the moment may also be as much later as the named entry is long
             lasting |= {span for span in spans if span}
     for other in others.values():
         start = parse_moment(other) if isinstance(other, str) else None
@@ -376,7 +383,8 @@ def _entry_duration(entry: ResultEntry) -> timedelta | None:
 
 
 def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
-    """Explain a number as a stated percentage of a meant amount, perhaps plus a stated amount."""
+    """Explain a number as a stated percentage of an amount that the owner means, with or without a
+    stated amount added."""
     percents = {percent for words in known.parsed_texts for percent in words.percents}
     extras = {Decimal(0)} | {
         Decimal(found.value) for words in known.parsed_texts for found in words.values if found.kind is ValueKind.NUMBER
@@ -392,7 +400,7 @@ def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
 
 
 def _explain_by_template(known: KnownValues, value: str) -> str:
-    """Explain a text as the owner's own template, with each slot filled by a meant name."""
+    """Explain a text as a template of the owner in which each slot is filled with a name that the owner means."""
     names = frozenset[str]().union(*known.find_meant_values(ValueType(ValueKind.NAME)))
     for words in known.parsed_texts:
         for template in words.templates:

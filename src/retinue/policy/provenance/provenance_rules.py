@@ -1,4 +1,4 @@
-"""The rules that decide where values may come from: the owner's, then the built-in ones."""
+"""The rules that decide where values may come from: the owner's rules, then the built-in rules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from retinue.config.provenance import (
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
-KEY_FIELD = "<key>"  # of a result that is an object from names to values
+KEY_FIELD = "<key>"  # names the keys of a result that is an object from names to values
 VALUE_FIELD = "<value>"
-ITEM_FIELD = "<item>"  # of a result that is a list of plain values
+ITEM_FIELD = "<item>"  # names the items of a result that is a list of plain values
 
 
 class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
@@ -29,7 +29,7 @@ class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
     arguments: tuple[ArgumentRule, ...] = ()
     acts: tuple[ToolRequestRule, ...] = ()
     measures: tuple[MeasureRule, ...] = ()
-    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # whose messages explain values
+    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # messages with these trusts explain values
 
     def find_source_rule(self, tool: str) -> SourceRule | None:
         return next((rule for rule in self.sources if fnmatchcase(tool, rule.tools)), None)
@@ -47,7 +47,7 @@ class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
 _WRITE_VERBS = ("write", "save", "note", "put", "store", "create", "make", "draft", "record", "add", "append", "keep")
 _EDIT_VERBS = (*_WRITE_VERBS, "edit", "change", "update", "fix", "replace", "correct", "rewrite", "rename", "remove")
 
-# The defaults if the owner has set nothing. The owner must name where something is written. The
+# The default rules, which follow those of the owner. The owner must name where something is written. The
 # content may be untrusted, because a file keeps its provenance. No other untrusted value passes
 # without approval.
 DEFAULT_RULES = ProvenanceSettings(

@@ -1,7 +1,7 @@
 """Extracts typed values from text, and finds whole words and phrases in it.
 
-Each span of text is claimed by the most specific kind that matches. So the 13 of a date is neither
-a number nor an id.
+Each span of text belongs to the most specific kind of value that matches. So the 13 of a date is
+neither a number nor an id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from retinue.config.provenance import ValueKind
 
-TEXT_CHARS_MAX = 100_000  # per text; a longer one explains nothing and is not explained
+TEXT_CHARS_MAX = 100_000  # a longer text explains no values, and is never explained
 TEXTS_CACHED_MAX = 256
 NAME_WORDS_MAX = 32
 
@@ -99,7 +99,8 @@ COMMON_WORDS = frozenset((
 
 
 class FoundValue(Struct, frozen=True):
-    """A value in a text, with its sentence: words of the same sentence belong to it."""
+    """A value in a text, with the number of its sentence, so that it can be related to other values
+    of that sentence."""
 
     kind: ValueKind
     value: str
@@ -121,12 +122,13 @@ class ParsedText(Struct, frozen=True, kw_only=True):
         return any(found.kind is kind and found.value == value for found in self.values)
 
     def has_phrase(self, phrase: Sequence[str], *, in_first_person: bool = False) -> bool:
-        """Whether these words occur here in this order, next to each other."""
+        """Whether these words occur in the text in this order, next to each other."""
         here = [_SECOND_TO_FIRST_PERSON.get(token, token) for token in self.tokens] if in_first_person else self.tokens
         return bool(phrase) and f" {' '.join(phrase)} " in f" {' '.join(here)} "
 
     def has_name(self, phrase: Sequence[str]) -> bool:
-        """Whether these words occur here as a name: quoted, or capitalized unlike a common word."""
+        """Whether these words occur in the text as a name: quoted, or with a capitalized word that
+        is not a common word."""
         if len(phrase) > NAME_WORDS_MAX:
             return False
         if tuple(phrase) in self.quoted:
@@ -139,14 +141,14 @@ class ParsedText(Struct, frozen=True, kw_only=True):
 
 
 def normalize_text(text: str) -> str:
-    """Normalize what looks the same: quotes, dashes, widths. Removes invisible characters."""
+    """Normalize characters that look the same: quotes, dashes, widths. Removes invisible characters."""
     return unicodedata.normalize("NFKC", text).translate(_NORMALIZATION)
 
 
 def tokenize(text: str) -> tuple[str, ...]:
     """Return the words of a text without case and edge punctuation.
 
-    A word with a digit is a value and keeps its case.
+    Words are in lower case, but a word with a digit is a value and keeps its case.
     """
     return tuple(_fold_token(token) for token in _split_tokens(normalize_text(text)))
 
@@ -174,7 +176,7 @@ _EMPTY = ParsedText(
 
 @lru_cache(maxsize=TEXTS_CACHED_MAX)
 def parse_text(text: str, today: date | None = None) -> ParsedText:
-    """Parse a text. `today` supplies the year of a date that has none."""
+    """Parse a text. A date without a year is the next one from `today` on; without `today`, it is ignored."""
     if len(text) > TEXT_CHARS_MAX:
         return _EMPTY
     text = normalize_text(text)
@@ -252,7 +254,7 @@ def _add_date(
         return
     try:
         found = date(int(year) if year else today.year if today else 1, month, day)
-        if year is None and today and found < today:  # a date without a year is in the future
+        if year is None and today and found < today:  # a date without a year is not in the past
             found = found.replace(year=today.year + 1)
     except ValueError:
         return
@@ -285,7 +287,7 @@ def _parse_duration(match: re.Match[str]) -> timedelta:
 
 
 def normalize_url(text: str) -> str:
-    """Normalize a URL: no scheme, which people leave out, and no punctuation of the surrounding sentence."""
+    """Normalize a URL. The scheme, which people leave out, and punctuation of the sentence are removed."""
     text = normalize_text(text).strip().rstrip(".,;:!?/")
     text = re.sub(r"^https?://", "", text, flags=re.IGNORECASE)
     host, slash, path = text.partition("/")
@@ -297,7 +299,7 @@ def normalize_account(text: str) -> str:
 
 
 def normalize_number(value: object) -> str | None:
-    """Normalize a number: 1,000 and 1000.00 are equal. None if it is not a number."""
+    """Normalize a number, so that 1,000 and 1000.00 are equal. None if it is not a number."""
     if isinstance(value, bool):
         return None
     try:
@@ -310,7 +312,8 @@ def normalize_number(value: object) -> str | None:
 
 
 def parse_moment(text: str) -> datetime | None:
-    """Parse a date with a time of day. The time zone is ignored: the comparison is in the owner's local time."""
+    """Parse a date with a time of day. Its time zone is dropped, because moments are compared in
+    the owner's local time."""
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=None, second=0, microsecond=0)
     except ValueError:
@@ -325,7 +328,7 @@ def parse_date(text: str) -> date | None:
 
 
 def infer_kind(text: str) -> ValueKind:
-    """Return the kind of a whole text, judged by its form."""
+    """Return the kind of value that a whole text has the form of."""
     text = normalize_text(text).strip()
     if _EMAIL.fullmatch(text):
         return ValueKind.EMAIL
@@ -345,7 +348,7 @@ def infer_kind(text: str) -> ValueKind:
 
 
 def normalize_value(kind: ValueKind, value: object) -> str | None:
-    """Return the normalized form of a value of a kind; None if it is not of that kind."""
+    """Return the normalized form of a value of this kind; None if the value is not of this kind."""
     text = normalize_text(str(value)).strip()
     match kind:
         case ValueKind.EMAIL:
@@ -373,8 +376,8 @@ def normalize_value(kind: ValueKind, value: object) -> str | None:
 def extract_user_text(turn: str) -> str:
     """Return what people wrote in a turn, without the lines that the server adds around it.
 
-    Those lines contain times, ids and channel titles, which anyone may have chosen. User text
-    cannot imitate them: `runners/turn_input` escapes imitations with a backslash.
+    These lines contain times, ids and channel titles, and anyone may have chosen a title. User text
+    cannot imitate the lines, because `runners/turn_input` escapes imitations with a backslash.
     """
     if not turn.startswith(_TURN_HEADER):
         return turn

@@ -1,7 +1,7 @@
-"""Extracts typed values from tool results: one entry for each thing that a result describes.
+"""Extracts typed values from tool results, with one entry for each thing that a result describes.
 
-A result is data if it is JSON and a rule declares which of its fields are typed. Everything else in
-it is untrusted text.
+A result is data if it is JSON and a rule declares which of its fields are typed. All other fields
+are untrusted text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from retinue.domain.trust import Trust
 from retinue.policy.provenance.provenance_rules import ITEM_FIELD, KEY_FIELD, VALUE_FIELD, ProvenancePolicy
 from retinue.policy.provenance.provenance_text import normalize_value
 
-CLOSED_WORD_CHARS_MAX = 32  # per word in a closed result: long enough for a name, too short for an instruction
-ENTRIES_MAX = 2_000  # per result; beyond this it explains nothing
+CLOSED_WORD_CHARS_MAX = 32  # longest word in a result of only typed values: enough for a name, not for an instruction
+ENTRIES_MAX = 2_000  # a result with more entries is not read as data
 RESULTS_CACHED_MAX = 256
 
 
@@ -36,7 +36,7 @@ class TypedValue(Struct, frozen=True):
 class ResultEntry(Struct, frozen=True, kw_only=True):
     """One thing that a result describes: its typed values, and the text that came with them.
 
-    `is_complete`: the result lists all such things, because the call had no arguments.
+    `is_complete`: the result lists all things of this kind, because the call had no arguments.
     """
 
     tool: str
@@ -53,7 +53,7 @@ class ResultEntry(Struct, frozen=True, kw_only=True):
 
 
 def decide_result_trust(policy: ProvenancePolicy, spec: ToolSpec, output: str) -> Trust:
-    """Decide the trust of a result: untrusted, unless its rule or the tool's effects say otherwise."""
+    """Decide the trust of a result. A rule for the tool decides; without a rule, the effects of the tool decide."""
     rule = policy.find_source_rule(spec.name)
     if rule is None:
         return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
@@ -67,9 +67,11 @@ def extract_entries(
 ) -> tuple[ResultEntry, ...]:
     """Return the entries of a result.
 
-    A text result gets the requested values: a web page belongs to its URL.
+    The entry of a text result has the values that the call requested: a web page belongs to its
+    URL.
 
-    Data does not: the search words are the caller's choice and would name whatever is found.
+    Entries of data do not have them. The model chooses the search words, and they would name
+    everything that is found.
     """
     return _extract_entries(
         policy, tool, tuple(_iterate_requested_values(policy, tool, arguments)), not arguments, output
@@ -99,9 +101,9 @@ def _iterate_requested_values(
 
 
 def _parse_items(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
-    """Return the items of a result, each as an object of fields; None if it is not data.
+    """Return the items of a result, each as an object from field names to values. None if the result is not data.
 
-    `keyed`: it is one object, from names to values.
+    `keyed`: the result is one object, from names to values, and each pair is an item.
     """
     try:
         data = json.loads(output)

@@ -1,1 +1,1 @@
-"""Which tool calls are allowed, need approval or are denied."""
+"""Decisions about which tool calls are allowed, need approval or are denied."""

@@ -18,7 +18,7 @@ APPROVER_LEVEL_MIN = PermissionLevel.STANDARD  # a guest cannot approve anything
 
 
 def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> Decision:
-    """Decide whether this person's answer counts. A denial by a person who was asked always counts."""
+    """Decide whether this person may answer an approval with this scope."""
     if principal.sees_everything:
         return Decision(DecisionKind.ALLOW, "the owner may answer every request")
     if principal.address.kind is not AddressKind.PERSON:
@@ -28,7 +28,7 @@ def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> D
     if principal.address not in approval.recipients:
         return Decision(DecisionKind.DENY, f"{principal.address} was not asked")
     if not is_at_least(principal.level, APPROVER_LEVEL_MIN):
-        return Decision(DecisionKind.DENY, f"it needs {APPROVER_LEVEL_MIN}, and you have {principal.level}")
+        return Decision(DecisionKind.DENY, f"a decision needs level {APPROVER_LEVEL_MIN}; you have {principal.level}")
     if scope is GrantScope.ALWAYS:
         return Decision(DecisionKind.DENY, "only the owner may grant permanently")
     return Decision(DecisionKind.ALLOW, f"{principal.address} was asked")
@@ -40,10 +40,10 @@ def needs_owner(calls: Iterable[Call]) -> bool:
 
 
 def limit_scope(wanted: GrantScope, approval: Approval) -> GrantScope | None:
-    """Return the scope of an approval; None if it cannot be that wide because each such call needs its own approval."""
+    """Return the wanted scope. None if it is too wide, because each call needs its own approval."""
     return wanted if wanted is GrantScope.ONCE or approval.grant_permissions else None
 
 
 def find_next_approver(asked: Sequence[Address], approvers: Sequence[Address]) -> Address | None:
-    """Return the next person to ask if there is no answer: the first in the list who was not asked yet."""
+    """Return the next person to ask if there is no answer: the first approver who was not asked yet."""
     return next((address for address in approvers if address not in asked), None)

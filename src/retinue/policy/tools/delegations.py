@@ -1,4 +1,5 @@
-"""Decides whether work may be delegated, and which limits apply to the delegate. Pure: facts in, a decision out."""
+"""Decides whether work may be delegated, and which limits apply to the delegated run. Pure: facts
+in, a decision out."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ from retinue.domain.budget import BudgetLimits
 from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.delegation import DelegationKind, Lineage
 from retinue.policy.access.agent_visibility import may_message, may_spawn
+from retinue.text.quantity import format_quantity
 
 SUBAGENT_DELEGATIONS = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUND})
 
 
 def may_delegate(asker: Agent, target: Agent, kind: DelegationKind, *, lineage: Lineage, open_count: int) -> Decision:
-    """Decide whether work may be delegated. `lineage` is that of the asking run. A refusal names its setting."""
+    """Decide whether work may be delegated. `lineage` is that of the delegating run. A denial names
+    the setting that decides."""
     seen = may_spawn(asker, target) if kind in SUBAGENT_DELEGATIONS else may_message(asker, target)
-    if kind is not DelegationKind.SEND and not seen.is_allowed:  # messages into existing sessions are decided elsewhere
+    if kind is not DelegationKind.SEND and not seen.is_allowed:  # `session_access` decides about existing sessions
         return seen
     rules = asker.delegation
     if lineage.depth >= rules.depth_max:
         key = f"agents.{asker.name}.delegation.depth_max"
-        return _deny(f"this work was already delegated {lineage.depth} times, and `{key}` is {rules.depth_max}", key)
+        times = format_quantity(lineage.depth, "time")
+        return _deny(f"this work was already delegated {times}, and `{key}` is {rules.depth_max}", key)
     circle = [name for name in lineage.agents[:-1] if name.casefold() == target.name.casefold()]
     if circle and kind not in SUBAGENT_DELEGATIONS and not rules.allow_cycles:
         key = f"agents.{asker.name}.delegation.allow_cycles"
@@ -27,7 +31,8 @@ def may_delegate(asker: Agent, target: Agent, kind: DelegationKind, *, lineage: 
         return _deny(f"the work came from {target.name} ({way}), and `{key}` is off", key)
     if open_count >= rules.open_max:
         key = f"agents.{asker.name}.delegation.open_max"
-        return _deny(f"this session already has {open_count} open delegations, and `{key}` is its limit", key)
+        existing = format_quantity(open_count, "open delegation")
+        return _deny(f"this session already has {existing}, and `{key}` is its limit", key)
     return Decision(DecisionKind.ALLOW, seen.because)
 
 
@@ -36,7 +41,7 @@ def _deny(because: str, key: str) -> Decision:
 
 
 def build_child_lineage(lineage: Lineage, asker: Agent, target: Agent, kind: DelegationKind) -> Lineage:
-    """Return the lineage of the delegate. None of its limits is wider than the asker's."""
+    """Return the lineage of the delegated run. None of its limits is wider than those of the delegating agent."""
     began = len(lineage.agents) == 1
     return Lineage(
         root=lineage.root,
@@ -48,14 +53,14 @@ def build_child_lineage(lineage: Lineage, asker: Agent, target: Agent, kind: Del
         tree_microusd_max=_minimum(
             lineage.tree_microusd_max,
             asker.tree_microusd_max,
-            # The budget of the first run covers everything that descends from it.
+            # The budget of the first run also limits all runs that descend from it.
             asker.cost_microusd_max if began else None,
         ),
     )
 
 
 def limit_spending(caps: BudgetLimits, lineage: Lineage) -> tuple[int | None, int | None]:
-    """Return what a run, and the tree below it, may spend: at most what the delegating run may."""
+    """Return how much a run, and its tree, may spend at most: the lower of its limits and those that it inherits."""
     return (
         _minimum(caps.run_microusd, lineage.run_microusd_max),
         _minimum(caps.tree_microusd, lineage.tree_microusd_max),

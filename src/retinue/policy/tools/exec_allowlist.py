@@ -3,14 +3,14 @@
 A rule is a line of words such as `git status` or `ls *`:
 
 - The first word is a program: a name, which is looked up on the server's PATH, or an absolute path,
-  in which `*` stands for one component. The file behind all links is what counts.
+  in which `*` stands for one component. The rule is for the file to which all links lead.
 - Each further word stands for one argument. `*` and `?` in it match any characters, but never an
   argument that contains `..`. They match a leading dash only if the word itself begins with one.
 - A last word `*` stands for any number of arguments.
 
 Programs that execute their arguments or input (shells, interpreters, `env`, `xargs`, `ssh`, ...)
-pass only by a rule without any `*` or `?`. Options that make a harmless program run or write
-something pass only if the rule spells them out.
+are allowed only by a rule without any `*`, `?` or `[`. An option that makes a harmless program run
+or write something is allowed only if the rule contains that option.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retinue.text.shell_parser import CommandLine
 ANY_ARGUMENTS = "*"
 ALLOWLIST_KEY = "tools.exec.allow"
 
-# They run, load or write what their arguments, their input or the configuration in the working directory says.
+# Programs that run, load or write what their arguments, their input or a configuration file tells them to.
 _CODE_RUNNER_NAMES = """
     sh bash dash zsh ksh mksh fish csh tcsh ash rbash busybox toybox
     python pypy ipython node nodejs deno bun perl ruby irb lua luajit php tclsh wish expect guile racket sbcl clisp
@@ -69,7 +69,7 @@ class CommandRule(Struct, frozen=True):
 
 
 class ResolvedProgram(Struct, frozen=True):
-    """A program as found on this machine: its path, and the file behind all links."""
+    """A program on this machine: its path, and the file to which all links lead."""
 
     path: str
     real_path: str
@@ -84,7 +84,7 @@ def parse_command_rule(text: str) -> CommandRule:
 
 
 def list_program_names(line: CommandLine, rules: Iterable[CommandRule]) -> set[str]:
-    """Return the names that must be looked up on this machine before `decide_by_allowlist` can decide."""
+    """Return the program names that must be looked up on this machine before `decide_by_allowlist` is called."""
     named = {each.program for each in rules if not _is_pattern(each.program)}
     return named | {part.argv[0] for part in line.commands}
 
@@ -96,9 +96,10 @@ def decide_by_allowlist(
     *,
     writable: Sequence[PurePath] = (),
 ) -> Decision:
-    """Decide whether a rule allows every command of the line.
+    """Decide whether each command of the line is allowed by a rule.
 
-    A program that the agent could have written is never allowed.
+    A program that is in one of the `writable` directories is never allowed, because the agent could
+    have written it.
     """
     for part in line.commands:
         name = part.argv[0]
@@ -144,7 +145,7 @@ def _is_same_program(rule: CommandRule, program: ResolvedProgram, programs: Mapp
             program.real_path
         )
     named = programs.get(rule.program)
-    # A multi-call binary acts by the name it was called with, so file and name must both match.
+    # The name by which a multi-call binary is called decides what it does, so file and name must both match.
     return (
         named is not None and named.real_path == program.real_path and _basename(named.path) == _basename(program.path)
     )
@@ -159,7 +160,7 @@ def _matches_word(pattern: str, word: str) -> bool:
 
 
 def _is_dangerous_option(name: str, word: str) -> bool:
-    """Whether a word that a `*` matched is, or may be read as, a dangerous option."""
+    """Whether a word that a pattern matched is a dangerous option, or may be read as one."""
     long = word.partition("=")[0]
     for option in DANGEROUS_OPTIONS.get(name, ()):
         if option.startswith("--"):

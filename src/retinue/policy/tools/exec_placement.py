@@ -1,6 +1,7 @@
-"""Decides where a command runs, and whether a person is asked: the settings against what a call requests.
+"""Decides where a command runs, and whether a person is asked, from the settings and the request of a call.
 
-The stricter of the two wins. The only way to something looser is elevation, which has gates.
+The stricter of the two wins. Only elevation can lead to something less strict, and only if all its
+gates are open.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ELEVATED_KEY = "tools.exec.elevated"
 
 
 class ExecPolicy(Struct, frozen=True, kw_only=True):
-    """The owner's settings for commands. `security` and `ask` apply on the host; the sandbox has its own pair."""
+    """The owner's settings for commands. `security` and `ask` apply on the host, `sandbox_security`
+    and `sandbox_ask` in the sandbox."""
 
     host: CommandLocation = CommandLocation.SANDBOX
     security: CommandSecurity = CommandSecurity.ALLOWLIST
@@ -31,7 +33,7 @@ class ExecPolicy(Struct, frozen=True, kw_only=True):
 
 
 class ExecRequest(Struct, frozen=True, kw_only=True):
-    """What a call requests. It can be stricter than the settings; looser only through the gates."""
+    """The request of a call. It can be stricter than the settings, and less strict only with elevation."""
 
     host: CommandLocation | None = None
     security: CommandSecurity | None = None
@@ -40,12 +42,12 @@ class ExecRequest(Struct, frozen=True, kw_only=True):
 
 
 class ElevationGates(Struct, frozen=True, kw_only=True):
-    """What a command needs to leave the sandbox besides the owner's setting.
+    """Conditions under which a command may leave the sandbox, in addition to the owner's setting.
 
-    One closed gate keeps it inside.
+    If one gate is closed, the command stays in the sandbox.
 
-    `level` is the conversation's setting. None: each call must ask for elevation. Anything but
-    `off`: all calls are elevated.
+    `level` is the conversation's setting. None: only calls that request elevation are elevated.
+    `off`: no call is. Any other value: all calls are.
     """
 
     is_for_owner: bool = False  # the run acts for the owner
@@ -55,7 +57,7 @@ class ElevationGates(Struct, frozen=True, kw_only=True):
 
 
 class ExecPlacement(Struct, frozen=True, kw_only=True):
-    """Where a command runs, by which rules, and why."""
+    """Where a command runs, the rules that apply there, and the reason."""
 
     where: CommandLocation
     security: CommandSecurity
@@ -69,7 +71,7 @@ class ExecPlacement(Struct, frozen=True, kw_only=True):
 def resolve_placement(
     policy: ExecPolicy, request: ExecRequest, gates: ElevationGates, *, sandbox_works: bool
 ) -> ExecPlacement:
-    """Return the stricter of settings and request. Only elevation loosens, and only through open gates."""
+    """Return the stricter of settings and request. Only elevation, with all gates open, makes it less strict."""
     if policy.host is CommandLocation.SANDBOX:
         # If a gate is closed, a call that did not request elevation stays in the sandbox instead of being refused.
         by_level = gates.level not in (None, Elevation.OFF) and request.host is not CommandLocation.SANDBOX
@@ -127,7 +129,7 @@ def decide_exec(placement: ExecPlacement, listed: Decision) -> Decision:
 
 
 def find_closed_gate(setting: ElevatedPolicy, gates: ElevationGates) -> str:
-    """Return the gate that keeps commands in the sandbox; empty if all are open."""
+    """Return why a gate keeps commands in the sandbox; empty if all gates are open."""
     if setting is ElevatedPolicy.OFF:
         return f"`{ELEVATED_KEY}` is off"
     if not gates.is_for_owner:
@@ -165,7 +167,8 @@ def _resolve_elevated(policy: ExecPolicy, request: ExecRequest, gates: Elevation
 
 
 def _denies_misses(security: CommandSecurity, ask: CommandAsk) -> bool:
-    """Whether misses are denied. To ask where the owner has denied would be looser, although it asks more."""
+    """Whether commands that miss the allowlist are denied without asking. If the owner has set
+    this, a request of a call to ask does not change it."""
     return security is CommandSecurity.ALLOWLIST and ask is CommandAsk.OFF
 
 

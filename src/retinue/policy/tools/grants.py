@@ -17,8 +17,8 @@ def list_active_permissions(
 ) -> tuple[Permission, ...]:
     """Return the permissions that apply in this session.
 
-    A permanent grant applies only in a session that a person opened. A subagent, a schedule or a
-    background job has only what was granted to its own session.
+    A grant for all sessions applies only in sessions that a person opened. A subagent, a schedule
+    or a background job has only the permissions that were granted to its session.
     """
     return tuple(
         grant.permission
@@ -33,7 +33,7 @@ def list_active_permissions(
 def find_missing_permissions(
     needs: Sequence[Permission], rights: AgentRights, held: Sequence[Permission]
 ) -> tuple[Permission, ...]:
-    """Return the permissions that a call needs and the agent does not have."""
+    """Return those of the needed permissions that the agent does not have."""
     return tuple(
         need
         for need in dict.fromkeys(needs)
@@ -42,5 +42,5 @@ def find_missing_permissions(
 
 
 def find_tool_grant(held: Iterable[Permission], tool: str) -> Permission | None:
-    """Return the grant that lets a tool be used without approval."""
+    """Return the granted permission that allows a tool without approval, if there is one."""
     return next((have for have in held if have.kind is PermissionKind.TOOL and matches_glob(have.target, tool)), None)

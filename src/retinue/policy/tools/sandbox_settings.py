@@ -1,4 +1,5 @@
-"""Determines how an agent's commands are confined: the server's settings, made stricter by the agent's own. Pure."""
+"""Determines how an agent's commands are confined: the server's settings, made stricter by the
+agent's settings. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from retinue.domain.structs import replace
 
 T = TypeVar("T")
 
-# From strictest.
+# Each list begins with the strictest value.
 _MODES = (SandboxMode.ALL, SandboxMode.NON_MAIN, SandboxMode.OFF)
 _SCOPES = (SandboxScope.SESSION, SandboxScope.AGENT, SandboxScope.SHARED)
 _ACCESS = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
@@ -22,10 +23,11 @@ _NO_RULES = SandboxRules()
 
 
 def merge_sandbox_settings(server: SandboxSettings, agent: Agent, *parents: Agent) -> SandboxSettings:
-    """Return the settings for an agent: the stricter value of each, including those of the agents that spawned it.
+    """Return the sandbox settings for an agent: the strictest values of the server, the agent, and
+    the agents that started it.
 
-    An image is neither stricter nor looser. The agent's own is used, or that of the agent that
-    spawned it.
+    An image cannot be stricter than another. If an agent that started this one has an image, that
+    image is used, otherwise the agent's image.
     """
     for each in (agent, *parents):
         server = _tighten(server, each.sandbox)
@@ -57,12 +59,13 @@ def _tighten_docker(server: DockerSettings, own: SandboxRules) -> DockerSettings
 
 
 def is_main_session(origin: Origin, owner: str) -> bool:
-    """Whether only the owner writes in a session. False for channels, where others may write."""
+    """Whether the owner opened the session in a terminal or the web app. In channels, others may write."""
     return origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(owner)
 
 
 def is_confined(sandbox: SandboxSettings, *, is_main: bool) -> bool:
-    """Whether a session's commands must run in a sandbox, even if none works on this machine."""
+    """Whether the commands of a session must run in a sandbox. The answer does not depend on
+    whether a sandbox works here."""
     if sandbox.kind is SandboxKind.OFF or sandbox.mode is SandboxMode.OFF:
         return False
     return sandbox.mode is SandboxMode.ALL or not is_main

@@ -1,6 +1,6 @@
 """The complete decision on one tool call: rules, grants, permissions, provenance, sandbox and confirmation.
 
-Pure. Every interface decides here, and `retinue policy explain` shows the result.
+Pure. All interfaces use this decision, and `retinue policy explain` shows it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CONFIRMATION = "confirmation"
 class ToolDecision(Struct, frozen=True, kw_only=True):
     """A decision with everything that led to it.
 
-    `would_grant` is what an approval for longer than once would grant. It is empty if each call
-    needs its own approval: approving these arguments says nothing about others.
+    `would_grant` are the permissions that a remembered yes would grant. It is empty if each call
+    needs its own approval, because a yes to these arguments says nothing about other arguments.
     """
 
     decision: Decision
@@ -46,8 +46,8 @@ def decide_tool_call(
 ) -> ToolDecision:
     """Decide about a call.
 
-    `missing` are permissions that the call needs and were not granted. `provenance`, `sandbox` and
-    `confirmation` are the decisions of those checks; None if they have nothing to decide.
+    `missing` are permissions that the call needs and that were not granted. `provenance`, `sandbox`
+    and `confirmation` are the decisions of these checks. None means that a check does not apply.
     """
     findings = list(chain.findings(spec))
     decision = chain.decide(spec)

@@ -1,4 +1,4 @@
-"""Tool names: groups, profiles, aliases, and what a list entry expands to."""
+"""Tool names: groups, profiles and aliases, and the expansion of list entries to tool names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PANELS = (
     *("panels_open", "panels_close", "panels_move", "panels_replace", "panels_focus"),
 )
 _MEMORY = ("memory_search", "memory_get", "memory_write")
-# Only for messages from a channel: elsewhere there is nothing to react to, and nowhere to send a file.
+# Tools only for messages from a channel: without one, there is no message to react to and no channel to send a file to.
 CHANNEL_TOOLS = ("send_file", "react")
 _MESSAGING = ("message", "notify", "ask_questions", *CHANNEL_TOOLS)
 
@@ -76,7 +76,7 @@ SUBAGENT_DENIED = (
     "create_permanent_agent",
 )
 
-# Not callable from outside a run, where no model decided and no person watches, unless the owner allows it.
+# Tools that cannot be called directly, without a run, unless the owner allows it.
 INVOKE_DENIED = (
     *("exec", "process", "write", "edit", "browser", "browser_act", "sessions_spawn", "sessions_send", "gateway"),
 )
@@ -130,5 +130,5 @@ def expand_entries(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]
 
 
 def _list_plugin_groups(sources: Mapping[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return each source under its name, and all of them together as `plugins`."""
+    """Return the tools of each source under its name, and those of all sources as `plugins`."""
     return [*sources.items(), (PLUGINS, tuple(tool for tools in sources.values() for tool in tools))]

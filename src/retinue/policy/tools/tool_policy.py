@@ -1,10 +1,10 @@
-"""Decides whether a tool may be used: layers of rules that can only restrict.
+"""Decides whether a tool may be used, by layers of rules. Each layer can only restrict further.
 
 Deny wins, then ask.
 
-global -> provider and model -> agent -> session -> sender, and how it is called. What a call needs
-beyond that (permissions, provenance of its arguments, a sandbox) is decided by
-`policy/tools/tool_decision`.
+The layers are: server, provider and model, agent, session, sender, and the way in which the tool is
+called. `policy/tools/tool_decision` adds the checks of a single call: permissions, provenance of
+its arguments, the sandbox.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALLOWED = Decision(DecisionKind.ALLOW, "no rule denies it")
 
 
 class CallSource(StrEnum):
-    """How a call comes in."""
+    """The way in which a tool is called."""
 
     MODEL = "model"
     INVOKE = "invoke"  # called directly, over HTTP or from the terminal
@@ -54,31 +54,31 @@ class CallSource(StrEnum):
 
 
 class ToolPolicyContext(NamedTuple):
-    """The facts that the rules depend on, besides the agent.
+    """The facts, besides the agent, on which the rules depend.
 
-    A tuple: rules are looked up by it several times per turn.
+    It is a tuple because it is a cache key that is used several times per turn.
     """
 
     provider: str = ""
     model: str = ""
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
-    speakers: tuple[Address, ...] = ()  # the people who wrote in the channel, if the sender is one
+    speakers: tuple[Address, ...] = ()  # the people who wrote in the channel, if the sender is a channel
     principal: Address | None = None  # the run principal, if another run started this one
-    principal_speakers: tuple[Address, ...] = ()  # the people who wrote in that channel, if the principal is one
+    principal_speakers: tuple[Address, ...] = ()  # the people who wrote in it, if the principal is a channel
     parent_agents: tuple[Agent, ...] = ()  # the agents that spawned this one; their rules apply too
-    requesters: tuple[Requester, ...] = ()  # the people for whom the run acts; empty if none asked for it
+    requesters: tuple[Requester, ...] = ()  # the people for whom the run acts; empty if no person is behind it
     channel: str = ""  # CONNECTOR:CHANNEL, if the message came from one
     call_source: CallSource = CallSource.MODEL
     hidden_tools: tuple[str, ...] = ()  # tools that are offered as skills instead
     is_read_only: bool = False  # the workspace must not be written, by commands or otherwise
-    has_browser: bool = True  # whether its sandbox permits one
+    has_browser: bool = True  # whether the sandbox permits a browser
 
     @property
     def key_without_sender(self) -> tuple[object, ...]:
-        """All fields but those that `build_sender_layers` reads.
+        """All fields except those that `build_sender_layers` reads.
 
-        Together with its result, a cache key for the layers.
+        Together with the result of that function, this is a cache key for the layers.
         """
         return (
             *(self.provider, self.model, self.origin, self.call_source),
@@ -89,11 +89,11 @@ class ToolPolicyContext(NamedTuple):
 class PolicyLayer(Struct, frozen=True, kw_only=True):
     """One set of rules.
 
-    `is_agents`: they are the agent's own, which `system_*` tools bypass.
+    `is_agents`: the rules are those of the agent, which do not apply to `system_*` tools.
 
-    `is_fixed`: the lists are built in, and only `key` itself can be changed. `only_restricts`: they
-    apply because of the run principal, not the sender. They can only remove tools, and naming a
-    tool in them does not enable it.
+    `is_fixed`: the lists are built in, so an explanation names `key` and not a list in it.
+    `only_restricts`: the rules apply because of another person than the sender. They can only
+    remove tools: a tool that must be named is not enabled by them.
     """
 
     name: str
@@ -105,7 +105,7 @@ class PolicyLayer(Struct, frozen=True, kw_only=True):
 
 
 class LayerFinding(Struct, frozen=True):
-    """The decision of one layer, and the setting behind it."""
+    """The decision of one layer, and the setting that decided."""
 
     layer: str
     verdict: DecisionKind
@@ -118,7 +118,7 @@ class _ExpandedLayer(Struct, frozen=True, kw_only=True):
 
     layer: PolicyLayer
     profile: tuple[str, ...] | None
-    allow: tuple[str, ...] | None  # None: everything, or a list of nothing but plugins, which hides no other tool
+    allow: tuple[str, ...] | None  # None: everything, or a list of plugin tools only, which hides no other tools
     also_allow: tuple[str, ...]
     ask: tuple[str, ...]
     deny: tuple[str, ...]
@@ -127,10 +127,10 @@ class _ExpandedLayer(Struct, frozen=True, kw_only=True):
 class ToolPolicyChain:
     """The rules for one agent in its context.
 
-    Pure, and the same for every interface.
+    Pure. All interfaces use it.
 
-    `parents` are the chains of the agents that spawned it, in the same context. It may not do what
-    one of them may not.
+    `parents` are the chains of the agents that started this agent as a subagent, in the same
+    context. The agent may not use a tool that one of them may not use.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ToolPolicyChain:
         # allowed, in any layer.
         naming = (rules for rules in self._rules if not rules.layer.only_restricts)
         self._named_globs = [glob for rules in naming for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
-        # Safe to cache: rules do not change.
+        # Decisions can be cached, because the rules of a chain do not change.
         self._decisions: dict[str, tuple[ToolSpec, tuple[LayerFinding, ...], Decision]] = {}
         # Interned: most tools get the same findings, and there are hundreds of tools.
         self._interned_findings: dict[LayerFinding, LayerFinding] = {}
@@ -155,7 +155,7 @@ class ToolPolicyChain:
         return self._evaluate(spec)[2]
 
     def findings(self, spec: ToolSpec) -> tuple[LayerFinding, ...]:
-        """Return the decision of every layer, to explain the result."""
+        """Return the decision of every layer, to explain the decision on a tool."""
         return self._evaluate(spec)[1]
 
     def _evaluate(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[LayerFinding, ...], Decision]:
@@ -205,7 +205,7 @@ class ToolPolicyChain:
 
 
 def _pick_strictest(findings: Sequence[LayerFinding]) -> Decision:
-    """Return the first denial; else the first ask."""
+    """Return the first denial, else the first ask, else allow."""
     for verdict in (DecisionKind.DENY, DecisionKind.ASK):
         for finding in findings:
             if finding.verdict is verdict:
@@ -214,7 +214,7 @@ def _pick_strictest(findings: Sequence[LayerFinding]) -> Decision:
 
 
 def _apply_layer(rules: _ExpandedLayer, spec: ToolSpec) -> LayerFinding:
-    """Apply one layer to one tool: deny first, then what is allowed, then capabilities, then ask."""
+    """Apply one layer to one tool: first `deny`, then `allow`, then capabilities, then `ask`."""
     layer, lists, name = rules.layer, rules.layer.lists, spec.name
 
     def found(verdict: DecisionKind, because: str, field: str) -> LayerFinding:
@@ -250,7 +250,7 @@ def _find_glob(globs: Sequence[str], text: str) -> str | None:
 
 
 def _match_only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> bool:
-    """Whether these match only plugin tools: then they were written to add those, not to hide the rest."""
+    """Whether these globs match only plugin tools. Such a list is meant to add these tools, not to hide all others."""
     fitting = [spec for name, spec in specs.items() if any(matches_glob(glob, name) for glob in globs)]
     return bool(fitting) and all(":" in spec.source for spec in fitting)
 
@@ -268,7 +268,7 @@ def _group_by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def _is_known_name(entry: str) -> bool:
-    """Whether it names a tool that exists but may not be installed here, such as those of a browser."""
+    """Whether an entry names a tool that exists but may not be installed, such as a browser tool."""
     name = entry.casefold()
     return (
         name.startswith(("group:", SYSTEM_PREFIX)) or name in GROUPS or any(name in tools for tools in GROUPS.values())
@@ -297,7 +297,7 @@ def build_layers(settings: ToolSettings, agent: Agent, context: ToolPolicyContex
     layers += _build_provider_layers(settings.by_provider, "tools", context, own=False)
     if own.policy is not None:
         named = settings.policies.get(own.policy)
-        # An undeclared policy allows nothing: it was meant to restrict.
+        # A policy that is not declared allows nothing, because the agent was meant to be restricted.
         lists = named if named is not None else ToolLists(allow=())
         because = own.policy if named is not None else f"{own.policy}, which is not declared"
         layers.append(PolicyLayer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
@@ -352,7 +352,7 @@ def _without_profile(settings: ToolSettings) -> ToolLists:
 def _build_provider_layers(
     rules: Mapping[str, ToolLists], key: str, context: ToolPolicyContext, *, own: bool
 ) -> list[PolicyLayer]:
-    """Return the rules for the model, or else those for its provider."""
+    """Return the layer for the model, or else the layer for its provider. Empty if there are no rules for either."""
     by_name = {name.casefold(): (name, lists) for name, lists in rules.items()}
     for wanted in (f"{context.provider}/{context.model}", context.provider):
         if context.provider and wanted.casefold() in by_name:
@@ -366,12 +366,12 @@ def _build_provider_layers(
 def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> list[PolicyLayer]:
     """Return the layers for the senders.
 
-    A run that acts for another principal is bound by the rules for both, so asking through an agent
-    gains nothing.
+    If a run acts on behalf of another principal than its sender, the rules for both apply. So a
+    person gains nothing by asking through an agent.
 
-    The same holds for several people in one channel: writing after another person gains nothing.
-    Depends on `sender`, `speakers`, `principal`, `principal_speakers`, `requesters` and `channel`
-    only.
+    If several people wrote in a channel, the rules for all of them apply. So a person gains nothing
+    by writing after another. The result depends on `sender`, `speakers`, `principal`,
+    `principal_speakers`, `requesters` and `channel` only.
     """
     is_outside = any(each.is_outside for each in context.requesters)
     if not settings.by_sender and not settings.by_channel and not is_outside:
@@ -402,8 +402,8 @@ def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> l
 def _build_outside_layer(settings: ToolSettings, found: Sequence[PolicyLayer]) -> PolicyLayer:
     """Return the layer for a person who is neither the owner nor a member.
 
-    Rules written for them come first: their profile replaces this one, and tools they add are added
-    here too.
+    Rules for this person come first. Their profile replaces the profile of this layer, and tools
+    that they add are added to this layer too.
     """
     lists = settings.outside_senders
     rules = [layer.lists for layer in found]

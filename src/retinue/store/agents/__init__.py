@@ -1,1 +1,1 @@
-"""Agents and what belongs to them: credentials, grants, audit."""
+"""Agents, their credentials and grants, approved content, file trust and the audit log."""

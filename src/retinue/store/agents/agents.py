@@ -24,7 +24,8 @@ _SETTINGS_PREFIX = "agents.*."
 
 
 def _renamed_fields() -> Iterator[tuple[str, str, str]]:
-    """Yield fields with a new name: the group they are in (empty: none), the old name and the new one."""
+    """Yield each renamed field of an agent as (group, old name, new name). The group is empty for a
+    field at the top level."""
     for old, new in SETTINGS.items():
         if old.startswith(_SETTINGS_PREFIX):
             group, _, name = old.removeprefix(_SETTINGS_PREFIX).rpartition(".")
@@ -62,7 +63,8 @@ _sessions_with_open_run = sa.select(t.runs.c.session).where(
 
 @functools.lru_cache(maxsize=AGENTS_CACHED_MAX)
 def _decode(body: str) -> Agent:
-    """Decode a stored agent. Fields may have the names of an earlier version; a change stores the new ones."""
+    """Decode a stored agent. Its fields may have the names of an earlier version; the next change
+    stores the new names."""
     if not any(f'"{old}":' in body for _, old, _ in _RENAMED_FIELDS):
         return _agent_decoder.decode(body)
     fields: dict[str, Any] = msgspec.json.decode(body)
@@ -87,7 +89,8 @@ def has_existed(conn: sa.Connection, name: str) -> bool:
 
 
 def upsert(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "server") -> Agent:
-    """Insert an agent, or store this as its next version. The first spelling and all earlier versions stay."""
+    """Insert an agent, or store the next version of an existing one. Its name keeps its first
+    spelling, and earlier versions stay."""
     row = conn.execute(_find, {"name_folded": agent.name.casefold()}).one_or_none()
     if row is None:
         conn.execute(

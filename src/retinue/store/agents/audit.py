@@ -1,8 +1,9 @@
-"""The audit log: entries commit with the change they describe. Anchors record chain ends; `verify` checks both.
+"""The audit log: entries are written in the commit of the change that they describe. Anchors record
+the ends of the chains; `verify` checks entries and anchors.
 
-Entries are written in an open `Transaction`, which serializes all writes, so no other write can use
-the same position. An entry costs one lookup of the chain's head and one insert; several at once
-share the lookup.
+Entries are written in an open `Transaction`, which serializes all writes, so two writes cannot use
+the same position. Entries that are written together cost one lookup of the chain's head and one
+insert.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ POSITION_MAX = 2**62
 ChainPosition = tuple[str, int]  # a chain, and a position in it
 AuditPosition = tuple[int, str, int]  # the time, chain and position of an entry
 FIRST_POSITION: ChainPosition = (SERVER_CHAIN, -POSITION_MAX)
-AFTER_ALL_CHAINS = "g"  # sorts after every hex digit
+AFTER_ALL_CHAINS = "g"  # sorts after every session id: ids are hex digits
 _AGENT_CHARS_MAX = 64
 _DECISION_CHARS_MAX = 16
 
@@ -57,10 +58,10 @@ _insert_anchor = _n.insert()
 
 
 def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
-    """Append entries to a chain: a session's id, or `SERVER_CHAIN` for the server. Commits with the transaction.
+    """Append entries to a chain in an open transaction. `chain` is a session's id, or `SERVER_CHAIN` for the server.
 
-    The first entry of a session's chain is also recorded in the server's chain, so that the
-    deletion of a complete chain is detected.
+    The server's chain records the beginning of every session's chain, so that the deletion of a
+    complete chain is detected.
     """
     if not entries:
         return
@@ -96,7 +97,7 @@ def append_in_transaction(
 ) -> None:
     """Append entries in a transaction that is opened here.
 
-    If one is already open, call `append`: it can be opened only once.
+    If a transaction is already open, call `append` instead, because a second one cannot be opened.
     """
     page = Transaction(conn, now_ms)
     append(page, chain, entries)
@@ -122,7 +123,7 @@ _last_anchored_position = sa.select(sa.func.max(_n.c.position)).where(
 
 
 def add_anchors(conn: sa.Connection, *, now_ms: int) -> AuditAnchor | None:
-    """Store the end of every chain that has grown since the last anchor. Returns None if none has.
+    """Store an anchor for every chain that has grown since the last anchors. Returns None if no chain has grown.
 
     Returns the anchor of the server's chain, which covers all others. Store it outside the
     database, for example in the log, and pass it to `verify`.
@@ -206,7 +207,7 @@ _anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(
 
 
 class AuditVerification(Struct, frozen=True, kw_only=True):
-    """How much was verified, and what does not match. At most a hundred flaws are reported."""
+    """How many entries, chains and anchors were verified, and the flaws that were found, at most a hundred."""
 
     lines: int
     chains: int
@@ -219,7 +220,8 @@ class AuditVerification(Struct, frozen=True, kw_only=True):
 
 
 def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[AuditAnchor] = ()) -> AuditVerification:
-    """Verify every chain, or one. `outside` are anchors stored outside the database, such as in a log."""
+    """Verify every chain, or only the given one. `outside` are anchors that were stored outside the
+    database, such as in a log."""
     checker, flaws = AuditChainChecker(), _FlawList()
     for link in iterate_entries(conn, chain):
         flaws.add(checker.check_link(link))
@@ -277,7 +279,7 @@ def iterate_entries(conn: sa.Connection, chain: str | None = None) -> Iterator[A
 
 
 def list_after(conn: sa.Connection, *, chain: str | None, after: ChainPosition, limit: int) -> list[AuditLink]:
-    """Return the next entries after a position in all chains, or in one."""
+    """Return the next entries after a position, of all chains or of the given one."""
     bounds = {"after_chain": after[0], "after_position": after[1], "limit": limit}
     return [AuditLink(*row) for row in conn.execute(_select_all_chains if chain is None else _select_chain, bounds)]
 
@@ -285,9 +287,9 @@ def list_after(conn: sa.Connection, *, chain: str | None, after: ChainPosition, 
 def list_anchors(
     conn: sa.Connection, *, after: ChainPosition = FIRST_POSITION, last: ChainPosition | None = None
 ) -> list[AuditAnchor]:
-    """Return the anchors of positions after one, up to another, or all that follow.
+    """Return the anchors at positions after `after`, up to `last` if it is given.
 
-    There are never more than entries.
+    There are never more anchors than entries at these positions.
     """
     last_chain, last_position = last or (AFTER_ALL_CHAINS, POSITION_MAX)
     bounds = {"after_chain": after[0], "after_position": after[1]}

@@ -30,7 +30,7 @@ _remove = t.approved_hashes.delete().where(_has_name)
 
 
 class ApprovedHash(Struct, frozen=True, kw_only=True):
-    """An approval. `content` is the approved content, to show a diff."""
+    """The approval of one skill, hook, instruction file or tool. `content` is the approved content, to show a diff."""
 
     kind: str
     name: str
@@ -57,7 +57,7 @@ def find(conn: sa.Connection, kind: str, name: str) -> ApprovedHash | None:
 
 
 def get_hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
-    """Return the approved hashes by name: all that a run needs."""
+    """Return the approved hashes of this kind by name. A run needs no more than that."""
     return {row.name: row.hash for row in conn.execute(_hashes, {"the_kind": kind})}
 
 
@@ -66,7 +66,8 @@ def list_all(conn: sa.Connection, kind: str) -> list[ApprovedHash]:
 
 
 def upsert(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, decided_by: str, at_ms: int) -> None:
-    """Store an approval, replacing an earlier one. Content over the limit is truncated; the hash covers all of it."""
+    """Store an approval, replacing an earlier one. Content over the limit is stored truncated; the
+    hash covers all of it."""
     content = content[:CONTENT_CHARS_MAX]
     values = {"new_hash": hash_, "new_content": content, "who": decided_by, "now": at_ms}
     if conn.execute(_change, {"the_kind": kind, "the_name": name, **values}).rowcount:

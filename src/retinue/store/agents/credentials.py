@@ -88,7 +88,7 @@ def find(conn: sa.Connection, agent: str, id_: str) -> Credential | None:
 
 
 def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
-    """Insert a credential. Returns False if it exists; then it is not changed."""
+    """Insert a credential. Returns False if it exists already, and does not change it."""
     if find(conn, *credential.row_key) is not None:
         return False
     conn.execute(
@@ -115,19 +115,21 @@ def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
 
 
 def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
-    """Set the order. Credentials that are not in it come after. An empty order sorts by last use."""
+    """Set the order of an agent's credentials for a provider. Credentials that are not in it come
+    last. With an empty order, they are sorted by last use."""
     conn.execute(_clear_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):
-        add(conn, credential, at_ms=at_ms)  # one found in the environment or the settings has no row yet
+        add(conn, credential, at_ms=at_ms)  # a credential from the environment or the settings has no row yet
         conn.execute(_set_position, {"the_agent": agent, "the_id": credential.id, "place": place})
 
 
 def mark_used(
     conn: sa.Connection, credential: Credential, *, at_ms: int, model: str | None = None, asked_ms: int | None = None
 ) -> None:
-    """Record a success. Clears the cooldowns for this model and for all models; without a model, clears all.
+    """Record a success. With `model`, clears the cooldown for this model and the one for all
+    models. Without it, clears all cooldowns of the credential.
 
-    `asked_ms` is when the call started. A call that started before a failure says nothing about it.
+    `asked_ms` is when the call started. A cooldown stays if its failure is later than that.
     """
     add(conn, credential, at_ms=at_ms)
     whose = {"the_agent": credential.agent, "the_id": credential.id}
@@ -144,7 +146,7 @@ def mark_failed(
     mark: CredentialFailureRecord,
     judge: Callable[[CredentialCooldown | None, CredentialFailureRecord], CredentialCooldown],
 ) -> CredentialCooldown:
-    """Record a failure. `judge` computes the cooldown from the stored one, in the commit that stores the result."""
+    """Record a failure. `judge` computes the new cooldown from the stored one, in the same commit."""
     place = {"the_agent": mark.credential.agent, "the_id": mark.credential.id, "the_model": mark.model}
     row = conn.execute(_get_cooldown, place).one_or_none()
     cooling = judge(_cooldown_from_row(row) if row else None, mark)
@@ -165,7 +167,7 @@ def mark_failed(
 
 
 def clear_cooldowns(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
-    """Clear the cooldowns for one model, or for all. Returns how many there were."""
+    """Clear the cooldown of a credential for one model, or all its cooldowns. Returns how many there were."""
     whose = {"the_agent": agent, "the_id": id_}
     if model is None:
         return conn.execute(_delete_cooldowns, whose).rowcount
@@ -173,6 +175,6 @@ def clear_cooldowns(conn: sa.Connection, agent: str, id_: str, *, model: str | N
 
 
 def list_cooldowns(conn: sa.Connection, *, now_ms: int) -> list[CredentialCooldown]:
-    """List the cooldowns that still count: active ones, and those that would count toward the next failure."""
+    """List the active cooldowns, and ended ones that would lengthen the cooldown of the next failure."""
     found = conn.execute(_list_cooldowns, {"now": now_ms, "remembered": now_ms - _FORGOTTEN_AFTER_MS})
     return [_cooldown_from_row(row) for row in found]

@@ -1,19 +1,22 @@
-"""The trust of files. A file written from untrusted content is untrusted, and so is everything that reads it.
+"""The trust of files. A file written from untrusted content is untrusted, and so is everything derived from it.
 
-A file without a label is the server's own. There are three kinds of labels, all in one table by a
-key:
+A file without a label has the trust `private`. There are three kinds of labels, all in one table,
+found by key:
 
-    /path/of/file       untrusted: until it is completely rewritten from trusted content
-                        private: written so, and not changed since (its ctime still equals `at_ms`)
-    /path/of/folder/    a command ran here that could have brought something in: everything changed since `at_ms`.
-                        person: it ran for someone who may not change this path (a file as well, existing or not)
-    sha256:HASH         these bytes came from outside, wherever they are stored
+    /path/of/file       untrusted: the file is untrusted until it is completely rewritten from trusted content
+                        private: the file was completely rewritten; valid while its ctime equals `at_ms`
+    /path/of/folder/    untrusted: a command ran here that could have written untrusted content, so everything
+                        that has changed since `at_ms` is untrusted
+                        person: the same, because the command ran for someone who may not change this path;
+                        the path may also be a file, or not exist
+    sha256:HASH         untrusted: these bytes came from outside, whichever file contains them
 
-No program can set a ctime, so it reveals files that were changed without our knowledge. It comes
-from another clock than ours and is coarse. `CTIME_SLACK_MS` allows for that, in favor of distrust.
-A clock that is set back by more while a command runs hides what the command changes.
+No program can set a ctime, so the ctime reveals files that were changed without the server's
+knowledge. It is coarse and comes from another clock. `CTIME_SLACK_MS` allows for that: in doubt, a
+file is untrusted. If the clock is set back by more than that while a command runs, changes by the
+command are not noticed.
 
-The caller resolves paths. Finding the label of a file is one lookup by key.
+Callers pass resolved paths. The labels of a file are found by key.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ _b = sa.bindparam
 _f = t.file_trust.c
 _UNTRUSTED = t.sql_literal(f"'{Trust.UNTRUSTED}'")
 _by_keys = sa.select(t.file_trust).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_PER_QUERY)]))
-# By range where paths are ordered by their bytes. Other collations may ignore characters such as `/`, so each label
-# is compared. Not LIKE: it has special characters.
+# A search by range, for databases that order texts by their bytes. Other collations may ignore characters such as `/`,
+# so each label is compared. LIKE is not used, because paths may contain its special characters.
 _below_by_range = sa.select(t.file_trust).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
 _below_by_prefix = sa.select(t.file_trust).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
 _any_untrusted = sa.select(_f.path).where(_f.trust == _UNTRUSTED).limit(1)
@@ -63,12 +66,12 @@ class FileLabel(Struct, frozen=True):
 
 
 class FileLabels(Struct, frozen=True):
-    """The labels of some files and of the directories above them, as of one moment."""
+    """The labels of some files and of the directories above them, read at one moment."""
 
     by_key: Mapping[str, FileLabel]
 
     def get_trust(self, path: str, *, ctime_ms: int, content: str = "") -> Trust:
-        """Return the trust of this file at the time of this ctime. `content` is the hash of its bytes."""
+        """Return the trust of a file that has this ctime. `content` is the hash of its bytes."""
         own = self.by_key.get(path)
         if own is not None:
             if own.trust is Trust.UNTRUSTED:
@@ -88,13 +91,13 @@ def ctime_ms(status: os.stat_result) -> int:
 
 
 def get_file_labels(conn: sa.Connection, path: str, *, content: str = "") -> FileLabels:
-    """Return the labels for one file: its own, those of the directories above it, and that of its bytes."""
+    """Return the labels that apply to a file: those of the file, of the directories above it, and of its bytes."""
     keys = [path, *_directory_keys(path), *([_CONTENT_PREFIX + content] if content else [])]
     return FileLabels({label.key: label for label in _read(conn, keys)})
 
 
 def get_directory_labels(conn: sa.Connection, folder: str) -> FileLabels:
-    """Return the labels for everything in a directory."""
+    """Return the labels that apply to the files in a directory."""
     prefix = folder.rstrip("/") + "/"
     if conn.dialect.name == "sqlite":
         rows = conn.execute(_below_by_range, {"folder": prefix, "beyond": prefix[:-1] + chr(ord("/") + 1)})
@@ -108,20 +111,21 @@ def get_trust(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "
 
 
 def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run: RunId | None) -> None:
-    """Mark files before they are written: after a crash in between, too many files are distrusted, not too few."""
+    """Mark files as untrusted, before they are written. So after a crash in between, too many files
+    are untrusted, not too few."""
     for path in paths:
         _upsert(conn, FileLabel(path, Trust.UNTRUSTED, at_ms), run)
 
 
 def is_needed(conn: sa.Connection, path: str) -> bool:
-    """Whether a trusted file needs a label to distinguish it from untrusted ones."""
+    """Whether a trusted file needs a label: only if it has one, or if anything is untrusted."""
     return bool(_read(conn, [path, f"{path}/"])) or conn.execute(_any_untrusted).first() is not None
 
 
 def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | None) -> None:
-    """Mark a file that was completely written from trusted content. The label holds only for this ctime.
+    """Mark a file that was completely written from trusted content. The label is valid only for this ctime.
 
-    If nothing is untrusted, there is nothing to distinguish it from, and no label is stored.
+    If nothing is untrusted, the file is trusted without a label, so none is stored.
     """
     conn.execute(_remove, {"the_path": path})
     if conn.execute(_any_untrusted).first() is not None or _read(conn, [f"{path}/"]):
@@ -129,7 +133,7 @@ def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | No
 
 
 def mark_content(conn: sa.Connection, hashes: Iterable[str], *, at_ms: int, run: RunId | None = None) -> None:
-    """Mark bytes that came from outside, by the hash that names attachments."""
+    """Mark bytes that came from outside as untrusted. They are identified by the hash that also names attachments."""
     for hash_ in hashes:
         _upsert(conn, FileLabel(_CONTENT_PREFIX + hash_, Trust.UNTRUSTED, at_ms), run)
 
@@ -139,16 +143,18 @@ def content_trust(conn: sa.Connection, hash_: str) -> Trust:
 
 
 def distrust_directory(conn: sa.Connection, path: str, at_ms: int, run: RunId | None) -> None:
-    """Distrust everything in this directory that has changed since. An earlier time wins over a later one."""
+    """Make everything in this directory that has changed since `at_ms` untrusted. If the directory
+    has an earlier time, it stays."""
     key = path.rstrip("/") + "/"
     known = _read(conn, [key])
     _upsert(conn, FileLabel(key, Trust.UNTRUSTED, min([at_ms, *(label.at_ms for label in known)])), run)
 
 
 def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
-    """Distrust all changes at these paths from now on. Each has the ctime of its file, or None if there is none.
+    """Make later changes at these paths untrusted. Each path comes with the ctime of its file, or
+    None if there is no file.
 
-    Such a label does not affect other files: a command that can reach these paths stays trusted.
+    Such a label affects only these paths. A command that can read them stays trusted.
     """
     for path, ctime in paths.items():
         at_ms = since_ms if ctime is None else ctime + 1 + CTIME_SLACK_MS  # its current state stays trusted
@@ -159,14 +165,15 @@ def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, si
 
 
 def list_distrusted_changes(conn: sa.Connection) -> list[str]:
-    """List the paths whose changes are distrusted because of the person a command ran for."""
+    """List the paths with a label of `distrust_changes`: a command ran for a person who may not change them."""
     return [key.rstrip("/") for key in conn.execute(_paths_with_distrusted_changes).scalars()]
 
 
 def clear_unchanged(conn: sa.Connection, changed: Mapping[str, int | None]) -> None:
-    """After the last command that could change these paths, remove the label where nothing changed.
+    """Remove the label of `distrust_changes` from paths that did not change. Call this after the
+    last command that could change them.
 
-    `changed` has the current ctime for each path, or None if there is no file.
+    `changed` maps each path to its current ctime, or to None if there is no file.
     """
     for path, ctime in changed.items():
         for label in _read(conn, [f"{path}/"]):
@@ -183,12 +190,12 @@ def label_command(
     at_ms: int,
     run: RunId | None,
 ) -> Trust:
-    """Before a command starts, return the trust of its output, and mark what it may write to.
+    """Return the trust of a command's output, and label what the command may write to. Call this before it starts.
 
-    `untrusted`: it was made from untrusted content, or it has network access. A command that can
-    read something untrusted may also copy or move it, and a file moved with its directory keeps its
-    ctime. So everything a command may write to is distrusted since the earliest time of anything
-    untrusted that it could reach.
+    `untrusted`: the command was made from untrusted content, or has network access. A command that
+    can read something untrusted may also copy or move it, and a file that is moved with its
+    directory keeps its ctime. So changes of everything the command may write to become untrusted,
+    beginning with the earliest time at which something that it can read became untrusted.
     """
     since = [at_ms] if untrusted else []
     if conn.execute(_any_untrusted).first() is None and not untrusted:
@@ -205,13 +212,14 @@ def label_command(
 
 
 def delete_labels(conn: sa.Connection, labels: Iterable[FileLabel]) -> int:
-    """Remove labels, except those that have changed since they were read. Returns how many."""
+    """Remove these labels, except those that have changed since they were read. Returns how many were removed."""
     seen = [{"the_path": label.key, "the_at": label.at_ms} for label in labels]
     return sum(conn.execute(_remove_unchanged, each).rowcount for each in seen)
 
 
 async def sweep(store: Store, *, now_ms: int, is_named: Callable[[str], bool]) -> int:
-    """Remove the labels of deleted files, and of bytes for which `is_named` returns False. Returns how many."""
+    """Remove the labels of deleted files, and of bytes for which `is_named` returns False. Returns
+    how many were removed."""
     removed = 0
     after = ""
     while page := await store.scan(partial(_read_page, after=after)):
@@ -224,7 +232,8 @@ async def sweep(store: Store, *, now_ms: int, is_named: Callable[[str], bool]) -
 
 
 def _delete_needless(conn: sa.Connection) -> int:
-    """If nothing is untrusted, labels of trusted files are not needed."""
+    """Remove the labels of trusted files if nothing is untrusted, because then they are not needed.
+    Returns how many were removed."""
     if conn.execute(_any_untrusted).first() is not None:
         return 0
     return conn.execute(_remove_clean).rowcount
@@ -251,7 +260,7 @@ def _is_obsolete(label: FileLabel, is_named: Callable[[str], bool]) -> bool:
 def _directory_keys(path: str) -> Iterator[str]:
     """Yield the keys of every directory above a file, and of the file itself.
 
-    The latter is needed because a command may be given a single file to write to.
+    A file has a directory key too, because a command may be allowed to write to a single file.
     """
     yield "/"
     at = path.find("/", 1)

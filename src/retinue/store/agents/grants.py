@@ -37,7 +37,7 @@ _revoke = (
 
 
 def granted_by_agent(agent: str) -> str:
-    """Return the `granted_by` of a grant given by an agent. A person's is a bare name."""
+    """Return the value of `granted_by` for a grant that an agent passes on. For a person, it is the plain name."""
     return f"agent:{agent}"
 
 
@@ -98,12 +98,13 @@ def list_grants(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_
 
 
 def find_by_prefix(conn: sa.Connection, prefix: str) -> list[Grant]:
-    """Return at most two matches. Only a single one is unambiguous."""
+    """Return at most two grants whose ids have this prefix. The prefix is unambiguous if there is only one."""
     return [_grant_from_row(row) for row in conn.execute(_by_prefix, {"prefix": prefix})]
 
 
 def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
-    """Revoke all grants of an agent, and those it passed on, so that a later agent of this name starts with none."""
+    """Revoke all grants of an agent, and those that it passed on. So a later agent with this name
+    starts without grants."""
     ended = list_of_agent(conn, agent, now_ms=at_ms)
     for grant in ended:
         revoke(conn, grant.id, by=by, at_ms=at_ms)
@@ -124,5 +125,5 @@ def revoke_passed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) ->
 
 
 def revoke(conn: sa.Connection, id_: str, *, by: str, at_ms: int) -> bool:
-    """Revoke a grant. Returns whether it was not revoked before."""
+    """Revoke a grant. Returns False if it was already revoked."""
     return conn.execute(_revoke, {"the_id": id_, "at": at_ms, "who": by}).rowcount == 1

@@ -1,6 +1,6 @@
 """Ambient messages: the latest messages in a channel that were not for the agent.
 
-The next inbound message includes them once.
+The agent reads them once, with the next message in the channel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from retinue.domain.access import AmbientMessage
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
-TEXT_CHARS_MAX = 1_000  # per message
-CHANNELS_MAX = 2_000  # per connector: in further channels, nothing is stored
+TEXT_CHARS_MAX = 1_000  # characters per message
+CHANNELS_MAX = 2_000  # channels per connector; in further channels, nothing is stored
 
 _b = sa.bindparam
 _c = t.ambient_messages.c
@@ -63,9 +63,10 @@ def add(
     limit: int,
     at_ms: int,
 ) -> bool:
-    """Store a message and remove all but the latest `limit`. One that is received again replaces its earlier text.
+    """Store a message, and remove all but the latest `limit` of the channel. A message that is
+    received again replaces its earlier text.
 
-    Returns whether it is new.
+    Returns whether the message was stored as a new one.
     """
     here = {"the_instance": connector, "the_room": channel}
     text = text[:TEXT_CHARS_MAX]
@@ -90,7 +91,8 @@ def delete_shown(conn: sa.Connection, connector: str, channel: str, *, upto: int
 
 
 def move(conn: sa.Connection, connector: str, channel: str, new_channel: str) -> None:
-    """Move the messages of a channel to its new id. They are dropped if the new one already has some."""
+    """Move the messages of a channel to its new id. If messages are already stored under the new
+    id, the old ones are dropped."""
     new = {"the_instance": connector, "the_room": new_channel}
     old = {"the_instance": connector, "the_room": channel}
     if conn.execute(_last, new).scalar() is None:

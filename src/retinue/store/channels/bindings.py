@@ -1,4 +1,4 @@
-"""Bindings: at most one for each match."""
+"""Bindings. Two of them never have the same match."""
 
 from __future__ import annotations
 
@@ -78,17 +78,18 @@ def get_by_match(conn: sa.Connection, match: BindingMatch) -> Binding | None:
 
 
 def add(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """Insert a binding. Fails if one with the same match exists: `replace` replaces it."""
+    """Insert a binding. Raises BindingExists if one with the same match exists; `replace` replaces it."""
     if (there := get_by_match(conn, binding.match)) is not None:
         raise BindingExists(agent=there.agent, binding=there.id[:8])
     return _insert_checked(conn, binding, at_ms=at_ms)
 
 
 def replace(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """Set the binding, replacing the one with the same match.
+    """Store a binding, replacing the one with the same match.
 
-    An agent has one account of a connector, and an account has one agent. Both are changed in one
-    commit, so that no message falls in between.
+    A binding for a whole account also replaces the other account bindings of the agent on this
+    connector, and those of the account. All of this is one commit, so every message finds either
+    the old bindings or the new one.
     """
     if (there := get_by_match(conn, binding.match)) is not None:
         conn.execute(_remove, {"the_id": there.id})
@@ -135,12 +136,13 @@ def remove(conn: sa.Connection, id_: str) -> bool:
 
 
 def remove_all(conn: sa.Connection) -> int:
-    """Remove all bindings."""
+    """Remove all bindings. Returns how many there were."""
     return conn.execute(_clear).rowcount
 
 
 def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
-    """Remove an agent from all bindings. Other agents of a binding stay."""
+    """Remove an agent from all bindings, and bindings without another agent. Returns how many
+    bindings were affected."""
     going = [each for each in list_all(conn) if agent in each.agents]
     for binding in going:
         conn.execute(_remove, {"the_id": binding.id})
@@ -157,7 +159,8 @@ def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
 
 
 def move_channel(conn: sa.Connection, connector: str, channel: str, new_channel: str) -> int:
-    """Move the bindings of a channel to its new id, unless the new one already has a binding."""
+    """Move the bindings of a channel to its new id. A binding stays if one with the new match
+    exists. Returns how many moved."""
     moved = 0
     for row in conn.execute(_in_channel, {"instance": connector, "channel": channel}).all():
         binding = _binding_from_row(row)

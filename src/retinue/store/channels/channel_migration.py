@@ -11,7 +11,7 @@ from retinue.domain.session import OriginKind
 from retinue.store.channels import ambient_messages, bindings, connector_state
 from retinue.store.core import tables as t
 
-CHANNEL_CHARS_MAX = 200  # in the key of a connector's state
+CHANNEL_CHARS_MAX = 200  # longer channel ids are hashed in the keys of a connector's state
 
 _b = sa.bindparam
 _s = t.sessions.c
@@ -21,7 +21,7 @@ _rename = t.sessions.update().where(_s.id == _b("the_id")).values(origin_key=_b(
 
 
 def activation_key(channel: str) -> str:
-    """Return the connector state key for the activation mode that was set in a channel."""
+    """Return the key in the connector's state that stores the activation mode set in a channel."""
     named = (
         channel if len(channel) <= CHANNEL_CHARS_MAX else hashlib.sha256(channel.encode(errors="replace")).hexdigest()
     )
@@ -31,8 +31,8 @@ def activation_key(channel: str) -> str:
 def migrate_channel(conn: sa.Connection, connector: str, channel: str, new_channel: str, *, at_ms: int) -> int:
     """Migrate a channel. Returns how many sessions moved.
 
-    If the same agent already has a session in the new channel, that one continues, and the old one
-    stays readable.
+    If the same agent already has a session in the new channel, that session continues. The old
+    session does not move and stays readable.
     """
     new = address.parse_address(f"channel:{connector}:{new_channel}")
     old = address.parse_address(f"channel:{connector}:{channel}")

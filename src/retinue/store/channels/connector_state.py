@@ -1,4 +1,4 @@
-"""The small key-value state of a connector: its read position, the senders it knows. The number of keys is limited."""
+"""The small key-value state of a connector, such as its read position. The number of keys is limited."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def get_value(conn: sa.Connection, connector: str, key: str) -> str | None:
 
 
 def set_value(conn: sa.Connection, connector: str, key: str, value: str, *, at_ms: int) -> None:
-    """Set a value. One that cannot be stored completely is rejected: half of an offset is another offset."""
+    """Set a value. A value that is too long is rejected, not truncated: a truncated offset would be another offset."""
     if not 0 < len(key) <= KEY_CHARS_MAX or len(value) > VALUE_CHARS_MAX or not is_storable(key + value):
         raise ConnectorStateInvalid(connector, key_chars_max=KEY_CHARS_MAX, value_chars_max=VALUE_CHARS_MAX)
     mine = {"the_instance": connector, "the_key": key}
@@ -46,5 +46,5 @@ def delete_value(conn: sa.Connection, connector: str, key: str) -> None:
 
 
 def delete_all(conn: sa.Connection, connector: str) -> int:
-    """Remove all keys of a connector: another account may use its name, for which they would be wrong."""
+    """Remove all keys of a connector, because they would be wrong for a later account with the same connector name."""
     return conn.execute(_remove_all, {"the_instance": connector}).rowcount

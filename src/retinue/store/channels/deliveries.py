@@ -1,4 +1,4 @@
-"""Delivery attempts: each is stored before it is made."""
+"""Delivery attempts. Each is stored before it is made."""
 
 from __future__ import annotations
 
@@ -121,31 +121,31 @@ def close_attempt(
 
 
 def list_unclosed(conn: sa.Connection, recipient: str) -> list[Envelope]:
-    """List envelopes to a channel whose attempt was opened and never closed.
+    """List envelopes to a channel whose delivery attempt was opened and not closed.
 
-    Call this only while nothing is being sent there: then it is unknown whether they arrived.
+    Call this only while nothing is being sent to the channel. Then each attempt was interrupted,
+    and it is unknown whether the envelope arrived.
     """
     return [envelope_from_row(row) for row in conn.execute(_unclosed, {"recipient": recipient})]
 
 
 def list_unclosed_channels(conn: sa.Connection) -> list[str]:
-    """List the channels with an unclosed attempt: never more than are sent to at the same time."""
+    """List the channels with an unclosed attempt. There are never more than are sent to at the same time."""
     return [row.recipient for row in conn.execute(_unclosed_channels)]
 
 
 def get_waiting_retry(conn: sa.Connection, recipient: str) -> Envelope | None:
     """Return the envelope to a channel that was tried before and waits for its next attempt.
 
-    There is at most one, and it comes first: its due time has moved, but nothing behind it is tried
-    before it has ended. This reads everything that waits for the channel, so call it only when
-    there may be one.
+    There is at most one, because later envelopes are not tried before it has ended. This reads
+    everything that waits for the channel, so call it only if there may be such an envelope.
     """
     row = conn.execute(_next_retry, {"recipient": recipient}).one_or_none()
     return envelope_from_row(row) if row else None
 
 
 def list_due_channels(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
-    """List the channels with due envelopes in the order of their addresses, after `after`."""
+    """List the channels with due envelopes, in the order of their addresses, beginning after the address `after`."""
     at_ms = max(now_ms, latest_ms(conn))  # as a claim does: the time of the store never goes back
     return [row.recipient for row in conn.execute(_due_channels, {"at": at_ms, "after": after, "limit": limit})]
 

@@ -26,7 +26,7 @@ def add(
     at_ms: int,
     split_by: str | None = None,
 ) -> None:
-    """Record that a part arrived. Idempotent, because a commit with an unknown result is repeated.
+    """Record that a part arrived. This can be repeated, for example after a commit with an unknown result.
 
     `split_by` is stored with the first part.
     """
@@ -37,12 +37,12 @@ def add(
 
 
 def get_split(conn: sa.Connection, envelope: str) -> str | None:
-    """Return how the envelope was split when its first part arrived."""
+    """Return how the envelope was split, as stored when its first part arrived; None if no part has arrived."""
     return conn.execute(_split_by, {"envelope": envelope}).scalar()
 
 
 def get_last_ms(conn: sa.Connection, envelope: str) -> int | None:
-    """Return when a part of the envelope last arrived."""
+    """Return when the latest part of the envelope arrived; None if no part has arrived."""
     return conn.execute(_last_ms, {"envelope": envelope}).scalar()
 
 
@@ -57,6 +57,6 @@ def get_first_receipt(conn: sa.Connection, envelope: str) -> str | None:
 
 
 def find_envelope(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
-    """Return the envelope that one of our messages in a channel was part of."""
+    """Return the envelope to which a platform message of ours belongs. `receipt` is the id of that message."""
     found: str | None = conn.execute(_by_receipt, {"channel": channel, "receipt": receipt}).scalar()
     return EnvelopeId(found) if found is not None else None

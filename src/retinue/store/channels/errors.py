@@ -6,14 +6,14 @@ from retinue.domain.errors import Conflict, Invalid
 
 
 class ConnectorStateInvalid(Invalid):
-    """A connector tried to store a key or value that is too long or not storable text."""
+    """A connector tried to store a key or value that is too long, or has characters that cannot be stored."""
 
     code = "connector.state_invalid"
 
     def __init__(self, connector: str, *, key_chars_max: int, value_chars_max: int) -> None:
         super().__init__(
             f"the connector '{connector}' cannot store this value",
-            because=f"a key has 1 to {key_chars_max} characters, a value at most {value_chars_max:,}, and none is NUL",
+            because=f"a key has 1 to {key_chars_max} characters and a value at most {value_chars_max:,}, without NUL",
             try_this="store less under one key",
         )
 
@@ -45,7 +45,7 @@ class TooManyIdentities(Conflict):
 
 
 class BindingExists(Conflict):
-    """There is a binding with exactly the same match."""
+    """Another binding already applies to exactly the same channel or channels."""
 
     code = "binding.exists"
 
@@ -58,15 +58,15 @@ class BindingExists(Conflict):
 
 
 class BindingAgentsInvalid(Invalid):
-    """The agents of a binding are too many, or one is named twice."""
+    """A binding names too many agents, or names an agent twice."""
 
     code = "binding.agents_invalid"
 
     def __init__(self, *, count_max: int) -> None:
         super().__init__(
             "invalid agents for a binding",
-            because=f"each agent is named once, and the limit is {count_max}",
-            try_this="name each agent once",
+            because=f"a binding names at most {count_max} agents, and each of them once",
+            try_this="name fewer agents, and each of them once",
         )
 
 

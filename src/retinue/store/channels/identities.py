@@ -1,4 +1,4 @@
-"""Identities: permanent platform ids, and the people they belong to."""
+"""Identities: platform ids, which do not change, and the people to whom they belong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def list_of_person(conn: sa.Connection, person: str) -> list[Identity]:
 
 
 def find_person(conn: sa.Connection, service: str, id_: str) -> Person | None:
-    """Return the person with this id on a platform, or None if it is not linked or the person was erased."""
+    """Return the person with this id on a platform. Returns None if the id is not linked or the person was erased."""
     row = conn.execute(_person_by_id, {"platform": service, "id": id_}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
@@ -73,7 +73,7 @@ def unlink(conn: sa.Connection, service: str, id_: str) -> bool:
 
 
 def unlink_all(conn: sa.Connection, person: str) -> list[Identity]:
-    """Unlink all ids of a person. Returns them."""
+    """Unlink all platform ids of a person. Returns the removed identities."""
     theirs = list_of_person(conn, person)
     conn.execute(_remove_of_person, {"the_person": person})
     return theirs

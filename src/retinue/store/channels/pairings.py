@@ -1,6 +1,6 @@
 """Access requests of unknown senders, and the senders that were admitted.
 
-Few wait at once, and old ones are deleted.
+The number of waiting requests is limited, and old requests are deleted.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def get(conn: sa.Connection, id_: str) -> Pairing | None:
 
 
 def find_by_code(conn: sa.Connection, code: str, *, now_ms: int) -> Pairing | None:
-    """Return the waiting request with this code, or None if two have it: then the owner must use the id."""
+    """Return the waiting request with this code. Returns None if there is none, or if two have the
+    code: then the owner must use the id."""
     rows = conn.execute(_by_code, {"code": code.upper(), "now": now_ms}).all()
     return _pairing_from_row(rows[0]) if len(rows) == 1 else None
 
@@ -97,15 +98,15 @@ def get_waiting(conn: sa.Connection, connector: str, speaker: str, *, now_ms: in
 
 
 def is_full(conn: sa.Connection, connector: str, *, cap: int, now_ms: int) -> bool:
-    """Whether the maximum number is waiting.
+    """Whether as many requests as allowed are waiting.
 
-    Checked before writing: beyond the cap, an unknown sender costs no commit.
+    It is checked before a write, so that an unknown sender beyond the cap does not cause a commit.
     """
     return conn.execute(_count_open, {"connector": connector, "now": now_ms}).scalar_one() >= cap
 
 
 def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: int) -> PairingRequestResult:
-    """Store an access request. A waiting sender keeps the existing code, and beyond the cap nothing is stored."""
+    """Store an access request. A sender whose request waits keeps its code. Beyond the cap, nothing is stored."""
     conn.execute(_expire, {"now": at_ms})
     conn.execute(_delete_old, {"before": at_ms - RETENTION_MS})
     if (there := get_waiting(conn, pairing.connector, pairing.sender_id, now_ms=at_ms)) is not None:
@@ -132,7 +133,7 @@ def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: in
 
 
 def decide(conn: sa.Connection, id_: str, state: PairingState, *, by: str, at_ms: int) -> Pairing | None:
-    """Accept or refuse a request. Returns None if it is no longer waiting: already decided, or expired."""
+    """Accept or refuse a request. Returns None if it is no longer waiting because it was decided or has expired."""
     values = {"the_id": id_, "new_state": state.value, "who": by, "now": at_ms}
     if not conn.execute(_decide, values).rowcount:
         return None
@@ -159,7 +160,7 @@ def admit(conn: sa.Connection, connector: str, speaker: str, *, by: str, at_ms: 
 
 
 def revoke_admission(conn: sa.Connection, connector: str, speaker: str) -> bool:
-    """Revoke the admission of a sender. Returns whether there was one."""
+    """Revoke the admission of a sender. Returns False if the sender was not admitted."""
     return bool(conn.execute(_revoke_admission, {"the_instance": connector, "the_speaker": speaker}).rowcount)
 
 

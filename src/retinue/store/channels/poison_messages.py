@@ -1,4 +1,5 @@
-"""Poison messages: inbound messages that failed repeatedly, stored for a person so that others can continue."""
+"""Poison messages: inbound messages that failed repeatedly. They are stored for a person, so that
+other messages can continue."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
 BECAUSE_CHARS_MAX = 500
-WAITING_MAX = 1_000  # per instance; beyond that the oldest is dropped, because a flood must not fill the store
+WAITING_MAX = 1_000  # per instance; the oldest beyond it are dropped, so that a flood does not fill the store
 LISTED_MAX = 200
 
 _b = sa.bindparam
@@ -68,7 +69,7 @@ def upsert(
     tries: int,
     at_ms: int,
 ) -> None:
-    """Store a poison message. One that exists is updated and waits again."""
+    """Store a poison message. If it is stored already, it is updated and waits again."""
     because = make_storable(because[:BECAUSE_CHARS_MAX])
     channel, message_id, body = make_storable(channel), make_storable(message_id), make_storable(body)
     same = {"the_instance": connector, "the_room": channel, "the_message": message_id}
@@ -86,7 +87,7 @@ def get(conn: sa.Connection, id_: str) -> PoisonMessage | None:
 
 
 def find_by_prefix(conn: sa.Connection, prefix: str) -> list[PoisonMessage]:
-    """Return at most two matches. Only a single one is unambiguous."""
+    """Return at most two messages whose ids have this prefix. The prefix is unambiguous if there is only one."""
     return [_message_from_row(row) for row in conn.execute(_by_prefix, {"low": prefix, "high": prefix + "g"})]
 
 

@@ -1,1 +1,1 @@
-"""Connections, transactions, tables and what all queries share."""
+"""Connections, transactions, the tables, and SQL that all queries share."""

@@ -1,7 +1,7 @@
-"""The interface of the store, with one implementation for SQLite and one for PostgreSQL.
+"""The interface of the store. It has one implementation for SQLite and one for PostgreSQL.
 
-A transaction is a plain function `body(conn) -> T`. It uses no I/O, clock or randomness, so it can
-run again from the start when the database asks for a retry.
+A transaction is a plain function `body(conn) -> T`. It uses no clock, no randomness and no I/O
+besides `conn`. So it can run again from the start if the database asks for a retry.
 
     write   changes something; once it returns, the change is on disk
     read    looks up by key, on the event loop's own connection
@@ -43,14 +43,14 @@ AfterCommit = Callable[[T | None], None]
 
 
 LOCK_WAIT_S = 5.0
-"""Time to wait for a database's lock: PostgreSQL needs a moment to notice that a killed server is gone."""
+"""Time to wait for the lock of a database. PostgreSQL needs a moment to notice that a killed server is gone."""
 
 PERMANENT_ERROR_CODES = frozenset({ConstraintViolated.code, StatementRejected.code})
 """Codes of errors that a retry cannot fix."""
 
 
 class NoFaults:
-    """For production: reaching a fault point does nothing."""
+    """Crash points in production: reaching one does nothing."""
 
     def reach(self, point: str) -> None:
         return
@@ -62,7 +62,7 @@ NO_FAULTS: CrashPoints = NoFaults()
 class LockRequest(Struct, frozen=True, kw_only=True):
     """Identifies a server that opens a store for exclusive use.
 
-    `on_lost` is called once, if another server has taken over the database.
+    `on_lost` is called once if another server takes over the database.
     """
 
     host: str
@@ -74,16 +74,17 @@ class LockRequest(Struct, frozen=True, kw_only=True):
 
 class Store(Protocol):
     async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
-        """Run `body` in its own transaction. Returns only after COMMIT; an error undoes `body` alone.
+        """Run `body` in its own transaction. Returns only after COMMIT. An error undoes `body` and no other write.
 
         If the caller is cancelled, `body` is still committed completely or not at all. Use `then`
-        for work that must follow the commit even so. It is called once, on the event loop, in
-        commit order, with the result of `body`, or with None if nothing was committed.
+        for work that must follow the commit even if the caller is cancelled. It is called once, on
+        the event loop and in commit order. Its argument is the result of `body`, or None if nothing
+        was committed.
         """
         ...
 
     async def read(self, body: TransactionBody[T]) -> T:
-        """Run `body`, which must not write. Each statement sees what is committed when it runs."""
+        """Run `body`, which must not write. Each statement sees what is committed when the statement runs."""
         ...
 
     async def scan(self, body: TransactionBody[T]) -> T:
@@ -93,7 +94,7 @@ class Store(Protocol):
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
         """Call `call` on the event loop after commits, at least once for each commit.
 
-        With tables, it is called at least for each commit that wrote to one of them.
+        If tables are given, it is called at least once for each commit that wrote to one of them.
         """
         ...
 
@@ -101,7 +102,7 @@ class Store(Protocol):
 
 
 def translate_error(error: Exception) -> StoreError:
-    """Translate a database error into a `StoreError` that says what happened and what to do."""
+    """Translate a database error into a `StoreError`, which says what happened and what to do."""
     cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     message = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     name: str = getattr(cause, "sqlite_errorname", "") or getattr(cause, "sqlstate", "") or ""
@@ -136,7 +137,7 @@ class CommitListeners:
         self._calls.append((call, frozenset(table.name for table in tables)))
 
     def notify(self, written: AbstractSet[str] | None = None) -> None:
-        """Call the listeners of these tables. None means that the written tables are unknown, so all are called."""
+        """Call the listeners of the written tables. If these are unknown (None), call all listeners."""
         for call, tables in self._calls:
             if tables and written is not None and tables.isdisjoint(written):
                 continue
@@ -148,7 +149,7 @@ class CommitListeners:
 
 
 def run_after_commit(then: AfterCommit[T] | None, result: T | None) -> None:
-    """Run the caller's `then` callback. Its failure is logged and does not affect the commit."""
+    """Call the `then` callback of a write. An exception in it is logged and does not affect the commit."""
     if then is None:
         return
     try:

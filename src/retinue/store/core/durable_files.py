@@ -1,4 +1,4 @@
-"""Write files next to the database so that they survive a power cut intact."""
+"""Write files next to the database so that a power cut does not damage them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_private_file(path: Path, content: bytes) -> None:
-    """Write a file that only the owner can read. It is on disk when this returns."""
+    """Write a file that only the owner can read. Once this returns, the file is on disk."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as writing:
         writing.write(content)
         writing.flush()
@@ -24,7 +24,7 @@ def write_private_file(path: Path, content: bytes) -> None:
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
-    """Replace a private file atomically: a concurrent reader sees the old content or the new, never a part."""
+    """Replace a private file atomically: a concurrent reader sees all of the old content or all of the new."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     write_private_file(beside, content)

@@ -27,8 +27,8 @@ class StoreFilesConflict(StoreError):
     def __init__(self, path: Path, former: Path) -> None:
         super().__init__(
             f"there are two databases: {path.name} and {former.name}",
-            because=f"{former.name} is the former name of the file, and {path.name} already exists in {path.parent}",
-            try_this=f"move the one that you do not want, with its -wal file, out of {path.parent}, and start again",
+            because=f"{former.name} is the former name of {path.name}, and {path.parent} contains both",
+            try_this=f"move the one that you do not need, with its -wal file, out of {path.parent}, and start again",
         )
 
 
@@ -40,7 +40,7 @@ class FormerFileInUse(StoreError):
     def __init__(self, former: Path) -> None:
         super().__init__(
             f"{former.name} was not renamed and is unchanged",
-            because="another program has it open, so its log cannot be emptied",
+            because="another program has it open, so its write-ahead log cannot be emptied",
             try_this=f"close the program that has {former} open, and start again",
         )
 
@@ -79,8 +79,8 @@ class DatabaseEncodingUnsupported(StoreError):
     def __init__(self, encoding: str) -> None:
         super().__init__(
             "the database cannot store every text",
-            because=f"its encoding is {encoding}; it must be UTF8",
-            try_this="create it with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
+            because=f"its encoding is {encoding}, and must be UTF8",
+            try_this="create a new database with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
         )
 
 
@@ -93,12 +93,12 @@ class StoreCannotOpen(StoreError):
         super().__init__(
             f"cannot open the database{_at(path)}",
             because=because,
-            try_this="check that its directory exists, who owns it, and whether its disk is mounted read-only",
+            try_this="check that the folder of the file exists, who owns it, and whether its disk is mounted read-only",
         )
 
 
 class StoreReadOnly(StoreError):
-    """The database cannot be written: file permissions, a read-only disk, or a transaction that may only read."""
+    """The database cannot be written, because of file permissions, a read-only disk or a read-only transaction."""
 
     code = "store.read_only"
 
@@ -140,7 +140,7 @@ class ForeignDatabase(StoreError):
     def __init__(self, path: Path, *, tables: Sequence[str]) -> None:
         super().__init__(
             f"{path} is not a retinue database",
-            because=f"it has other tables: {', '.join(tables)}",
+            because=f"it has tables that are not from retinue: {', '.join(tables)}",
             try_this="choose another path for the database",
         )
 
@@ -193,7 +193,7 @@ class DurableCommitsUnavailable(StoreError):
         super().__init__(
             "this build of SQLite does not support durable commits",
             because="PRAGMA synchronous = FULL had no effect",
-            try_this="use another Python build",
+            try_this="use another build of Python, with another SQLite",
         )
 
 
@@ -214,27 +214,27 @@ class StoreLocked(StoreError):
 
 
 class StoreTakenOver(StoreError):
-    """This server lost its lock, and another server has acquired it."""
+    """This server lost its lock on the database, and another server has acquired the lock."""
 
     code = "store.taken_over"
 
     def __init__(self, holder: str) -> None:
         super().__init__(
             "another server has taken over this database, so this one stops",
-            because=f"the connection that held the lock was lost, and now it is locked by {holder}",
+            because=f"the connection that held the lock was lost, and the database is now locked by {holder}",
             try_this="stop one of the two servers, then start the other again",
         )
 
 
 class StoreLockLost(StoreError):
-    """The connection that holds the lock broke repeatedly. Nothing was changed."""
+    """The connection that holds the lock of the database broke repeatedly. Nothing was changed."""
 
     code = "store.lock_lost"
 
     def __init__(self) -> None:
         super().__init__(
             "nothing was changed: the lock of the database was lost",
-            because="its connection broke repeatedly",
+            because="the connection that holds the lock broke repeatedly",
             try_this="check the connection to PostgreSQL; the server acquires the lock again by itself",
         )
 
@@ -263,8 +263,8 @@ class StoreClosed(StoreError):
     def __init__(self) -> None:
         super().__init__(
             "the server is stopping",
-            because="its database is closed",
-            try_this="try again when the server has started",
+            because="it has closed its database",
+            try_this="try again when the server is running again",
         )
 
 
@@ -295,7 +295,7 @@ class StoreDiskFailed(StoreError):
 
 
 class ConstraintViolated(StoreError):
-    """A write violates a constraint of the database. Nothing was changed."""
+    """A change violates a constraint of the database. Nothing was changed."""
 
     code = "store.constraint_violated"
 
@@ -321,15 +321,15 @@ class StatementRejected(StoreError):
 
 
 class WriteInterrupted(StoreError):
-    """A write failed in an unexpected way, so it is unknown whether it was stored."""
+    """A change failed with an unexpected error, so it is unknown whether the change was stored."""
 
     code = "store.write_interrupted"
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            "a write failed, and it is unknown whether it was stored",
+            "a change failed, and it is unknown whether it was stored",
             because=f"{type(error).__name__}: {error}",
-            try_this="check what is stored before you repeat the request, and report this as a bug",
+            try_this="check what is stored before you retry, and report this as a bug",
         )
 
 
@@ -342,7 +342,7 @@ class CommitUnknown(StoreError):
         super().__init__(
             "the database connection was lost during a commit, and it is unknown whether the change was stored",
             because=because,
-            try_this="repeat the request with the same idempotency key: a stored change is not repeated",
+            try_this="retry with the same idempotency key: a change that was stored is not made twice",
         )
 
 
@@ -357,7 +357,7 @@ class IdNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"nothing has the id {prefix}",
-            because="no envelope, run, approval or session has an id that starts with it",
+            because="no envelope, run, approval or session that you can see has an id that starts with it",
             try_this="copy the id from a list: retinue envelope recent, or retinue run list",
         )
 
@@ -369,8 +369,8 @@ class EnvelopeNotFound(NotFound):
 
     def __init__(self, prefix: str) -> None:
         super().__init__(
-            f"no envelope {prefix}",
-            because="no id of an envelope starts with it",
+            f"no envelope has the id {prefix}",
+            because="no envelope that you can see has an id that starts with it",
             try_this="list the envelopes: retinue envelope recent",
         )
 
@@ -383,7 +383,7 @@ class EnvelopePurged(NotFound):
     def __init__(self, id_: str, *, outcome: str, purged_on: date) -> None:
         super().__init__(
             f"envelope {id_} was purged",
-            because=f"it ended {outcome}, and was purged on {purged_on}",
+            because=f"its outcome was {outcome}, and it was purged on {purged_on}",
             try_this="look in a backup from before that day",
         )
 
@@ -395,8 +395,8 @@ class RunNotFound(NotFound):
 
     def __init__(self, prefix: str) -> None:
         super().__init__(
-            f"no run {prefix}",
-            because="no id of a run starts with it",
+            f"no run has the id {prefix}",
+            because="no run that you can see has an id that starts with it",
             try_this="list the runs: retinue run list",
         )
 
@@ -408,7 +408,7 @@ class ApprovalNotFound(NotFound):
 
     def __init__(self, prefix: str) -> None:
         super().__init__(
-            f"no approval {prefix}",
-            because="no id of an approval starts with it",
+            f"no approval has the id {prefix}",
+            because="no approval that you can see has an id that starts with it",
             try_this="list the pending approvals: retinue approval list",
         )

@@ -79,7 +79,8 @@ def oldest_seq(conn: sa.Connection) -> int | None:
 
 
 def event_from_row(row: sa.Row[Any]) -> StoredEvent:
-    """Decode an event and join the envelope and record it refers to. Their content is stored only once."""
+    """Decode an event, and add the envelope and record that it refers to. The event itself does not
+    store their content."""
     body: dict[str, Any] = _body_decoder.decode(row.body) if row.body else {}
     for old in _RENAMED_FIELDS.keys() & body.keys():
         body[_RENAMED_FIELDS[old]] = body.pop(old)

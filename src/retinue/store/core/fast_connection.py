@@ -1,9 +1,9 @@
-"""A SQLAlchemy connection that runs prebuilt statements at the cost of the bare driver.
+"""A SQLAlchemy connection that runs prebuilt statements as fast as the driver alone.
 
-Our statements are built once and run millions of times. SQLAlchemy also compiles each only once,
-but spends about 15 us around every execution on result metadata, events and cursor strategies. We
-never use those. This connection caches the compiled text and the order of its parameters and calls
-sqlite3 directly, for about 3 us. Everything else (inspection, migrations, plain text) uses
+Our statements are built once and run millions of times. SQLAlchemy compiles each of them only once,
+too. But every execution costs about 15 us for result metadata, events and cursor strategies, which
+we never use. This connection caches the compiled text and the order of its parameters, and calls
+sqlite3 directly, which costs about 3 us. Everything else (inspection, migrations, plain text) uses
 SQLAlchemy as usual. See docs/decisions/0003-quick-statements.md.
 """
 
@@ -71,7 +71,7 @@ class PreparedStatement:
 
 
 def _build_picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
-    """Return a function that picks values by name in the order of the text, implemented in C where possible."""
+    """Return a function that picks parameters by name, in their order in the text. It runs in C where possible."""
     if defaults:
         of_all = _build_picker(names, _NO_PARAMETERS)
         return lambda parameters: of_all({**defaults, **parameters})
@@ -89,7 +89,7 @@ def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
 
 
 class FastResult(Struct, frozen=True):
-    """The result of a query: the part of SQLAlchemy's result interface that we use."""
+    """The result of a query, with the part of SQLAlchemy's result interface that we use."""
 
     _cursor: sqlite3.Cursor
     _prepared: PreparedStatement
@@ -105,7 +105,8 @@ class FastResult(Struct, frozen=True):
         return [self._prepared.make_row(values) for values in self._cursor.fetchall()]
 
     def plain_rows(self) -> Iterator[Any]:
-        """Iterate over raw tuples if no column needs conversion: cheaper for thousands of rows."""
+        """Iterate over raw tuples if no column needs conversion, and over rows otherwise. Raw
+        tuples are cheaper for thousands of rows."""
         return iter(self._cursor) if self._prepared.has_plain_rows else iter(self)
 
     def one_or_none(self) -> Any:
@@ -160,7 +161,7 @@ class FastScalars:
 class FastConnection(sa.Connection):
     """Runs `insert`, `update`, `delete` and `select` constructs directly and leaves the rest to SQLAlchemy.
 
-    Errors of such statements are plain sqlite3 errors.
+    Statements that run directly raise plain sqlite3 errors.
     """
 
     # Keyed by identity. Each entry holds its statement, so that the identity is not reused. Shared, because the text
@@ -172,7 +173,7 @@ class FastConnection(sa.Connection):
     _written_tables: set[str] | None = None
 
     def take_written_tables(self) -> AbstractSet[str] | None:
-        """Return the tables written to since the last call, and reset. None if they are unknown."""
+        """Return the tables that were written to since the last call of this method. None if they are unknown."""
         written, self._written_tables = self._written_tables, set()
         return written
 
@@ -194,7 +195,7 @@ class FastConnection(sa.Connection):
         return WriteResult(cursor.rowcount)
 
     def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
-        """Run statements on their first use, lists of parameters, and everything that SQLAlchemy has to run."""
+        """Run a statement on its first use or with a list of parameters, or anything that SQLAlchemy has to run."""
         kept = self._prepared.get(id(statement))
         if execution_options is not None or (kept is None and not isinstance(statement, _FAST_STATEMENTS)):
             self._written_tables = None
@@ -215,7 +216,7 @@ class FastConnection(sa.Connection):
         return WriteResult(self._cursor.rowcount)
 
     def close(self) -> None:
-        """Close the cursor too, which otherwise keeps the file open."""
+        """Close the connection and its cursor. An open cursor would keep the file open."""
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None

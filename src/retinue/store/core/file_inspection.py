@@ -42,7 +42,7 @@ def inspect_file(path: Path, known_revisions: Set[str]) -> str | None:
 def _check_wal(path: Path, wal: Path) -> None:
     """Check the header of the write-ahead log.
 
-    SQLite treats a log with a broken header as empty and drops its commits silently.
+    SQLite would treat a log with a broken header as empty, and would drop its commits silently.
     """
     try:
         with path.open("rb") as store, wal.open("rb") as reading:
@@ -70,7 +70,8 @@ def _wal_checksum(data: bytes, magic: int) -> tuple[int, int]:
 
 
 def _check_counters(raw: sqlite3.Connection, *, renamed: bool) -> None:
-    """Compare the stored counters with the rows they count. A file with a foreign log rarely passes."""
+    """Compare the stored counters with the rows that they count. This rejects most files with the
+    log of another file."""
     # Revision 0015 renamed the tables. An older store is inspected before it is upgraded.
     counts = "event_seq, envelope_seq FROM counters" if renamed else "news_seq, envelope_seq FROM house"
     counters = raw.execute(f"SELECT {counts} WHERE id = 1").fetchone()

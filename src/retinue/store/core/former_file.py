@@ -1,6 +1,7 @@
-"""The name of the database file, and the name it had in earlier versions.
+"""The name of the database file, and its name in earlier versions.
 
-A server renames the former file when it starts. Commands that only read leave it where it is and read it there.
+A server renames a file with the former name when it starts. Commands that only read do not rename
+it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ FORMER_COPY = f"{FORMER_NAME}.rehearsal"  # a copy that an interrupted upgrade o
 
 
 def find_store_file(path: Path) -> Path:
-    """Return the database file: the one at `path`, or the former one beside it if there is only that.
+    """Return the path of the database file: `path`, or the former name if only that file exists.
 
-    Raises `StoreFilesConflict` if both exist, because only a person can know which one is right.
+    Raises `StoreFilesConflict` if both files exist, because only a person can know which is the
+    right one.
     """
     former = path.with_name(FORMER_NAME)
     if path.name != STORE_NAME or not os.path.lexists(former):
@@ -35,11 +37,11 @@ def find_store_file(path: Path) -> Path:
 
 
 def rename_former_file(path: Path, *, known_revisions: Set[str], faults: CrashPoints) -> None:
-    """Give the former file its new name. The caller holds the instance lock.
+    """Rename the former file to the present name. The caller holds the instance lock.
 
-    The log of SQLite belongs to a file by name, so it is first emptied into the file. Then there is
-    one file and one rename, and after a kill at any step the next start continues. A damaged file
-    is rejected unchanged.
+    SQLite finds the log of a file by its name, so the log is first written into the file. Then a
+    single file must be renamed. If the process is killed at any step, the next start continues. A
+    damaged file is rejected unchanged.
     """
     former = find_store_file(path)
     if former == path:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from retinue.store.core import tables as t
 
 CLAIMED = ""
-"""The body of a key whose request has no answer yet. An answer is JSON, and never empty."""
+"""The body of a claim: the request has no response yet. A response is JSON, and never empty."""
 
 _b = sa.bindparam
 _has_key = (t.idempotency_keys.c.principal == _b("the_principal"), t.idempotency_keys.c.key == _b("the_key"))
@@ -19,7 +19,7 @@ _release_claim = t.idempotency_keys.delete().where(*_has_key, t.idempotency_keys
 
 
 class StoredResponse(Struct, frozen=True):
-    """A stored response, or a claim. `at_ms` is the time of the response, or of the claim."""
+    """A stored response or a claim. `at_ms` is when it was stored."""
 
     operation: str
     request_hash: str
@@ -37,7 +37,7 @@ def get(conn: sa.Connection, *, principal: str, key: str) -> StoredResponse | No
 
 
 def insert(conn: sa.Connection, *, principal: str, key: str, response: StoredResponse) -> None:
-    """Insert the response for a new key, or claim a new key."""
+    """Store a new key with its response, or with a claim."""
     conn.execute(
         _insert,
         {
@@ -61,5 +61,5 @@ def replace_claim(conn: sa.Connection, *, principal: str, key: str, response: St
 
 
 def release_claim(conn: sa.Connection, *, principal: str, key: str) -> None:
-    """Remove the claim on a key, so that the key can be used again. A stored response stays."""
+    """Remove the claim on a key, so that the key can be used again. A stored response is not removed."""
     conn.execute(_release_claim, {"the_principal": principal, "the_key": key})

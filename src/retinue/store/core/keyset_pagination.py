@@ -1,6 +1,6 @@
 """Keyset pagination over rows sorted by time, newest first, of which few may match.
 
-Each page scans an index in windows of growing size and reads a bounded number of rows, however few
+Each page scans an index in windows of growing size, and reads a limited number of rows, even if few
 of them match. The next page resumes where the scan stopped.
 """
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 T = TypeVar("T")
 
 WINDOW_GROWTH = 4  # factor by which each window is larger than the one before
-AFTER_ALL_IDS = "g"  # sorts after every hex digit
+AFTER_ALL_IDS = "g"  # sorts after every id: ids are hex digits
 
 
 class KeysetPosition(Struct, frozen=True):
@@ -31,7 +31,7 @@ FetchWindow = Callable[[KeysetPosition, int, int], tuple[list[T], KeysetPosition
 def paginate(
     window: FetchWindow[T], *, after: KeysetPosition, limit: int, scanned_max: int
 ) -> tuple[list[T], KeysetPosition | None]:
-    """Return one page, and where the next one begins if there may be one. At least one window is read."""
+    """Return one page, and the position of the next page or None. At least one window is read."""
     shown: list[T] = []
     width, looked = limit + 1, 0
     while True:

@@ -78,7 +78,7 @@ def find_by_short_id(
 ) -> tuple[IdKind, str]:
     """Return the one object that a short id names, and its kind.
 
-    Raises `AmbiguousId` with the candidates if there are more.
+    Raises `AmbiguousId` with the candidates if there is more than one.
     """
     digits = parse_id_prefix(text)
     scope = visibility_scope(seen_by)
@@ -118,4 +118,4 @@ def _build_not_found(digits: str, kinds: Sequence[IdKind]) -> NotFound:
         case IdKind.APPROVAL:
             return ApprovalNotFound(digits)
         case IdKind.SESSION:
-            return SessionNotFound(digits, because="no id of a session starts with it")
+            return SessionNotFound(digits, because="no session that you can see has an id that starts with it")

@@ -1,6 +1,6 @@
 """The store on PostgreSQL, through psycopg 3.
 
-It runs the same transaction bodies, synchronously, on an async connection.
+It runs the same synchronous transaction bodies on an async connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _UNKNOWN_TABLE = "*"  # for a statement that was not built from tables
 
 
 class PostgresStore:
-    """Opened by `retinue.store.open_store`. With a lock, it uses only connections that `ServerLock` has checked."""
+    """The store on PostgreSQL, opened by `retinue.store.open_store`. With a lock, it uses only
+    connections that `ServerLock` has checked."""
 
     def __init__(self, url: str | sa.URL, *, faults: CrashPoints = NO_FAULTS, lock: ServerLock | None = None) -> None:
         self._faults = faults
@@ -68,7 +69,8 @@ class PostgresStore:
         self._listeners.add(call, *tables)
 
     async def close(self) -> None:
-        """Wait for running transactions: dropping a connection during COMMIT would leave its result unknown."""
+        """Wait for running transactions, then close all connections. A connection closed during
+        COMMIT would leave the result unknown."""
         self._closed = True
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -77,7 +79,7 @@ class PostgresStore:
             await self._lock.close()
 
     async def _run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in its own task, so that a commit in progress completes even if the caller is cancelled."""
+        """Run `work` in a separate task, so that a commit in progress completes even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._discard_task)
@@ -153,7 +155,7 @@ class PostgresStore:
 
 
 def _record_written_table(conn: sa.Connection, *execution: Any) -> None:
-    """Record which tables a transaction writes to, for listeners of certain tables."""
+    """Record which tables a transaction writes to, for commit listeners with tables."""
     context = execution[-2]
     if context is None or context.compiled is None or isinstance(context.compiled.statement, sa.TextClause):
         conn.info.setdefault(_WRITTEN_TABLES, set()).add(_UNKNOWN_TABLE)
@@ -162,7 +164,8 @@ def _record_written_table(conn: sa.Connection, *execution: Any) -> None:
 
 
 def _enforce_durable_commits(connection: Any, _record: object) -> None:
-    """Turn `synchronous_commit` on if it is off, so that COMMIT waits for the log. Stronger settings are left alone."""
+    """Turn `synchronous_commit` on if it is off, so that COMMIT waits for the log. A stronger
+    setting is not changed."""
     cursor = connection.cursor()
     cursor.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

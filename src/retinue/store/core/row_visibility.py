@@ -8,7 +8,7 @@
 
 An object that the principal cannot see is reported as "not found".
 
-Each statement is built once for each scope (`PerScope`); the principal is passed as parameters.
+Each statement is built once per scope (`PerScope`). The principal is passed in the parameters.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def address_parameters(name: str, address: str) -> dict[str, str]:
 
 
 def is_address_or_below(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Match the address in parameter `name`, and addresses below it: an agent's session, a conversation."""
+    """Match the address in the parameter `name`, and addresses below it, such as a session of an agent."""
     return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
 class PerScope(dict[VisibilityScope, T]):
-    """One statement for each scope, built on first use: few instances use all three."""
+    """One statement for each scope. It is built on first use, because few instances use all three scopes."""
 
     def __init__(self, build: Callable[[VisibilityScope], T]) -> None:
         self._build = build
@@ -94,7 +94,7 @@ def _is_shared(table: Any) -> sa.ColumnElement[bool]:
 
 
 def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
-    """Match the sessions that belong to the current person."""
+    """Match the sessions that belong to the person in the parameters."""
     return sa.and_(
         table.c.origin_kind.in_((t.sql_literal("'terminal'"), t.sql_literal("'web'"))),
         _is_own_address(table.c.origin_key),
@@ -102,7 +102,7 @@ def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
 
 
 def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Match visible envelopes: those sent or received, and those of visible sessions."""
+    """Match the envelopes that the principal sent or received, and those of visible sessions."""
     if scope is VisibilityScope.ALL:
         return sa.true()
     return sa.or_(
@@ -113,7 +113,7 @@ def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
 
 
 def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Match rows that belong to a visible session: runs, records, approvals, events."""
+    """Match rows whose `column` names a visible session: runs, records, approvals, events."""
     if scope is VisibilityScope.ALL:
         return sa.true()
     seen = t.sessions.alias("seen")
@@ -121,7 +121,7 @@ def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) ->
 
 
 def visible_approvals(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Match the approvals of visible sessions, and those put to the current person."""
+    """Match the approvals of visible sessions, and those that were put to the person in the parameters."""
     if scope is not VisibilityScope.PERSON:
         return in_visible_session(scope, t.approvals.c.session)
     return sa.or_(in_visible_session(scope, t.approvals.c.session), t.approvals.c.asked.like(_b("me_listed")))

@@ -34,13 +34,13 @@ LOCK_CLASS = 1_380_275_273  # advisory lock numbers are shared by all programs o
 SERVER, CONNECTIONS = 1, 2
 
 RETAKE_INTERVAL_S = 1.0
-"""Time between two attempts to take a lost lock again."""
+"""Time between two attempts to acquire a lost lock again."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 15, 5, 3
 LABEL_BYTES_MAX = 63  # PostgreSQL truncates an application_name to this length
 HOST_BYTES_MAX = 24
 
 _LOCK_NOT_AVAILABLE = "55P03"
-# A machine that vanished closes no connection. Without keepalives, PostgreSQL waits two hours for it.
+# A machine that loses power closes no connection. Without keepalives, PostgreSQL waits two hours for it.
 _SERVER_KEEPALIVES: Mapping[str, str] = {
     "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
     "tcp_keepalives_interval": str(KEEPALIVE_INTERVAL_S),
@@ -63,7 +63,8 @@ _HOLDERS = """
 
 
 class LockNotHeld(Exception):
-    """A new connection found that this server does not hold the lock. Acquire it again and retry."""
+    """A new connection found that this server does not hold the lock. The caller acquires the lock
+    again and retries."""
 
 
 class LockHolder(Struct, frozen=True):
@@ -76,7 +77,7 @@ class LockHolder(Struct, frozen=True):
 
 
 def server_label(*, host: str, pid: int, directory: str) -> str:
-    """Describe a server within PostgreSQL's length limit. A long directory loses its beginning."""
+    """Describe a server within PostgreSQL's length limit. The beginning of a long directory is cut off."""
     start = f"retinue pid {pid} on {_to_ascii(host)[:HOST_BYTES_MAX]} "
     left = LABEL_BYTES_MAX - len(start)
     shown = _to_ascii(directory)
@@ -84,12 +85,13 @@ def server_label(*, host: str, pid: int, directory: str) -> str:
 
 
 def _to_ascii(text: str) -> str:
-    """Replace characters that PostgreSQL does not allow in an application_name."""
+    """Replace characters that PostgreSQL does not allow in an `application_name`."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
 
 
 class ServerLock:
-    """Held from `acquire` to `close`. A lost connection is detected at once, and the lock is acquired again."""
+    """The lock of a server, held from `acquire` to `close`. If its connection is lost, the lock is
+    acquired again at once."""
 
     def __init__(self, url: sa.URL, request: LockRequest) -> None:
         self.label = server_label(host=request.host, pid=request.pid, directory=str(request.directory))
@@ -127,7 +129,7 @@ class ServerLock:
         self._keep_task = asyncio.create_task(self._retake_when_lost())
 
     async def ensure_held(self) -> None:
-        """Ensure that this server holds the lock: acquire it again if it was lost, or raise."""
+        """Acquire the lock again if it was lost. Raises a `StoreError` if that fails."""
         if self._held:
             return
         async with self._retake_mutex:
@@ -137,7 +139,7 @@ class ServerLock:
     def check_connection(self, connection: Any, _record: object) -> None:
         """Make a new connection of the store share CONNECTIONS, then check that this server holds SERVER.
 
-        The order matters. A server that acquires SERVER after our check must wait for CONNECTIONS,
+        The order matters. A server that acquires SERVER after this check must wait for CONNECTIONS,
         and so for the end of this connection.
         """
         held_by = self._pid
@@ -183,7 +185,7 @@ class ServerLock:
                 await conn.close()
 
     async def _acquire_key(self, conn: AsyncConnection, key: int) -> LockHolder | None:
-        """Acquire one lock, or return its holder."""
+        """Acquire one lock. If another connection holds it, return that holder."""
         while not await _try_acquire(conn, key):
             row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
             if row is None:
@@ -203,7 +205,7 @@ class ServerLock:
         self._lost.clear()
 
     async def _watch(self, driver: Any) -> None:
-        """Wait until the connection ends. Nothing is sent on it, so the end is all there is to receive."""
+        """Wait until the connection ends. PostgreSQL sends nothing else on it."""
         with contextlib.suppress(psycopg.Error, OSError):
             async for _ in driver.notifies():
                 pass
@@ -215,7 +217,7 @@ class ServerLock:
         self._lost.set()
 
     async def _retake_when_lost(self) -> None:
-        """Acquire a lost lock again, even while there are no writes."""
+        """Acquire the lock again whenever it is lost, even while there are no writes."""
         while True:
             await self._lost.wait()
             try:
@@ -260,7 +262,8 @@ async def _try_acquire(conn: AsyncConnection, key: int) -> bool:
 
 
 def _set_config_sql(wanted: Mapping[str, str]) -> str:
-    """Return SQL that sets, for this session, those settings that this PostgreSQL version has."""
+    """Return SQL that changes settings for this database session. A setting that this PostgreSQL
+    version does not have is ignored."""
     values = ", ".join(f"('{name}', '{value}')" for name, value in wanted.items())
     return f"SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES {values}) w(name, value) USING (name)"
 

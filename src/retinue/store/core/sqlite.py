@@ -64,7 +64,7 @@ sqlite3.register_adapter(bool, int)
 
 
 def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> FastConnection:
-    """Open a connection that leaves every BEGIN and COMMIT to us."""
+    """Open a connection that runs BEGIN and COMMIT only when we do."""
 
     def dbapi() -> sqlite3.Connection:
         raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
@@ -83,7 +83,7 @@ def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> 
 
 
 def configure(raw: sqlite3.Connection, *, writable: bool, cache_kib: int = CACHE_KIB) -> None:
-    """Set the durability pragmas, and read back that they took effect."""
+    """Set the pragmas, and check that commits are durable."""
     raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     if writable:
         (journal,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -180,7 +180,8 @@ def _run_in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, write: _Pend
 
 
 class SqliteStore:
-    """The default store. Opened by `retinue.store.open_store.open_store`, which upgrades the schema first."""
+    """The default store, in one SQLite file. `retinue.store.open_store.open_store` opens it, after
+    upgrading the schema."""
 
     def __init__(self, path: Path, *, faults: CrashPoints = NO_FAULTS) -> None:
         self.path = path
@@ -216,11 +217,11 @@ class SqliteStore:
         return await future
 
     def _commit_pending(self) -> None:
-        """Commit the writes of one event loop iteration, in the writer thread or right here.
+        """Commit the writes of one event loop iteration, in the writer thread or on the event loop.
 
-        For a single write, switching to another thread and back costs about as much as its commit.
-        But many writes share one commit, and the event loop continues while the thread commits. So
-        we commit here only while the load is low and commits are fast. See
+        For a single write, switching to another thread and back costs about as much as the commit.
+        But in the thread, many writes share one commit, and the event loop continues. So a commit
+        runs on the event loop only while the load is low and commits are fast. See
         docs/decisions/0005-a-lone-commit-is-made-on-the-loop.md.
         """
         group, self._pending = self._pending, []
@@ -236,7 +237,8 @@ class SqliteStore:
             self._write_queue.put(group)
 
     def _is_disk_fast(self) -> bool:
-        """Whether the disk is fast. On a busy processor most commits are slow too, but not all of them."""
+        """Whether the disk is fast. It is if some of the latest commits were fast: on a busy
+        processor, most commits are slow even then."""
         taken_s = sorted(self._commit_times_s)
         return not taken_s or taken_s[len(taken_s) // FAST_COMMIT_QUANTILE] < LOOP_COMMIT_S_MAX
 
@@ -345,8 +347,8 @@ def read_on_writer(conn: sa.Connection, body: TransactionBody[T]) -> T:
     """Run `body` on a consistent snapshot of the writing connection.
 
     `PRAGMA query_only` is not used: each change of it makes SQLite prepare every statement again.
-    `snapshot` ends with ROLLBACK, so a body that writes has no effect. The write is reported as an
-    error, as on the other connections.
+    `snapshot` ends with ROLLBACK, so a body that writes has no effect. It gets the same error as on
+    the other connections.
     """
     raw = _dbapi_connection(conn)
     changes = raw.total_changes
@@ -357,7 +359,7 @@ def read_on_writer(conn: sa.Connection, body: TransactionBody[T]) -> T:
 
 
 class InlineStore:
-    """The same store without threads, for simulation: each commit happens within one event loop step.
+    """The SQLite store without threads, for simulation. Each commit happens within one step of the event loop.
 
     `write` yields to the event loop before and after its commit, so that a simulation can run
     anything in between.

@@ -1,8 +1,8 @@
 """The tables. Times are Unix milliseconds, bodies are JSON text, ids are 32 hex digits.
 
-Partial indexes contain only open rows, so accepting and claiming cost the same for ten envelopes
-and for a million. Their conditions are literals, here and in the statements that use them: a query
-planner cannot prove them from a bound parameter.
+Partial indexes contain only open rows, so accepting and claiming cost the same with ten envelopes
+in the store and with a million. The conditions of these indexes use literals, here and in
+statements. With a bound parameter, the query planner could not tell that an index applies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ metadata = sa.MetaData(
 
 
 def sql_literal(quoted: str) -> sa.ColumnClause[str]:
-    """Return an SQL literal. The planner sees its value, so it can use a partial index."""
+    """Return an SQL literal. Unlike a bound parameter, it lets the query planner use a partial index."""
     return sa.literal_column(quoted, sa.String)
 
 
@@ -40,14 +40,14 @@ _PARTIAL_INDEXES: list[tuple[sa.Index, sa.ColumnElement[bool]]] = []
 def _add_partial_index(
     name: str, *columns: sa.Column[Any], where: sa.ColumnElement[bool], unique: bool = False
 ) -> None:
-    """Add an index over the open rows only."""
+    """Add an index that contains only the rows that match `where`."""
     _PARTIAL_INDEXES.append((sa.Index(name, *columns, unique=unique, sqlite_where=where), where))
 
 
 def add_postgres_conditions() -> None:
     """Add the conditions of the partial indexes for PostgreSQL.
 
-    Only a PostgreSQL store pays for importing its dialect.
+    This is a separate step, so that only a PostgreSQL store imports the dialect.
     """
     for index, where in _PARTIAL_INDEXES:
         index.dialect_options["postgresql"]["where"] = where
@@ -304,7 +304,7 @@ records = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# A cache derived from `records`. It is ignored where it disagrees: see `store/sessions/record_chunks`.
+# A cache of `records`: see `store/sessions/record_chunks`.
 record_chunks = sa.Table(
     "record_chunks",
     metadata,
@@ -429,7 +429,7 @@ approvals = sa.Table(
     sa.Column("scope", sa.String(16), nullable=False),  # of an approval: once, session, always
     sa.Column("asked", sa.Text, nullable=False),  # addresses of the people who were asked, as a list
     sa.Column("comment", sa.Text, nullable=False),  # the text that came with the decision
-    sa.Column("agent", sa.String(64), nullable=False),  # the agent that gets the permission; empty: the one that asked
+    sa.Column("agent", sa.String(64), nullable=False),  # the agent that gets the grant; empty: the agent that asked
     _ms_column("escalate_ms", nullable=True),  # when the next person is asked
 )
 
@@ -471,7 +471,7 @@ audit = sa.Table(
 )
 sa.Index("ix_audit_at", audit.c.at_ms)
 
-# The end of each chain at a certain hour: a chain that was truncated later no longer reaches it.
+# The end of each chain at one time. If a chain is truncated later, the entry at this position is missing.
 audit_anchors = sa.Table(
     "audit_anchors",
     metadata,
@@ -483,7 +483,7 @@ audit_anchors = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# The trust of files that an agent has written. A file without a row is the server's own.
+# The trust of files, as labels: see `store/agents/file_trust`.
 file_trust = sa.Table(
     "file_trust",
     metadata,
@@ -494,7 +494,7 @@ file_trust = sa.Table(
     _ms_column("at_ms"),
 )
 
-# Commands that were started and left running in the background.
+# Commands that tools started, also those that continue in the background.
 processes = sa.Table(
     "processes",
     metadata,
@@ -623,7 +623,7 @@ credentials = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Which credential must not be used for which model, and until when. An empty model means all models.
+# Until when a credential must not be used for a model. An empty model means all models.
 cooldowns = sa.Table(
     "cooldowns",
     metadata,
@@ -651,7 +651,7 @@ events = sa.Table(
     sa.Column("person", sa.String(64)),  # its recipient, besides those who can see its session
 )
 
-# The only record of a run that was suspended, resumed, or read further messages.
+# Suspensions and resumptions of a run, and messages that it read later, are stored only as these events.
 is_run_progress = events.c.kind.in_(
     (sql_literal("'run.joined'"), sql_literal("'run.suspended'"), sql_literal("'run.resumed'"))
 )
@@ -674,7 +674,7 @@ notifications = sa.Table(
 sa.Index("ix_notifications_person", notifications.c.person, notifications.c.at_ms, notifications.c.id)
 _add_partial_index("ix_notifications_unread", notifications.c.person, where=notifications.c.read_ms.is_(None))
 
-# Questions with fields that an agent put to a person. The answers reach it as an envelope from that person.
+# Forms with fields that an agent sent to a person. The answers return as an envelope from that person.
 questionnaires = sa.Table(
     "questionnaires",
     metadata,
@@ -685,7 +685,7 @@ questionnaires = sa.Table(
     _id_column("run", nullable=False),
     sa.Column("title", sa.Text, nullable=False),
     sa.Column("fields", sa.Text, nullable=False),
-    sa.Column("trust", sa.String(16), nullable=False),  # of what the agent knew when it wrote them
+    sa.Column("trust", sa.String(16), nullable=False),  # trust of the agent's context when it wrote the questions
     sa.Column("state", sa.String(16), nullable=False),
     _ms_column("asked_ms"),
     _ms_column("expires_ms"),
@@ -720,7 +720,7 @@ instructions = sa.Table(
     _ms_column("at_ms"),
 )
 
-# The id by which an external agent knows a session, if one was chosen. It survives the deletion of the session.
+# The id that an external agent uses for a session, if it chose one. It stays when the session is deleted.
 external_keys = sa.Table(
     "external_keys",
     metadata,
@@ -755,7 +755,7 @@ schedules = sa.Table(
     sa.Column("enabled", sa.Boolean, nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("zone", sa.String(64), nullable=False),
-    sa.Column("has_file", sa.Boolean, nullable=False),  # whether it has a file
+    sa.Column("has_file", sa.Boolean, nullable=False),  # whether the schedule has a file
     sa.Column("heartbeat_hash", sa.String(64)),  # hash of the last text that a heartbeat reported
     _ms_column("heartbeat_ms", nullable=True),
     _ms_column("created_ms"),
@@ -783,14 +783,14 @@ occurrences = sa.Table(
     _id_column("envelope"),
     _ms_column("started_ms", nullable=True),
     _ms_column("ended_ms", nullable=True),
-    _ms_column("last_run_ms", nullable=True),  # before this occurrence
+    _ms_column("last_run_ms", nullable=True),  # when the schedule last ran before this occurrence
     sa.ForeignKeyConstraint(["schedule"], ["schedules.id"]),
     sqlite_with_rowid=False,
 )
 OPEN_OCCURRENCE_STATES = (sql_literal("'waiting'"), sql_literal("'working'"))
 _is_open_occurrence = occurrences.c.state.in_(OPEN_OCCURRENCE_STATES)
 _is_by_clock = occurrences.c.made_by == sql_literal("'clock'")
-# One open occurrence at a time, and none twice: the store enforces what a bug in our code could break.
+# At most one open occurrence per schedule, and none twice: the database enforces this in case our code has a bug.
 _add_partial_index(
     "uq_occurrences_open", occurrences.c.schedule, where=sa.and_(_is_open_occurrence, _is_by_clock), unique=True
 )
@@ -811,13 +811,13 @@ _add_partial_index(
 
 # --- channels: who may write from outside, and which agent answers ---
 
-# Which agent answers where. An empty column matches everything: no account means every account of the connector.
+# Which agent answers in which channels. An empty column matches everything: no account means every account.
 bindings = sa.Table(
     "bindings",
     metadata,
     _id_column("id", primary_key=True),
     sa.Column("agent", sa.String(64), sa.ForeignKey("agents.name"), nullable=False),
-    sa.Column("extra_agents", sa.Text, nullable=False),  # JSON: further agents that answer there, each independently
+    sa.Column("extra_agents", sa.Text, nullable=False),  # JSON: further agents that answer, each independently
     sa.Column("connector", sa.String(64), nullable=False),
     sa.Column("account", sa.String(64), nullable=False),
     sa.Column("peer_kind", sa.String(8), nullable=False),
@@ -831,7 +831,7 @@ bindings = sa.Table(
 )
 sa.Index("ix_bindings_agent", bindings.c.agent)
 
-# Platform ids linked to people: by the permanent id, never by a display name, which anyone can choose.
+# Platform ids linked to people. The id never changes; a display name, which anyone can choose, is not used.
 identities = sa.Table(
     "identities",
     metadata,
@@ -881,7 +881,7 @@ admitted_senders = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Poison messages: inbound messages that failed again and again, stored for a person so that the others can continue.
+# Poison messages: inbound messages that failed repeatedly, stored for a person so that other messages can continue.
 poison_messages = sa.Table(
     "poison_messages",
     metadata,
@@ -899,7 +899,7 @@ poison_messages = sa.Table(
 )
 sa.Index("ix_poison_messages_at", poison_messages.c.at_ms, poison_messages.c.id)
 
-# Ambient messages: written in a channel, but not to the agent. Shown once, with the next message from there.
+# Ambient messages: written in a channel, but not to the agent. It reads them once, with the next message.
 ambient_messages = sa.Table(
     "ambient_messages",
     metadata,
@@ -914,7 +914,7 @@ ambient_messages = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Small state of a connector: its read position, the senders it knows.
+# Small key-value state of a connector, such as its read position.
 connector_state = sa.Table(
     "connector_state",
     metadata,
@@ -933,7 +933,7 @@ delivery_parts = sa.Table(
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("channel", sa.Text, nullable=False),
     sa.Column("receipt", sa.Text, nullable=False),
-    sa.Column("split_by", sa.Text),  # in the first delivered part: how the text was split, to split the rest alike
+    sa.Column("split_by", sa.Text),  # with the first delivered part: how the text was split, so that the rest fits
     _ms_column("at_ms"),
     sqlite_with_rowid=False,
 )
@@ -947,8 +947,8 @@ SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_
        CASE WHEN status = 'suspended' THEN 'running' ELSE status END AS status, error
 FROM kept
 """
-"""Hi-Boss's audit relation, for the queries people already have. Read-only: through a view over the bare table,
-PostgreSQL would let anyone change or delete runs; not so through a WITH."""
+"""The audit relation of Hi-Boss, so that existing queries continue to work. It is a WITH, and
+therefore read-only: PostgreSQL would allow changes of runs through a plain view of the table."""
 
 INSERT_SERVER_ROW = "INSERT INTO counters (id, event_seq, envelope_seq, latest_ms) VALUES (1, 0, 0, 0)"
 
@@ -961,9 +961,9 @@ _alembic_version = sa.Table(
 
 
 def create_schema(conn: sa.Connection, revision: str) -> None:
-    """Create the complete schema in an empty store, and stamp it as if the migrations had run."""
+    """Create the complete schema in an empty store, and record its revision as if the migrations had run."""
     statements = _create_statements(conn.dialect)
-    if conn.dialect.name == "postgresql":  # one round trip; SQLite's way to run several would commit first
+    if conn.dialect.name == "postgresql":  # in one round trip; sqlite3 would have to commit first
         statements = ("; ".join(statements),)
     for statement in statements:
         conn.exec_driver_sql(statement, execution_options={"no_parameters": True})
@@ -974,7 +974,7 @@ _COMPILED: dict[str, tuple[str, ...]] = {}
 
 
 def _create_statements(dialect: sa.Dialect) -> tuple[str, ...]:
-    """Return the DDL of all tables, cached by dialect: compiling it takes longer than running it."""
+    """Return the DDL of all tables. It is cached by dialect, because compiling it takes longer than running it."""
     if dialect.name not in _COMPILED:
         ddl: list[str] = []
 
@@ -986,6 +986,6 @@ def _create_statements(dialect: sa.Dialect) -> tuple[str, ...]:
         _alembic_version.create(mock, checkfirst=False)
         _COMPILED[dialect.name] = (*ddl, AGENT_RUNS_VIEW, INSERT_SERVER_ROW)
         for table in metadata.tables.values():
-            for column in table.columns:  # none has options, but SQLAlchemy created half a megabyte of empty ones
+            for column in table.columns:  # frees half a megabyte of empty options that SQLAlchemy has created
                 memoized_property.reset(column, "dialect_options")
     return _COMPILED[dialect.name]

@@ -1,8 +1,8 @@
 """The state of one write transaction: its time, its sequence numbers and the events it emits.
 
-Every write opens a `Transaction` first. It locks the single row of the table `counters` until COMMIT.
-On PostgreSQL this makes sequence numbers follow commit order, which a sequence would not, and gives
-all writes one lock order. SQLite has only one writer anyway.
+Every write opens a `Transaction` first. It locks the single row of the table `counters` until
+COMMIT. On PostgreSQL, sequence numbers therefore follow commit order, which those of a sequence
+would not, and all writes take locks in the same order. SQLite has only one writer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def latest_ms(conn: sa.Connection) -> int:
-    """Return the time of the newest commit. Later commits never have an earlier time."""
+    """Return the time of the newest commit. No later commit has an earlier time."""
     return conn.execute(_select_latest_ms).scalar_one()
 
 
@@ -42,7 +42,7 @@ class Transaction:
 
     @property
     def event_seq(self) -> int:
-        """The sequence number of the newest event once this transaction is closed."""
+        """The sequence number of the newest event, including the events of this transaction."""
         return self._event_seq
 
     def next_envelope_seq(self) -> int:
@@ -60,7 +60,7 @@ class Transaction:
         person: str | None = None,
         **body: Any,
     ) -> None:
-        """Add an event, stored on `close`. `person` also receives it, whether or not they can see its session."""
+        """Add an event. It is stored on `close`. `person` receives it even if they cannot see its session."""
         self._event_seq += 1
         self._events.append(
             {

@@ -1,4 +1,5 @@
-"""Attachments on disk. Each file is named by the hash of its content and complete before the database refers to it."""
+"""Attachments on disk. The name of a file is the hash of its content. A file is complete before the
+database refers to it."""
 
 from __future__ import annotations
 
@@ -50,10 +51,11 @@ _LOCKABLE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NFS lock
 
 
 class AttachmentFiles:
-    """The attachment directory: `root/ab/cdef...`, readable only by the owner. Calls block: use a thread in async code.
+    """The attachment directory: `root/ab/cdef...`, readable only by the owner. Methods block, so
+    async code calls them in a thread.
 
-    Nothing outside `root` is read, written or removed. File names are made of hashes, so no sender
-    chooses one, and every step below `root` refuses to follow a link.
+    Nothing outside `root` is read, written or removed. File names are hashes, so senders cannot
+    choose them, and links below `root` are not followed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -65,8 +67,8 @@ class AttachmentFiles:
     def store(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
         """Store the bytes. Once this returns they survive a crash; if it raises, no partial file is visible.
 
-        Existing bytes are left alone, or restored if they were damaged. Errors raised by `chunks`
-        itself are passed on.
+        If a file with the same bytes exists, it stays; if it is damaged, it is replaced. Errors
+        raised by `chunks` are not translated.
         """
         shown = safe_file_name(name)
         with _closing(self._open_root()) as root, self._temp_file(root) as (temp, writing):
@@ -84,7 +86,8 @@ class AttachmentFiles:
         return self._root / shard / rest
 
     def open(self, hash: str) -> BinaryIO:
-        """Open the bytes of this hash for reading. A link, or anything but a plain file, is refused; see `verify`."""
+        """Open the file with this hash for reading. Anything but a plain file is refused. Its
+        content is not checked; see `verify`."""
         shard_name, rest = _split_hash(hash)
         with _translate_errors("read an attachment"):
             try:
@@ -105,7 +108,7 @@ class AttachmentFiles:
             return False
 
     def list_unwanted(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> list[str]:
-        """List the hashes that `keep` rejects: those that a sweep would remove."""
+        """List the hashes of files that a sweep would remove because `keep` rejects them."""
         found: list[str] = []
         with suppress(FileNotFoundError), _closing(os.open(self._root, _ROOT)) as root:
             for name in filter(_SHARD.fullmatch, _list_names(root)):
@@ -116,10 +119,9 @@ class AttachmentFiles:
     def sweep(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> int:
         """Remove files whose hash `keep` rejects, and partial files left by a crash. Returns how many.
 
-        A file that is being written is left alone. One that was just stored and that no commit
-        refers to yet looks like any unwanted file. So sweep while nothing is accepted, or pass
-        `before`. Then newer files stay, and so does everything stored in the last hour, even if the
-        file is old.
+        A file that is being written is not removed. But a file that was just stored looks unwanted
+        until a commit refers to it. So sweep while nothing is accepted, or pass `before`. Then
+        files that are newer stay, and so do files that were stored again in the last hour.
         """
         removed = 0
         with _translate_errors("delete unused attachments"):
@@ -167,7 +169,7 @@ class AttachmentFiles:
 
     @contextmanager
     def _temp_file(self, root: int) -> Generator[tuple[str, int]]:
-        """Create a locked temporary file beside the shards. It is removed afterwards unless it was renamed."""
+        """Create a locked temporary file in the root. It is removed afterwards unless it was renamed."""
         with _translate_errors("store an attachment"):
             name, writing = self._create_temp_file(root)
         try:
@@ -184,7 +186,7 @@ class AttachmentFiles:
                 writing = os.open(name, _NEW, mode=0o600, dir_fd=root)
             except FileExistsError:  # left by a crashed process with the same pid; a sweep removes it
                 continue
-            # The lock distinguishes our file from a leftover, without a clock.
+            # The lock distinguishes a file that is being written from the leftover of a crash.
             fcntl.flock(writing, fcntl.LOCK_EX)
             if os.fstat(writing).st_nlink:
                 return name, writing

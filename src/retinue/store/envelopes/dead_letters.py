@@ -1,8 +1,8 @@
 """Dead letters: envelopes that failed for good, stored so that a person can inspect and retry them.
 
-A retry is a new envelope (sent by `outbox/dead_letter_retry`); the old one stays done. All retries
-of an envelope, and the retries of those, are numbered in one sequence under the first envelope's
-id. So finding them needs no search.
+A retry is a new envelope (sent by `outbox/dead_letter_retry`); the dead letter itself stays done.
+All retries of an envelope, and the retries of retries, are numbered in one sequence. Their keys
+consist of the first envelope's id and the number, so they are found by key.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _before = PerScope(
 class DeadLetter(Struct, frozen=True, kw_only=True):
     envelope: Envelope
     settled: SettledOutcome
-    retry: Envelope | None = None  # the latest one
+    retry: Envelope | None = None  # the latest retry
 
 
 def load_dead_letters(
     conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[DeadLetter]:
-    """List dead letters, newest first. `before` is the id of the last one that was shown."""
+    """List dead letters, newest first. To continue a list, pass the id of its last dead letter as `before`."""
     scope, who = visibility_scope(seen_by), principal_parameters(seen_by)
     if before is None:
         rows = conn.execute(_newest[scope], {"limit": limit, **who}).all()
@@ -82,14 +82,14 @@ def retry_key(first: EnvelopeId, number: int) -> str:
 
 
 def original_envelope_id(envelope: Envelope) -> EnvelopeId:
-    """Return the id of the original envelope: the key of a retry contains it."""
+    """Return the id of the envelope that was retried first. For any envelope that is no retry, this is its own id."""
     if envelope.source != RETRY_SOURCE:
         return envelope.id
     return EnvelopeId(envelope.idempotency_key.partition("/")[0])
 
 
 def list_retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
-    """List all retries in the sequence of this envelope, oldest first."""
+    """List all retries in the sequence to which this envelope belongs, oldest first."""
     first = original_envelope_id(envelope)
     found: list[Envelope] = []
     for number in range(1, RETRIES_MAX + 1):

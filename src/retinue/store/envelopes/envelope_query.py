@@ -1,4 +1,4 @@
-"""Lists of envelopes by sender, recipient, status and time, and the newest ones."""
+"""Lists of envelopes: by sender, recipient, status and time, or simply the newest."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from retinue.store.core.row_visibility import (
 )
 from retinue.store.envelopes.envelopes import envelope_from_row
 
-RECENT_SCANNED_MAX = 5_000  # for principals that cannot see everything
+RECENT_SCANNED_MAX = 5_000  # the newest envelopes, of which a list contains the visible ones
 
 _b = sa.bindparam
 _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
 
 
 class EnvelopeQuery(Struct, frozen=True, kw_only=True):
-    """Selects envelopes. An agent's address includes all its sessions. `due_ms`: only those due by then."""
+    """Selects envelopes. An agent's address includes the addresses of its sessions. `due_ms`: only
+    envelopes that are due at this time."""
 
     side: str  # "from" or "to"
     address: Address

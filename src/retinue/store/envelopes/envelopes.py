@@ -46,7 +46,7 @@ _due = (
     .where(
         t.envelopes.c.session == _b("session"),
         t.envelopes.c.status == t.PENDING,
-        # All existing ranks. Naming them lets the index scan stop at what is due, before later envelopes.
+        # These are all ranks. Because they are named, the index scan stops before envelopes that are due later.
         t.envelopes.c.rank.in_((t.sql_literal("0"), t.sql_literal("1"))),
         t.envelopes.c.due_ms <= _b("now"),
     )
@@ -89,7 +89,7 @@ _due_lanes = (
     .distinct()
     .limit(_b("limit"))
 )
-# The rank is always 1 outside lanes. Naming it lets the lane index go straight to what is due.
+# The rank is always 1 outside lanes. Because the condition names it, the lane index finds due envelopes directly.
 _is_due_without_lane = sa.and_(
     t.envelopes.c.status == t.PENDING,
     t.envelopes.c.session.is_(None),
@@ -232,10 +232,10 @@ def add(
     run: RunId | None = None,
     held: bool = False,
 ) -> None:
-    """Insert a draft and count it, in the caller's transaction.
+    """Insert a draft as an envelope, and count it in the sums of its day. The caller has an open transaction.
 
-    Its status is pending, or done if it already has an outcome, or claimed if a run starts with it.
-    A `held` envelope is not due before `release_held`, even if its time has come.
+    The envelope is done if `outcome` is given, claimed if `run` is given, and otherwise pending. A
+    `held` envelope becomes due only with `release_held`, even if its time has come.
     """
     status = (
         EnvelopeStatus.DONE
@@ -286,7 +286,7 @@ def add(
 def build_accepted_envelope(
     draft: EnvelopeDraft, *, seq: int, at_ms: int, session: SessionId, recipient: Address
 ) -> Envelope:
-    """Build the envelope of a draft that was just accepted and is due at once."""
+    """Build the pending envelope of a draft that was just accepted and is due at once."""
     at = from_ms(at_ms)
     return Envelope(
         seq=seq,
@@ -328,7 +328,8 @@ def get_by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
 
 
 def resolve_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> EnvelopeId:
-    """Return the one envelope that a short id names. Raises an error with the candidates if there are more."""
+    """Return the id of the one envelope that a short id names. Raises an error with the candidates
+    if there is more than one."""
     return EnvelopeId(find_by_short_id(conn, text, (IdKind.ENVELOPE,), seen_by=seen_by)[1])
 
 
@@ -339,7 +340,8 @@ def list_due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> l
 
 
 def list_oldest_droppable(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """List a lane's oldest waiting envelopes that newer ones may replace: never an answer or a notification."""
+    """List the oldest waiting envelopes of a lane that may be dropped for newer ones. Answers and
+    notices are not among them."""
     rows = conn.execute(_oldest_droppable, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_from_row(row) for row in rows]
 
@@ -370,7 +372,7 @@ class DueLane(Struct, frozen=True):
 
 
 def list_due_lanes(conn: sa.Connection, *, since_ms: int, now_ms: int, limit: int) -> list[DueLane]:
-    """List the lanes in which an envelope became due in (since, now]."""
+    """List the lanes in which an envelope became due after `since_ms`, up to and including `now_ms`."""
     rows = conn.execute(_due_lanes, {"since": since_ms, "now": now_ms, "limit": limit})
     return [DueLane(SessionId(r.session), r.agent, r.origin_kind) for r in rows]
 
@@ -386,7 +388,7 @@ def list_due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list
 
 
 def next_due_or_expiry_ms(conn: sa.Connection, now_ms: int) -> int | None:
-    """Return when the scheduler must act next: the earliest due time after now, or an expiry."""
+    """Return when the scheduler must act next: the next due time after now or the next expiry, whichever is earlier."""
     moments = [
         conn.execute(_next_due, {"now": now_ms}).scalar(),
         next_expiry_ms(conn),
@@ -407,7 +409,7 @@ def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: i
 
 
 def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
-    """Record that this run has read these envelopes, although they still wait for their own run."""
+    """Record that this run has read these envelopes early. They still wait for a run of their own."""
     conn.execute(_mark_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
 
 
@@ -429,18 +431,18 @@ def list_held(conn: sa.Connection, run: str) -> list[Envelope]:
 
 
 def return_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
-    """Make a claimed envelope wait for its next delivery attempt."""
+    """Make a claimed envelope pending again, so that it waits for its next delivery attempt."""
     conn.execute(_return_to_pending, {"the_id": id_, "due": due_ms})
 
 
 def has_run_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
-    """Whether a run has sent an envelope to this recipient, besides its answer."""
+    """Whether a run has sent an envelope to this recipient with a tool, besides its answer."""
     values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
     return conn.execute(_sent_by_run, values).first() is not None
 
 
 def list_texts_sent_by_run(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
-    """List the texts that a run has sent to this recipient before its answer: by a tool, and between its calls."""
+    """List the texts that a run has sent to this recipient before its answer: with tools, and as interim replies."""
     found: list[str] = []
     for low, high in ((f"{run}/", f"{run}0"), (f"said/{run}/", f"said/{run}0")):
         values = {"low": low, "high": high, "recipient": recipient, "limit": RUN_MESSAGES_MAX}
@@ -449,7 +451,7 @@ def list_texts_sent_by_run(conn: sa.Connection, *, run: str, recipient: str) -> 
 
 
 def get_waiting_interim(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
-    """Return the last message that a run sent between its calls, if its delivery has not started."""
+    """Return the last interim reply of a run to this recipient, if its delivery has not started."""
     values = {"low": f"said/{run}/", "high": f"said/{run}0", "recipient": recipient}
     row = conn.execute(_waiting_interim, values).one_or_none()
     return envelope_from_row(row) if row else None
@@ -473,7 +475,7 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """End envelopes. Call `outcomes.settle` instead, which also advances schedules."""
+    """Settle envelopes. Do not call this directly: `outcomes.settle` also advances schedules."""
     conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
     _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
 

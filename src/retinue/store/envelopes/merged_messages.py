@@ -1,7 +1,7 @@
-"""Find the envelope of a platform message whose own key does not name it.
+"""Find the envelope of a platform message that cannot be found by the message's own idempotency key.
 
-The message is a delivery part of an outbound envelope, or one of several that were accepted as one
-envelope.
+Such a message is a delivery part of an outbound envelope, or it was merged with other messages into
+one inbound envelope.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retinue.store.envelopes.envelopes import envelope_from_row
 
 _b = sa.bindparam
 _p = t.delivery_parts.c
-# Only if the envelope exists: the process may have stopped before it was accepted.
+# The join requires that the envelope exists: the process may have stopped before it was accepted.
 _find = (
     sa.select(t.envelopes)
     .join(t.delivery_parts, _p.envelope == t.envelopes.c.id)
@@ -34,7 +34,7 @@ def find(conn: sa.Connection, channel: str, message_id: str) -> Envelope | None:
 
 
 def insert(conn: sa.Connection, envelope: EnvelopeId, channel: str, message_ids: Sequence[str], *, at_ms: int) -> None:
-    """Record the merged messages before the envelope is accepted, so that each is known as soon as it is."""
+    """Record the merged messages before the envelope is accepted, so that all of them are known from then on."""
     rows = [
         {"envelope": envelope, "part": part, "channel": channel, "receipt": message_id, "at_ms": at_ms}
         for part, message_id in enumerate(message_ids)

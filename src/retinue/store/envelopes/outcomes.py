@@ -1,6 +1,6 @@
-"""End envelopes with exactly one outcome each, and advance the schedule of an envelope that was an occurrence.
+"""Settle envelopes with exactly one outcome each, and advance the schedule if an envelope was an occurrence.
 
-Every accepted envelope ends here, so that no way of ending can forget the schedule.
+Every accepted envelope is settled here, so that the schedule is never forgotten.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """Settle envelopes. A second outcome for one of them violates a constraint."""
+    """Settle envelopes. A second outcome for an envelope violates a constraint of the database."""
     envelopes.settle(tx.conn, ids, outcome, because=because, at_ms=tx.at_ms, answer=answer, silent=silent)
     schedules.record_outcomes(tx, ids, outcome, because=because)

@@ -1,4 +1,4 @@
-"""Reply threads: what an envelope replies to, what that replied to, and so on back to the root."""
+"""Reply threads: the envelope that an envelope replies to, the one before that, and so on back to the root."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _select_chain = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
 class ReplyThread(Struct, frozen=True, kw_only=True):
     """A chain of replies, from the requested envelope to the root.
 
-    If it is too long, it contains the nearest envelopes and the root; `left_out` is the number
-    between them.
+    A long chain contains only the envelopes nearest to the requested one, and the root. `left_out`
+    is the number between them.
     """
 
     envelopes: tuple[Envelope, ...]
     total: int
-    whole: bool  # whether the last one is the root: false in a cycle, after a gap, or beyond the hop limit
-    purged: bool = False  # whether the envelope before the last one was purged, as far as is still known
+    whole: bool  # whether the last envelope is the root: false in a cycle, after a gap, or beyond the hop limit
+    purged: bool = False  # whether the chain ends because the next envelope was purged, as far as is still known
 
     @property
     def left_out(self) -> int:
@@ -48,7 +48,8 @@ class ReplyThread(Struct, frozen=True, kw_only=True):
 
 
 def get_reply_thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> ReplyThread:
-    """Return the chain from the envelope that a short id names back to its root, as far as it is visible."""
+    """Return the chain from the envelope that a short id names back to its root. It ends before an
+    envelope that the caller cannot see."""
     ids: dict[EnvelopeId, None] = {}  # in the order of the chain
     earlier: str | None = None
     for row in conn.execute(

@@ -28,5 +28,5 @@ def get(conn: sa.Connection, envelope: str) -> Webhook | None:
 
 
 def clear_headers(conn: sa.Connection, envelope: str) -> None:
-    """Clear the headers, which may be secret, once the webhook was called."""
+    """Clear the headers, which may be secret. Called after the webhook request was made."""
     conn.execute(_clear_headers, {"the_letter": envelope})

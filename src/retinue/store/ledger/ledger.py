@@ -1,6 +1,6 @@
 """The ledger: sums over the store, and equations that prove that nothing was lost.
 
-Run by `store.scan`, so that everything comes from one snapshot.
+`check_ledger` must be run by `store.scan`, so that all sums and findings come from one snapshot.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from retinue.domain.ids import ID_LENGTH, short_id
 from retinue.store.core import tables as t
 from retinue.store.ledger import ledger_sums
 from retinue.store.ledger.ledger_sums import LedgerSums
+from retinue.text.quantity import format_quantity
 
 if TYPE_CHECKING:
     from retinue.store.ledger.ledger_checks import LedgerFinding, LedgerRule
@@ -26,7 +27,8 @@ _select_latest_ms = sa.select(t.counters.c.latest_ms)
 
 
 class Equation(Struct, frozen=True, kw_only=True):
-    """One equation, and, if it does not hold, the number of findings and the first few."""
+    """The result of checking one equation. If it does not hold, `count` is the number of findings,
+    and `findings` has the first few."""
 
     name: str
     sentence: str
@@ -75,14 +77,14 @@ class LedgerReport(Struct, frozen=True, kw_only=True):
         return tuple(equation.name for equation in self.equations if not equation.is_ok)
 
     def lines(self) -> list[str]:
-        """Format for people: the sums first, the conclusion last."""
+        """Return the report as lines for people: the sums first, the conclusion last."""
         conclusion = "ledger is consistent"
         if not self.is_ok:
-            conclusion = f"ledger is inconsistent: {self.count:,} finding{'' if self.count == 1 else 's'}"
+            conclusion = f"ledger is inconsistent: {format_quantity(self.count, 'finding')}"
         return [*self.sums.lines(), *(line for equation in self.equations for line in equation.lines()), conclusion]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a form for programs."""
+        """Return the report as JSON values, for programs."""
         return {
             "ok": self.is_ok,
             "findings": self.count,

@@ -1,9 +1,8 @@
-"""The equations of the ledger, each as a statement that finds violations, and nothing if it holds.
+"""The equations of the ledger. Each is a statement that finds violations. It finds nothing if the equation holds.
 
-They hold after every commit, not only in an idle server: a finding is a fault, never a transient
-state. The database compares and counts, and returns only violations. Only open rows, which stay
-few, are read one by one. Records are too, because only decoding a record shows whether it is
-readable.
+The equations hold after every commit, not only while the server is idle. So a finding is always a
+fault. The database compares and counts, and returns only violations. Python reads only open rows,
+which are few, and all records, because only decoding shows whether a record is readable.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from retinue.store.core import tables as t
 from retinue.store.envelopes.envelopes import MS_PER_DAY
 from retinue.store.runs import budgets
 from retinue.store.sessions import records
+from retinue.text.quantity import format_quantity
 
 AT_PARAMETER = "at"  # the name of the parameter for the current time
 
@@ -31,7 +31,7 @@ _ids_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
 class LedgerFinding(NamedTuple):
-    """A violation: an envelope, a run or a session by its id, or a sum by its name."""
+    """A violation. `id` is the id of an envelope, a run or a session, or the name of a sum."""
 
     id: str
     because: str
@@ -57,7 +57,7 @@ def _finding_columns_by_case(
     return id_.label("id"), says.label("because")
 
 
-# --- counted: a lost row leaves its count behind, and an inserted one has no count ---
+# --- counted: a lost row is still counted, and a row that was inserted by hand is not counted ---
 
 _day = (_e.c.accepted_ms // sa.literal_column(str(MS_PER_DAY), sa.BigInteger)).label("day")
 _counts = sa.union_all(
@@ -188,13 +188,16 @@ _RUN_STATUS = {"claimed": "running", "suspended": "suspended"}
 
 
 def _find_not_held(conn: sa.Connection) -> Iterator[LedgerFinding]:
-    """Row by row over open envelopes, because a run stores the ids it holds in its own row."""
+    """Compare each open envelope with the runs that hold it. Python does this, because a run stores
+    the ids of its envelopes as JSON."""
     held_by: dict[str, set[str]] = {}
     for row in conn.execute(_held_envelopes):
         runs = int(row.run_status == _RUN_STATUS[row.status])
         sending: int = row.sending or 0 if row.status == "claimed" else 0
         if runs + sending != 1:
-            yield LedgerFinding(row.id, f"{row.status}, but {runs} open runs and {sending} open deliveries hold it")
+            deliveries = format_quantity(sending, "open delivery", plural="open deliveries")
+            held = f"held by {format_quantity(runs, 'open run')} and {deliveries}"
+            yield LedgerFinding(row.id, f"{row.status}, but {held}")
         if runs:
             held_by.setdefault(row.run, set()).add(row.id)
     for row in conn.execute(_open_runs_with_envelopes):
@@ -272,7 +275,7 @@ _inconsistently_done = sa.select(
     )
 )
 
-# --- awake. The reverse is no fault: a session may be awake without work until its lane checks again ---
+# --- active. The reverse is no fault: a session may be active without work until its lane checks again ---
 
 _SLEEPING = t.sql_literal("'sleeping'")
 _suspended = _r.alias("suspended")
@@ -292,7 +295,7 @@ _asleep_with_due_envelope = (
         _e.c.status == t.PENDING,
         _e.c.due_ms <= sa.bindparam(AT_PARAMETER),
         _s.c.activity == _SLEEPING,
-        # The scheduler finds envelopes with a delivery time, whether or not the session is awake.
+        # The scheduler finds envelopes with a delivery time, whether or not the session is active.
         sa.or_(_e.c.deliver_ms.is_(None), _e.c.deliver_ms <= _e.c.accepted_ms),
         # Behind a suspended run, silent envelopes wait, and so do results that it reads together with others.
         sa.or_(
@@ -341,7 +344,7 @@ _without_records = sa.select(*_finding_columns(_s.c.id, "it has no records at al
     ~sa.exists().where(t.records.c.session == _s.c.id)
 )
 
-# --- alone, steps, counters, readable ---
+# --- one run per session, steps, counters, readable records ---
 
 _two_runs = (
     sa.select(*_finding_columns(_r.c.session, "it has more than one open run"))
@@ -387,7 +390,7 @@ def _find_unreadable(conn: sa.Connection) -> Iterator[LedgerFinding]:
         yield LedgerFinding(damage.session, f"record {damage.seq} is damaged: {damage.because}")
 
 
-# --- handed: a delegation is open as long as its envelope, and its result is one envelope back. If that was purged,
+# --- delegated: a delegation is open as long as its envelope, and its result replies to it. If the envelope was purged,
 # or the agent is external, only the delegation itself is left ---
 
 _h, _request, _result = t.delegations, _e.alias("letter"), _e.alias("back_letter")
@@ -399,7 +402,7 @@ _open_but_envelope_done = (
         _h.c.state == _OPEN,
         _request.c.status == t.DONE,
         _h.c.target_session.is_not(None),
-        _h.c.kind != t.sql_literal("'background'"),  # whose envelope is settled when it is accepted
+        _h.c.kind != t.sql_literal("'background'"),  # its envelope is settled when it is accepted
     )
 )
 _ended_but_envelope_open = (

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.store.core import tables as t
+from retinue.text.quantity import format_quantity
 
 SOURCES_SHOWN_MAX = 20
 
@@ -26,7 +27,7 @@ _outcomes = (
     sa.select(t.outcomes.c.outcome, sa.func.count().label("n")).group_by(t.outcomes.c.outcome).order_by(sa.desc("n"))
 )
 _open = (
-    # With literals that the planner sees, so that only open rows are read.
+    # With literals, so that the query planner uses a partial index and only open rows are read.
     sa.union_all(
         sa.select(t.PENDING.label("status"), sa.func.count().label("n")).where(t.envelopes.c.status == t.PENDING),
         sa.select(t.envelopes.c.status, sa.func.count())
@@ -56,7 +57,7 @@ class LedgerSums(Struct, frozen=True, kw_only=True):
     accepted: int
     purged: int
     sources: int
-    by_source: dict[str, int]  # the largest; `sources` is their total number
+    by_source: dict[str, int]  # accepted envelopes of the largest sources; `sources` is the number of all sources
     by_outcome: dict[str, int]
     by_open_status: dict[str, int]
     money: LedgerMoney
@@ -73,7 +74,7 @@ class LedgerSums(Struct, frozen=True, kw_only=True):
         left_out = self.sources - len(self.by_source)
         lines = [
             f"accepted {_format_parts(self.accepted, self.by_source)}"
-            + (f", and the rest from {left_out:,} other sources" if left_out else ""),
+            + (f", and the rest from {format_quantity(left_out, 'other source')}" if left_out else ""),
             f"done {_format_parts(self.done, self.by_outcome)}",
             f"open {_format_parts(self.open, self.by_open_status)}",
         ]

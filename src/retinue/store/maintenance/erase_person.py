@@ -1,4 +1,5 @@
-"""Erase a person: remove their texts from the store so that its sums still hold and their name stays reserved."""
+"""Erase a person: remove their texts from the store. The equations of the ledger still hold, and
+the name stays reserved."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def _person_parameters(person: str) -> dict[str, Any]:
 
 
 def list_own_sessions(conn: sa.Connection, person: str) -> list[SessionId]:
-    """List the sessions whose origin is this person, and the sessions of subagents spawned there.
+    """List the sessions whose origin is this person, and the sessions of subagents that were started from them.
 
     Sessions that others shared with them are not included.
     """
@@ -147,7 +148,7 @@ def _erase_session(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
 
 
 def _erase_body(row: sa.Row[Any]) -> RecordBody:
-    """Return the same kind of record without its texts."""
+    """Return the body of a record without its texts. The kind of the record stays the same."""
     match decode_body(row.kind, row.body):
         case UserTurn(envelopes=envelopes):
             return UserTurn(text=ERASED, envelopes=envelopes)

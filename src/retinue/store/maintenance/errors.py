@@ -31,7 +31,7 @@ class BackupSpaceMissing(StoreError):
     def __init__(self, folder: Path, *, needed_bytes: int, free_bytes: int) -> None:
         super().__init__(
             "not enough disk space for a backup",
-            because=f"it needs {needed_bytes:,} bytes, and {free_bytes:,} are free at {folder}",
+            because=f"it needs {needed_bytes:,} bytes, and {free_bytes:,} bytes are free in {folder}",
             try_this="free some disk space, or choose a folder on another disk",
         )
 
@@ -50,7 +50,7 @@ class BackupFolderExists(Conflict):
 
 
 class BackupManifestUnreadable(Invalid):
-    """The folder has no readable manifest, so it is not a backup."""
+    """The folder has no manifest that can be read, so it is not a backup."""
 
     code = "backup.invalid"
 
@@ -70,7 +70,7 @@ class BackupVersionUnsupported(Invalid):
     def __init__(self, folder: Path, *, format_: int, schema: str, version: str) -> None:
         super().__init__(
             f"the backup {folder} was created by another version of retinue",
-            because=f"its format is {format_} and its schema {schema}",
+            because=f"its format is {format_}, and its database schema is {schema}",
             try_this=f"install retinue {version} or later",
         )
 
@@ -123,5 +123,5 @@ class RestoreFailed(StoreError):
         super().__init__(
             "cannot restore the backup",
             because=because,
-            try_this=f"read RETINUE_HOME/{marker} if it exists, then try again",
+            try_this=f"correct the cause and retry; if RETINUE_HOME/{marker} exists, it names the old files' folder",
         )

@@ -1,4 +1,4 @@
-"""Purge: delete what was done long enough ago, so that the ledger still holds.
+"""Purge: delete old envelopes, events and runs in a way that the equations of the ledger still hold.
 
 - Rows that belong together go in one commit: the envelopes of one run, which share an answer, or a
   dead letter with its retries. An answer goes with its question or after it.
@@ -39,7 +39,7 @@ from retinue.store.sessions.full_results import list_file_hashes
 PURGED_KEYS_RETENTION_MS = 30 * MS_PER_DAY
 SCANNED_PER_BATCH_MAX = 50
 ROWS_PER_BATCH_MAX = 250
-GROUP_MAX = 500  # larger groups are not purged
+GROUP_MAX = 500  # a larger group of envelopes that must be purged together is not purged
 
 _b = sa.bindparam
 _e, _o, _n, _r = t.envelopes, t.outcomes, t.events, t.runs
@@ -48,21 +48,23 @@ _attachments_decoder = msgspec.json.Decoder(list[Attachment])
 
 
 class PurgeHorizon(Struct, frozen=True, kw_only=True):
-    """What was done before these times may be purged. None: that kind stays."""
+    """Envelopes that were done, events that occurred and runs that ended before these times may be
+    purged. None: none of them."""
 
     envelopes_ms: int | None = None
     events_ms: int | None = None
     runs_ms: int | None = None
-    include_unread: bool = False  # whether envelopes that their reader has not marked as read may go too
+    include_unread: bool = False  # whether envelopes that their recipient has not marked as read may be purged too
 
     @property
     def events_horizon_ms(self) -> int | None:
-        """Events must not outlive the envelopes they refer to."""
+        """The horizon for events. It is not earlier than that for envelopes, so that an event does
+        not outlive its envelope."""
         return max((each for each in (self.events_ms, self.envelopes_ms) if each is not None), default=None)
 
 
 class PurgedKey(Struct, frozen=True, kw_only=True):
-    """What remains of a purged envelope."""
+    """The stored remains of a purged envelope, which has no content."""
 
     envelope: EnvelopeId
     session: SessionId | None
@@ -82,7 +84,7 @@ _purged_id = sa.select(t.purged_envelopes.c.purged_ms).where(t.purged_envelopes.
 
 
 def get_purged_key(conn: sa.Connection, source: str, key: str) -> PurgedKey | None:
-    """Return what remains of a purged envelope with this key."""
+    """Return the remains of the purged envelope with this idempotency key, if there was one."""
     row = conn.execute(_key, {"source": source, "key": key}).one_or_none()
     if row is None:
         return None
@@ -144,13 +146,15 @@ _insert_key = t.purged_envelopes.insert()
 
 
 def list_old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
-    """List done envelopes by sequence number, after one. `purge_envelopes` decides whether each may go."""
+    """List old done envelopes whose sequence number is after `after`. `purge_envelopes` decides
+    which of them may be purged."""
     bounds = {"after": after, "before": before_ms, "limit": SCANNED_PER_BATCH_MAX}
     return [(row.seq, EnvelopeId(row.id)) for row in conn.execute(_old_envelopes, bounds)]
 
 
 def list_purgeable(conn: sa.Connection, ids: Iterable[str], horizon: PurgeHorizon) -> dict[str, Any]:
-    """Return the envelopes that may go, with their rows, among these and those that belong to them."""
+    """Return the envelopes that may be purged, with their rows: some of these, and all that must be
+    purged with them."""
     going: dict[str, Any] = {}
     staying: set[str] = set()
     protected = {conn.execute(_last_event_envelope).scalar()}
@@ -169,7 +173,7 @@ def list_purgeable(conn: sa.Connection, ids: Iterable[str], horizon: PurgeHorizo
 def _collect_group(
     conn: sa.Connection, id_: str, horizon: PurgeHorizon, *, newest: int, protected: set[str | None]
 ) -> dict[str, Any] | None:
-    """Return everything that must go with this envelope, or None if a part of it must stay."""
+    """Return the envelopes that must be purged together with this one, or None if any of them must stay."""
     group: dict[str, Any] = {}
     todo = [id_]
     while todo:
@@ -190,7 +194,7 @@ def _is_old(conn: sa.Connection, row: Any, horizon: PurgeHorizon) -> bool:
 
 
 def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
-    """List the envelopes without which this one cannot go."""
+    """List the envelopes that must be purged before this one or together with it."""
     others: list[str] = []
     # The envelopes of one run name one answer, which names only the last of them.
     run = runs.get(conn, row.run) if row.run else None
@@ -209,7 +213,7 @@ def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
 
 
 def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: PurgeHorizon, now_ms: int) -> int:
-    """Delete the purgeable ones among these, and those that belong to them. Returns how many."""
+    """Delete those of these envelopes that may be purged, and all that must be purged with them. Returns how many."""
     page = Transaction(conn, now_ms)
     going = list_purgeable(conn, ids, horizon)
     if going:
@@ -262,7 +266,7 @@ def count_events(conn: sa.Connection, *, before_ms: int) -> int:
 
 
 def purge_events(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
-    """Delete the oldest events, but never the newest one."""
+    """Delete some of the oldest events, but never the newest one. Returns how many."""
     page = Transaction(conn, now_ms)
     oldest = conn.execute(_oldest_events, {"limit": ROWS_PER_BATCH_MAX}).all()
     going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < page.event_seq]
@@ -295,7 +299,8 @@ def list_old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[st
 
 
 def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_ms: int) -> int:
-    """Delete the steps of these ended runs, and the runs whose envelopes are all gone. Returns how many lost steps."""
+    """Delete the steps of these ended runs, and the runs whose envelopes were all purged. Returns
+    how many runs lost their steps."""
     page = Transaction(conn, now_ms)
     trimmed = 0
     for id_ in ids:
@@ -310,7 +315,7 @@ def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_m
 
 
 def _is_run_purgeable(conn: sa.Connection, id_: str, before_ms: int) -> bool:
-    """Whether all envelopes of a run are gone and none of its approvals is open or was decided recently."""
+    """Whether all envelopes of a run were purged, and none of its approvals is open or was decided recently."""
     run = runs.get(conn, id_)
     if run is None or any(
         conn.execute(_envelope_by_id, {"id": each}).one_or_none() is not None for each in run.envelopes

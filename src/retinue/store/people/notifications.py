@@ -1,4 +1,4 @@
-"""Notifications: a limited number for each person; the oldest are removed first."""
+"""Notifications. Each person has a limited number of them; the oldest are removed first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def get(conn: sa.Connection, id_: str) -> Notification | None:
 
 
 def find_by_prefix(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
-    """Return at most two matches among this person's notifications. Only a single one is unambiguous."""
+    """Return at most two of this person's notifications whose ids have this prefix. The prefix is
+    unambiguous if there is only one."""
     bounds = {"the_person": person, "low": prefix, "high": prefix + "g"}
     return [_notification_from_row(row) for row in conn.execute(_by_prefix, bounds)]
 
@@ -64,7 +65,7 @@ def find_by_prefix(conn: sa.Connection, person: str, prefix: str) -> list[Notifi
 def list_notifications(
     conn: sa.Connection, person: str, *, limit: int, unread: bool = False, before: Notification | None = None
 ) -> list[Notification]:
-    """List notifications, newest first, starting after `before`."""
+    """List notifications, newest first. To continue a list, pass its last notification as `before`."""
     bounds = {
         "the_person": person,
         "limit": limit,
@@ -79,7 +80,8 @@ def count_unread(conn: sa.Connection, person: str) -> int:
 
 
 def add(tx: Transaction, notification: Notification) -> bool:
-    """Insert a notification. Returns False if it exists: a call repeated after a crash adds no second one."""
+    """Insert a notification. Returns False if it exists already, so that a call repeated after a
+    crash adds no second one."""
     conn = tx.conn
     if get(conn, notification.id) is not None:
         return False
@@ -104,21 +106,21 @@ def add(tx: Transaction, notification: Notification) -> bool:
 
 
 def mark_read(tx: Transaction, person: str, id_: str | None) -> int:
-    """Mark one as read, or all of them. Returns how many were unread."""
+    """Mark one notification as read or, without an id, all of them. Returns how many were unread."""
     if id_ is None:
         return tx.conn.execute(_read_all, {"the_person": person, "now": tx.at_ms}).rowcount
     return tx.conn.execute(_read, {"the_person": person, "the_id": id_, "now": tx.at_ms}).rowcount
 
 
 def delete(tx: Transaction, person: str, id_: str | None) -> int:
-    """Delete one, or all of them. Returns how many."""
+    """Delete one notification or, without an id, all of them. Returns how many."""
     if id_ is None:
         return tx.conn.execute(_clear_all, {"the_person": person}).rowcount
     return tx.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount
 
 
 def emit_change(tx: Transaction, person: str, *, change: str, notification: str | None = None) -> None:
-    """Emit an event to the person that their notifications changed. It does not contain the text."""
+    """Emit an event to the person that their notifications changed. The event does not contain their text."""
     unread = count_unread(tx.conn, person)
     tx.emit(
         EventKind.NOTIFICATION_CHANGED,

@@ -19,7 +19,7 @@ _mark_erased = t.people.update().where(t.people.c.name == _b("the_name")).values
 
 
 def find(conn: sa.Connection, name: str) -> Person | None:
-    """Return the person with this name, case-insensitive, or None if there is none or they were erased."""
+    """Return the person with this name, case-insensitive. Returns None if there is none or the person was erased."""
     row = conn.execute(_find, {"name_folded": name.casefold()}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
@@ -51,5 +51,5 @@ def set_role(conn: sa.Connection, name: str, role: Role) -> None:
 
 
 def mark_erased(conn: sa.Connection, name: str, *, at_ms: int) -> None:
-    """Erase a person. The name stays reserved, so that no other person inherits their messages."""
+    """Mark a person as erased. The name stays reserved, so that no later person gets their messages."""
     conn.execute(_mark_erased, {"the_name": name, "now": at_ms})

@@ -1,4 +1,4 @@
-"""Turn a token into the principal it belongs to. This is the only module that does."""
+"""Find the principal to whom a token belongs. No other module does this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE_TABLES = (t.tokens, t.people, t.agents)  # the tables that a principal de
 
 _b = sa.bindparam
 _PERSON = f"{AddressKind.PERSON}:"
-# Joins the person, if it is one, in the same query: every request runs it.
+# If the principal is a person, their role comes from the same query, because every request runs it.
 _by_hash = (
     sa.select(t.tokens.c.id, t.tokens.c.kind, t.tokens.c.principal, t.people.c.role)
     .outerjoin_from(
@@ -36,7 +36,8 @@ _by_hash = (
 def find_principal(conn: sa.Connection, token_hash: str, *, now_ms: int) -> tuple[Principal, TokenKind] | None:
     """Return the principal of a token and the kind of token.
 
-    None if it is unknown or invalid, or its principal is gone.
+    Returns None if the token is unknown or invalid, or if its person was erased or its agent
+    removed.
     """
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
     if row is None or (kind := TokenKind(row.kind)) not in SIGN_IN_KINDS:

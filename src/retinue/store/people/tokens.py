@@ -58,7 +58,7 @@ def find_by_hash(conn: sa.Connection, token_hash: str, *, now_ms: int) -> Token 
 
 
 def is_known(conn: sa.Connection, token_hash: str) -> bool:
-    """Whether a token with this hash ever existed, valid or not."""
+    """Whether a token with this hash is stored, valid or not."""
     return conn.execute(_id_by_hash, {"hash": token_hash}).scalar() is not None
 
 
@@ -89,7 +89,7 @@ def mark_used(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def revoke(conn: sa.Connection, id_: str, *, at_ms: int) -> bool:
-    """Revoke a token. Returns whether it was not revoked before."""
+    """Revoke a token. Returns False if it was already revoked."""
     return conn.execute(_revoke, {"the_id": id_, "now": at_ms}).rowcount == 1
 
 

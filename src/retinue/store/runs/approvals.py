@@ -1,4 +1,4 @@
-"""Functions over approvals, and pages of open and past ones for people."""
+"""Functions over approvals, and pages of open and past approvals for people."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from retinue.store.core.row_visibility import PerScope, VisibilityScope, princip
 
 
 class _StoredPermissions(msgspec.Struct):
-    """What an approval permits, as stored."""
+    """The permissions of an approval, as stored."""
 
     gives: list[str] = []
     would_grant: list[str] = []
 
 
-APPROVALS_SCANNED_MAX = 5_000  # approvals, for one page
+APPROVALS_SCANNED_MAX = 5_000  # approvals read for one page
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -188,7 +188,7 @@ def decide(
     scope: GrantScope | None = None,
     comment: str = "",
 ) -> bool:
-    """Store a decision. Returns whether it was the first."""
+    """Store a decision. Returns False if the approval was no longer open."""
     said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": comment}
     return conn.execute(_decide, {"the_id": id_, "now": at_ms, **said}).rowcount == 1
 
@@ -203,7 +203,7 @@ def close_of_run(conn: sa.Connection, run: str, *, at_ms: int) -> None:
 
 
 def close_in_session(conn: sa.Connection, session: str, *, at_ms: int) -> None:
-    """Close the open approvals of a session: no run waits for them."""
+    """Close the open approvals of a session, because no run waits for them any more."""
     conn.execute(_close_in_session, {"the_session": session, "now": at_ms})
 
 
@@ -220,7 +220,7 @@ def list_expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approv
 
 
 def list_to_escalate(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
-    """List open approvals that have waited so long that the next person must be asked."""
+    """List open approvals that have waited so long that the next person is to be asked."""
     return [approval_from_row(row) for row in conn.execute(_to_escalate, {"now": now_ms, "limit": limit})]
 
 
@@ -230,7 +230,7 @@ def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escala
 
 
 def next_expiry_or_escalation_ms(conn: sa.Connection) -> int | None:
-    """Return when the next approval expires or escalates."""
+    """Return when an approval expires or escalates next; None if none will."""
     row = conn.execute(_next_expiry).one()
     return min((ms for ms in row if ms is not None), default=None)
 
@@ -275,7 +275,7 @@ _past_page = PerScope(_select_past_page)
 def list_page(
     conn: sa.Connection, *, past: bool, after: KeysetPosition, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> tuple[list[Approval], KeysetPosition | None]:
-    """List open or past approvals. Also returns where the next page begins, if there may be one."""
+    """Return a page of open or past approvals, and the position of the next page or None."""
     scope, who = visibility_scope(seen_by), principal_parameters(seen_by)
 
     def window(place: KeysetPosition, width: int, most: int) -> tuple[list[Approval], KeysetPosition | None]:

@@ -1,9 +1,9 @@
-"""Money: reserved before a model call, and settled or released together with its step.
+"""Money: the cost of a model call is reserved before the call, and settled or released in the
+commit that ends its step.
 
-Each call has its own row in `money`. `spending` holds the sums of a day and changes in the same
-commits. Caps are checked here, in the commit that reserves: of many runs that would each fit, only
-as many pass as fit together. The caller must have opened a `Transaction`, because that serializes
-commits.
+Each call has a row in `model_calls`. `spending` holds the sums of each day, and changes in the same
+commits. Limits are checked in the commit that reserves, so concurrent calls cannot exceed a limit
+together. The caller must have opened a `Transaction`, because that serializes commits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from retinue.store.core import tables as t
 
 ERROR_CHARS_MAX = 1_000
 TOKEN_KINDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-SUM_KEY = ("day", "agent", "person", "provider", "model")  # of the sums
+SUM_KEY = ("day", "agent", "person", "provider", "model")  # key columns of the sums
 SUMMED_COLUMNS = ("calls", "settled_microusd", "held_microusd", *TOKEN_KINDS)
 _THE_KEY = tuple((f"the_{name}", name) for name in SUM_KEY)
 _MORE = tuple((f"more_{name}", name) for name in SUMMED_COLUMNS)
@@ -64,7 +64,7 @@ _last_call = (
 )
 _sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
 
-# Add to the sums. Update first: after the first call of a day the row exists.
+# To add to the sums, try an update first: after the first call of a day the row exists.
 
 _add_to_sums = (
     _s.update()
@@ -73,11 +73,11 @@ _add_to_sums = (
 )
 _insert_sums = _s.insert()
 
-# --- sums that caps are compared with ---
+# --- sums that limits are compared with ---
 
 
 def sum_where(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-    """Sum a column over the rows that match, or 0 if there are none."""
+    """Return an expression for the sum of a column over the rows that match; 0 if there are none."""
     return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
 
 
@@ -115,12 +115,12 @@ def reserve(
     root: str,
     at_ms: int,
 ) -> ModelCallReservation:
-    """Reserve the cost of a call, with as much output as the tightest cap allows.
+    """Reserve the cost of a call with as many output tokens as the tightest limit allows.
 
-    Raises `BudgetSpent` if that is too little, and `PriceUnknown` if there is a cap but no price.
-    Nothing is written before that, so a larger commit can continue without the call. A free call
-    reserves nothing. A call that costs something does so even without a cap, because a crash must
-    be accounted for.
+    Raises `BudgetSpent` if these are too few, and `PriceUnknown` if there is a limit but no price.
+    Nothing is written before such an error, so the rest of the commit can continue without the
+    call. A free call reserves nothing. Any other call reserves its cost even without a limit, so
+    that the cost is known if a crash interrupts the call.
     """
     price = terms.price
     if price is None:
@@ -157,8 +157,9 @@ def settle(
 ) -> int:
     """Store the cost of a call and return it.
 
-    The provider's figure comes first, then the price of the tokens. Without either, everything
-    reserved counts as spent and is marked as unknown. The cost may exceed the reservation: then the
+    The cost that the provider reports is used if there is one, otherwise the price of the tokens.
+    If the tokens are not known, everything reserved counts as spent; without a price, the cost is
+    0. In both cases the cost is marked as unknown. The cost may exceed the reservation: then the
     released amount is negative.
     """
     row, is_new = _get_or_build_row(
@@ -188,10 +189,10 @@ def fail(
     at_ms: int,
     usage: Usage | None = None,
 ) -> None:
-    """Store that a call failed, why, and what is tried next.
+    """Store that a call failed, the reason, and what is tried next.
 
-    If `unknown`, it may have cost something, so everything reserved counts as spent, unless `usage`
-    has the cost. Otherwise the reservation is released.
+    `unknown`: the call may have cost something, so everything reserved counts as spent. Otherwise
+    the reservation is released. If `usage` is given, it decides the cost instead.
     """
     row, is_new = _get_or_build_row(
         conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms
@@ -215,7 +216,7 @@ def fail(
 
 
 def charge_interrupted_calls(conn: sa.Connection, run: str) -> None:
-    """Charge everything reserved by interrupted calls of a run: they may have cost that much."""
+    """Charge everything that the interrupted calls of a run reserved, because they may have cost that much."""
     held = conn.execute(_held, {"run": run}).all()
     if not held:
         return
@@ -233,10 +234,10 @@ def get_spent_microusd(conn: sa.Connection, run: str) -> int:
 def list_warnings(
     conn: sa.Connection, run: Run, *, terms: ModelCallReservationRequest, days: BudgetPeriod, root: str
 ) -> tuple[str, ...]:
-    """Return warnings for the run's last call, one for each cap whose warning share it crossed.
+    """Return the warnings of the run's last call: one for each budget that it took over the warning threshold.
 
-    For the commit that settles a run's last call. Every other call is followed by a reservation,
-    which returns the same.
+    Call this in the commit that settles the last call of a run. The warnings of any other call are
+    returned by the reservation of the next call.
     """
     payer = BudgetPayer(agent=run.agent, person=_payer_person(conn, run, root))
     standings = _load_budget_statuses(conn, run, terms.limits, payer, days, root)
@@ -244,7 +245,8 @@ def list_warnings(
 
 
 def _payer_person(conn: sa.Connection, run: Run, root: str) -> str:
-    """Return the person who pays: the sender of the run, or else of the root run."""
+    """Return the person who is charged: the sender of the run or, if that is no person, the sender
+    of the root run. Empty if neither is a person."""
     sender = run.sender
     if sender.kind is not AddressKind.PERSON and root != run.id:
         found = conn.execute(_sender, {"run": root}).scalar()
@@ -270,7 +272,7 @@ def _cost(terms: ModelCallReservationRequest, usage: Usage, reserved: int) -> tu
 def _load_budget_statuses(
     conn: sa.Connection, run: Run, caps: BudgetLimits, payer: BudgetPayer, days: BudgetPeriod, root: str
 ) -> Sequence[BudgetBalance]:
-    """Return the status of each cap that is set. Caps per person apply only if there is a person."""
+    """Return the status of each budget that is set. Those per person apply only if a person is charged."""
     kept = {what: cap for what, cap in caps.by_name().items() if cap is not None}
     if not payer.person:
         kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
@@ -348,7 +350,7 @@ def _get_or_build_row(
     root: str,
     at_ms: int,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the row of a call, and whether it is new: a free call has no reservation."""
+    """Return the row of a call, and whether it is new: a call without a reservation has no row yet."""
     key = {"the_run": run.id, "the_turn": turn, "the_call_index": index, "the_attempt": attempt}
     found = conn.execute(_get, key).one_or_none() if terms.is_charged else None
     if found is not None:
@@ -399,7 +401,7 @@ def _new_row(
 
 
 def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
-    """Close a row and add the difference to the sums. A call that is written twice is counted once."""
+    """Close a row and add the difference to the sums. So a call that is written twice is counted once."""
     after = {**row, **changed, "held_microusd": 0}
     after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
     if is_new:
@@ -417,7 +419,7 @@ def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any]
 
 
 def add_to_sums(conn: sa.Connection, key: dict[str, Any], **amounts: int) -> None:
-    """Add to the sums of a key. Inserts them at the first call of a day."""
+    """Add amounts to the sums of a key. The first call of a day inserts the row of the sums."""
     moved = {the_name: key[name] for the_name, name in _THE_KEY}
     moved |= {more_name: amounts.get(name, 0) for more_name, name in _MORE}
     if conn.execute(_add_to_sums, moved).rowcount == 0:

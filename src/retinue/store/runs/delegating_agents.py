@@ -1,4 +1,4 @@
-"""The agents whose rules also apply to a subagent: those that spawned it."""
+"""The agents whose rules also apply to a subagent, because they started it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ NO_TOOLS = ToolRules(allow=())
 
 
 def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agent: str) -> tuple[Agent, ...]:
-    """List the agents that spawned it, the root first. A removed agent permits nothing."""
+    """List the agents that started `agent` as a subagent, the root first. A removed agent is
+    returned with rules that permit nothing."""
     if lineage is None:
         return ()
     names = (name for name in lineage.sent_by if name != agent)
@@ -22,7 +23,7 @@ def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agen
 
 
 def list_for_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
-    """List the agents whose rules apply to everything done in a session, by a run or outside one."""
+    """List the agents whose rules also apply to everything done in a session, whether or not by a run."""
     if session.origin.kind is not OriginKind.SUBAGENT:
         return ()
     sent = delegations.get(conn, session.origin.key)

@@ -1,4 +1,4 @@
-"""Delegations: the terms of the work given to another agent, and its result."""
+"""Delegations: work given to another agent, with its state and result."""
 
 from __future__ import annotations
 
@@ -174,17 +174,18 @@ def list_awaited(conn: sa.Connection, run: str) -> list[Delegation]:
 
 
 def release_of_run(conn: sa.Connection, run: str) -> None:
-    """Stop waiting in this run: the results arrive as envelopes."""
+    """End the waits of this run. Results that are still to come arrive as envelopes."""
     conn.execute(_release_of_run, {"the_run": run})
 
 
 def silence_run(conn: sa.Connection, run: str) -> None:
-    """Silence the results of a stopped run: they wake no agent."""
+    """Silence the results of delegations that a stopped run made, so that they start no run."""
     conn.execute(_silence_run, {"the_run": run})
 
 
 def silence_session(conn: sa.Connection, session: str) -> None:
-    """Silence the results of a session that was stopped together with its parent: they wake no agent."""
+    """Silence the results of delegations to a session that was stopped together with its parent, so
+    that they start no run."""
     conn.execute(_silence_session, {"the_child": session})
 
 
@@ -207,7 +208,7 @@ def end(
     at_ms: int,
     archive_ms: int | None,
 ) -> bool:
-    """End a delegation. Returns False, and changes nothing, if it had already ended."""
+    """End a delegation. If it has already ended, changes nothing and returns False."""
     values = {"new_state": state.value, "why": because, "the_result": result, "now": at_ms, "archive": archive_ms}
     return conn.execute(_end, {"the_id": id_, **values}).rowcount == 1
 
@@ -305,7 +306,7 @@ def list_delegations(
     only_open: bool = False,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[Delegation]:
-    """List the delegations made by a session, or by all visible ones."""
+    """List the delegations made by a session, or by all visible sessions, newest first."""
     which = (
         (_visible_open_of_session if only_open else _visible_of_session)
         if session

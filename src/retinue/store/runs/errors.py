@@ -6,14 +6,14 @@ from retinue.domain.errors import NotFound
 
 
 class SubagentNotFound(NotFound):
-    """No subagent has this id, or session id, or the caller may not see it."""
+    """No subagent has this id or a session with this id, or the caller may not see it."""
 
     code = "subagent.not_found"
 
     def __init__(self, prefix: str) -> None:
         super().__init__(
-            f"no subagent {prefix}",
-            because="no id of a subagent that you can see, or of its session, starts with it",
+            f"no subagent has the id {prefix}",
+            because="no subagent that you can see has an id, or a session id, that starts with it",
             try_this="list the subagents: retinue subagent list",
         )
 
@@ -25,7 +25,7 @@ class DelegationNotFound(NotFound):
 
     def __init__(self, prefix: str) -> None:
         super().__init__(
-            f"no delegation {prefix}",
-            because="no id of a delegation that you can see starts with it",
+            f"no delegation has the id {prefix}",
+            because="no delegation that you can see has an id that starts with it",
             try_this="list the delegations: retinue delegation list",
         )

@@ -1,4 +1,4 @@
-"""Facts: one sentence about each thing that happened, with its time. Explanations consist of them."""
+"""Facts: sentences that each say what happened at one time. Explanations consist of facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUOTED_CHARS_MAX = 160
 FACTS_MAX = 200
 
 TextPart = str | datetime
-"""A piece of a sentence. A time is formatted when it is shown, in the time zone of the reader."""
+"""A piece of a sentence: text or a time. A time is formatted when it is shown, in the time zone of the reader."""
 
 
 class Fact(Struct, frozen=True):
@@ -36,7 +36,7 @@ def build_fact(at_ms: int, *parts: TextPart) -> Fact:
 
 
 def sort_facts(facts: Sequence[Fact]) -> tuple[Fact, ...]:
-    """Sort by time, newest last. Facts with the same time stay in order, cause before effect."""
+    """Sort facts by time, newest last. Facts with the same time keep their order: cause before effect."""
     return tuple(sorted(facts, key=lambda each: each.at))
 
 

@@ -1,7 +1,7 @@
 """Lanes with a run or with waiting envelopes, and channels with waiting deliveries.
 
-Lanes are found by skipping from key to key along the index of pending envelopes. So a thousand
-envelopes in one lane cost no more than one.
+Lanes are found by skipping from lane to lane in the index of pending envelopes. So a lane with a
+thousand envelopes costs no more than a lane with one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _in_lane = (
     .limit(_b("limit"))
 )
 _is_outside_lanes = sa.and_(_is_pending, _e.c.session.is_(None))
-# The rank is always 1 outside lanes. Naming it lets the lane index return what is due first.
+# The rank is always 1 outside lanes. Because the condition names it, the lane index returns envelopes by due time.
 _outbound = (
     sa.select(_e.c.recipient, _e.c.id)
     .where(_is_outside_lanes, _e.c.rank == t.sql_literal("1"), _e.c.recipient.like("channel:%"))
@@ -77,7 +77,7 @@ _count_dead = PerScope(
 
 
 class CurrentStep(Struct, frozen=True):
-    """The current step of a run."""
+    """The step that a run works on now."""
 
     kind: StepKind
     turn: int
@@ -88,7 +88,8 @@ class CurrentStep(Struct, frozen=True):
 class LaneStatus(Struct, frozen=True, kw_only=True):
     """The state of a lane.
 
-    `envelopes` holds the first waiting envelopes in order; `count` is their total, up to a limit.
+    `envelopes` holds the first waiting envelopes, in order. `count` is the number of all waiting
+    envelopes, up to `COUNTED_MAX`.
     """
 
     session: Session
@@ -102,15 +103,15 @@ class OutboundQueue(Struct, frozen=True, kw_only=True):
     channel: str
     count: int
     next: Envelope
-    error: str | None  # of its last attempt
+    error: str | None  # error of the last attempt to send `next`
 
 
 def list_lanes(
     conn: sa.Connection, *, limit: int, envelopes_limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> tuple[list[LaneStatus], int]:
-    """List lanes: running first, then suspended, then those with waiting envelopes.
+    """List lanes, and return how many were left out.
 
-    Also returns how many were left out.
+    Lanes with a running run come first, then those with a suspended run, then all others.
     """
     at_work = {run.session: run for run in map(run_from_row, conn.execute(_open_runs))}
     with_mail = [SessionId(id_) for id_ in _iterate_keys(conn, _next_lane, after="", limit=LANES_SCANNED_MAX)]
@@ -120,7 +121,8 @@ def list_lanes(
 
 
 def list_channels(conn: sa.Connection, *, limit: int) -> tuple[list[OutboundQueue], int]:
-    """List channels with waiting deliveries, those due first. Also returns how many were left out."""
+    """List channels with waiting deliveries, sorted by the earliest due time. Also returns how many
+    channels were left out."""
     waiting: dict[str, list[str]] = {}
     for row in conn.execute(_outbound):
         waiting.setdefault(row.recipient, []).append(row.id)
@@ -130,12 +132,12 @@ def list_channels(conn: sa.Connection, *, limit: int) -> tuple[list[OutboundQueu
 
 
 def count_dead_letters(conn: sa.Connection, *, seen_by: Principal = SERVER_PRINCIPAL) -> int:
-    """Count the visible dead letters, up to a limit."""
+    """Count the visible dead letters, up to `COUNTED_MAX`."""
     return conn.execute(_count_dead[visibility_scope(seen_by)], principal_parameters(seen_by)).scalar_one()
 
 
 def _iterate_keys(conn: sa.Connection, next_key: sa.Select[Any], *, after: str, limit: int) -> Iterator[str]:
-    """Yield one key after another."""
+    """Yield up to `limit` keys after `after`, each found by a query for the next key."""
     for _ in range(limit):
         found = conn.execute(next_key, {"after": after}).scalar()
         if found is None:

@@ -1,4 +1,4 @@
-"""Authors of the messages that a run works on, also through a channel or a parent run."""
+"""Authors of the messages that a run works on, including those of a channel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ OWNER = address.person_address("owner")
 
 
 def get_author(conn: sa.Connection, run: Run) -> Address | None:
-    """Return the owner, or the one person with a linked id who wrote. None for several or unknown authors."""
-    # A silent message asks for nothing.
+    """Return the author if all messages of a run are from the owner, or from one person with a
+    linked id. Otherwise None."""
+    # A silent message does not ask for work, so its author does not count.
     asks = [envelope for envelope in list_envelopes(conn, run) if not envelope.silent]
     wrote = {
         OWNER
@@ -35,7 +36,8 @@ def get_author(conn: sa.Connection, run: Run) -> Address | None:
 
 
 def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope]) -> tuple[Address, ...]:
-    """List the speakers in a channel: as linked people, or else by their own channel address."""
+    """List the authors of messages from a channel. An author is a linked person or, without one, an
+    address on the connector."""
     if sender.kind is not AddressKind.CHANNEL:
         return ()
     spoke = (get_speaker(each, connector=sender.name) for each in expand_decisions(conn, batch))
@@ -43,7 +45,8 @@ def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope
 
 
 def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
-    """Return the person with the linked id, or else the address of the speaker, or None if neither is known."""
+    """Return the person with the linked id. Without one, return the address of the speaker, or None
+    if that is not known."""
     if envelope.context.person:
         return address.person_address(envelope.context.person)
     if envelope.context.speaker:
@@ -52,10 +55,10 @@ def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
 
 
 def expand_decisions(conn: sa.Connection, batch: Iterable[Envelope]) -> Iterator[Envelope]:
-    """Yield the envelopes.
+    """Yield the envelopes, with decisions replaced.
 
-    A decision is replaced by those of the run that asked, because a late approval continues its
-    work.
+    A decision is replaced by the envelopes of the run that asked for it, because a late decision
+    continues that run's work.
     """
     waiting, seen = list(batch), set[str]()
     while waiting:
@@ -76,7 +79,7 @@ def list_envelopes(conn: sa.Connection, run: Run) -> list[Envelope]:
 
 
 def get_lineage(conn: sa.Connection, run: Run) -> Lineage:
-    """Return the lineage for delegations of a run, including the speakers."""
+    """Return the lineage that the delegations of a run get. It includes the speakers."""
     if run.lineage is not None:
         return run.lineage
     return replace(run.effective_lineage, speakers=list_speakers(conn, run.sender, list_envelopes(conn, run)))

@@ -20,7 +20,7 @@ _of_run = (
 
 
 class RecordedModelCall(Struct, frozen=True, kw_only=True):
-    """One model call. `index` is negative for a summary. `cost_unknown`: it may have cost less."""
+    """One model call. `index` is negative for a summary. `cost_unknown`: `settled_microusd` is not the actual cost."""
 
     turn: int
     index: int
@@ -35,7 +35,7 @@ class RecordedModelCall(Struct, frozen=True, kw_only=True):
     error: str | None
     at: datetime
     ended_at: datetime | None
-    person: str  # the person it was made for, or empty
+    person: str  # the person who is charged; empty if there is none
 
 
 def list_of_run(conn: sa.Connection, run: str) -> list[RecordedModelCall]:

@@ -1,4 +1,4 @@
-"""Commands that were started: which run, how they ended, and whether their session was notified."""
+"""Commands that tools started: by which run, how they ended, and whether their session was notified."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _c = t.processes.c
 
 
 class ProcessState(StrEnum):
-    WATCHED = "watched"  # its run waits for it
-    RUNNING = "running"  # continues in the background
-    ENDED = "ended"  # and its session was not notified
+    WATCHED = "watched"  # the run that started it waits for it
+    RUNNING = "running"  # it continues in the background
+    ENDED = "ended"  # it has ended, and its session was not yet notified
     REPORTED = "reported"
 
 
-PROCESS_SOURCE = "process"  # of envelopes about commands
+PROCESS_SOURCE = "process"  # source of envelopes about commands
 _END_SUFFIX = "/ended"
 
 OPEN_STATES = (ProcessState.WATCHED, ProcessState.RUNNING)
 
 
 class CommandProcess(Struct, frozen=True, kw_only=True):
-    """A stored command. `boot` distinguishes it from a later process with the same pid."""
+    """A stored command. `boot` distinguishes its process from a later process with the same pid."""
 
     id: str
     session: SessionId
@@ -114,7 +114,7 @@ def _process_from_row(row: sa.Row[Any]) -> CommandProcess:
 
 
 def end_key(id_: str) -> str:
-    """Return the key of the envelope that reports the end of a command."""
+    """Return the idempotency key of the envelope that reports the end of a command."""
     return f"{id_}{_END_SUFFIX}"
 
 
@@ -153,7 +153,7 @@ def get(conn: sa.Connection, id_: str) -> CommandProcess | None:
 def move_to_background(conn: sa.Connection, id_: str) -> bool:
     """Let a watched command continue in the background, so that its session is notified of its end.
 
-    Returns whether it was still watched.
+    Returns False if it was no longer watched.
     """
     return conn.execute(_move_to_background, {"the_id": id_}).rowcount == 1
 
@@ -163,8 +163,8 @@ def end(
 ) -> ProcessState | None:
     """Store the end of a command. Returns its new state, or None if it had already ended.
 
-    A watched command needs no notification. With `is_reported`, neither does one in the background,
-    because its session ended it.
+    The end of a watched command needs no notification, because its run waits for it. With
+    `is_reported`, the session itself ended the command, so a background command needs none either.
     """
     state = conn.execute(_open_state, {"the_id": id_}).scalar()
     if state is None:
@@ -176,7 +176,7 @@ def end(
 
 
 def mark_untrusted(conn: sa.Connection, id_: str) -> None:
-    """Mark the output of a command as untrusted from now on, because it received untrusted input."""
+    """Mark the output of a command as untrusted, because it has received untrusted input."""
     conn.execute(_mark_untrusted, {"the_id": id_})
 
 
@@ -185,7 +185,7 @@ def mark_reported(conn: sa.Connection, id_: str) -> bool:
 
 
 def remove(conn: sa.Connection, id_: str) -> bool:
-    """Delete a command. Returns whether there was one. A running command is not deleted."""
+    """Delete a command that has ended. Returns False if there was none. A running command is not deleted."""
     return conn.execute(_remove, {"the_id": id_}).rowcount == 1
 
 
@@ -195,12 +195,12 @@ def list_of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Co
 
 
 def list_unfinished(conn: sa.Connection, *, limit: int) -> list[CommandProcess]:
-    """List commands that are stored as running, or whose session was not notified."""
+    """List commands that are stored as running, or whose session was not yet notified of their end."""
     return [_process_from_row(row) for row in conn.execute(_unfinished, {"most": limit})]
 
 
 def list_stale(conn: sa.Connection, *, before_ms: int, limit: int) -> list[str]:
-    """List the ids of commands that ended before then and need no notification."""
+    """List the ids of commands that ended before `before_ms` and need no notification."""
     return [row.id for row in conn.execute(_stale, {"before": before_ms, "most": limit})]
 
 

@@ -89,7 +89,8 @@ def get(conn: sa.Connection, id_: str) -> Questionnaire | None:
 
 
 def find_by_prefix(conn: sa.Connection, prefix: str, *, seen_by: Principal) -> list[Questionnaire]:
-    """Return at most two visible matches. Only a single one is unambiguous."""
+    """Return at most two visible questionnaires whose ids have this prefix. The prefix is
+    unambiguous if there is only one."""
     scope = visibility_scope(seen_by)
     bounds = {"low": prefix, "high": prefix + "g", **_principal_parameters(scope, seen_by)}
     return [_questionnaire_from_row(row) for row in conn.execute(_by_prefix[scope], bounds)]
@@ -104,7 +105,7 @@ def list_questionnaires(
     only_open: bool = False,
     before: Questionnaire | None = None,
 ) -> list[Questionnaire]:
-    """List questionnaires, newest first, starting after `before`."""
+    """List questionnaires, newest first. To continue a list, pass its last questionnaire as `before`."""
     scope = visibility_scope(seen_by)
     bounds: dict[str, Any] = {
         "limit": limit,
@@ -122,7 +123,8 @@ def count_open(conn: sa.Connection, session: str, *, now_ms: int) -> int:
 
 
 def add(tx: Transaction, questionnaire: Questionnaire) -> bool:
-    """Insert a questionnaire. Returns False if it exists: a call repeated after a crash does not ask twice."""
+    """Insert a questionnaire. Returns False if it exists already, so that a call repeated after a
+    crash does not ask twice."""
     if get(tx.conn, questionnaire.id) is not None:
         return False
     tx.conn.execute(
@@ -158,7 +160,7 @@ def end(
     answers: Mapping[str, QuestionnaireAnswer] | None = None,
     envelope: EnvelopeId | None = None,
 ) -> bool:
-    """End a questionnaire. Returns whether it was still open: only the first of two concurrent answers counts."""
+    """End a questionnaire. Returns False if it was no longer open: of two concurrent answers, only the first counts."""
     values = {
         "the_id": questionnaire.id,
         "new_state": state.value,
@@ -174,7 +176,7 @@ def end(
 
 
 def _emit_change(tx: Transaction, questionnaire: Questionnaire, state: QuestionnaireState) -> None:
-    """Emit an event to the person and to those who can see the session. It does not contain the text."""
+    """Emit an event to the person and to everyone who can see the session. The event does not contain the text."""
     tx.emit(
         EventKind.QUESTIONNAIRE_CHANGED,
         session=questionnaire.session,

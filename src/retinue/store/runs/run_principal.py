@@ -1,7 +1,7 @@
-"""The run principal: the person a run acts for, which sessions they see, and which descend from theirs.
+"""The run principal: the person for whom a run acts. Which sessions they can see, and which descend from a session.
 
-An agent can see all its sessions. So that a person cannot read others' data through an agent, the
-tools of a run see only what its run principal can see.
+An agent can see all its sessions. But the tools of a run see only what the run principal can see.
+So a person cannot read data of others through an agent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANCESTORS_MAX = 16
 
 
 def get_run_principal(conn: sa.Connection, run: Run) -> Principal | None:
-    """Return the run principal, or None for a schedule, the server, or an agent that acts for no person."""
+    """Return the run principal. None if the run acts for a schedule, the server, or an agent without a person."""
     if _is_from_owner(conn, run):
         return SERVER_PRINCIPAL
     behalf = run.effective_lineage.behalf
@@ -43,14 +43,14 @@ def get_run_principal(conn: sa.Connection, run: Run) -> Principal | None:
 
 
 def _is_from_owner(conn: sa.Connection, run: Run) -> bool:
-    """Whether the root run has only messages from the owner, through any channel."""
+    """Whether all messages of the root run are from the owner, whatever channel they came through."""
     began = run if run.lineage is None else runs.get(conn, run.root_run)
     read = [envelopes.get(conn, id_) for id_ in began.envelopes] if began is not None else []
     return bool(read) and all(envelope is not None and envelope.trust is Trust.OWNER for envelope in read)
 
 
 def can_see(conn: sa.Connection, principal: Principal | None, session: Session) -> bool:
-    """Whether a principal can see a session. A channel can see the sessions of that channel."""
+    """Whether a principal can see a session. A channel can see its own sessions. None can see every session."""
     if principal is None or principal.sees_everything:
         return True
     if principal.address.kind is AddressKind.CHANNEL:
@@ -59,7 +59,7 @@ def can_see(conn: sa.Connection, principal: Principal | None, session: Session) 
 
 
 def is_descendant(conn: sa.Connection, other: Session, session: Session) -> bool:
-    """Whether a session is this one, was spawned from it, or is one in which it asked another agent."""
+    """Whether `other` is `session`, descends from it, or is a session in which `session` writes to another agent."""
     ours = str(address.agent_address(session.agent, session.id))
     at: Session | None = other
     for _ in range(ANCESTORS_MAX):

@@ -25,7 +25,7 @@ from retinue.store.sessions import sessions
 def get_requesters(
     conn: sa.Connection, session: Session, batch: Iterable[Envelope], lineage: Lineage | None
 ) -> tuple[Requester, ...]:
-    """Return the requesters. Empty if no person asked: an agent by itself, or the server."""
+    """Return the requesters of a run. Empty if no person is behind it, but an agent or the server."""
     root = _get_root_requesters(conn, lineage) if lineage is not None else ()
     behind = (
         each for envelope in expand_decisions(conn, batch) for each in _requesters_of(conn, session, envelope, lineage)
@@ -34,7 +34,7 @@ def get_requesters(
 
 
 def get_requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester]) -> tuple[Requester, ...]:
-    """Return the people at these addresses, each once. A `Requester` is returned unchanged."""
+    """Return the people at these addresses as requesters, without duplicates. A `Requester` is returned unchanged."""
     found: dict[Address, Requester] = {}
     for who in addresses:
         if isinstance(who, Requester):
@@ -47,14 +47,15 @@ def get_requesters_at(conn: sa.Connection, addresses: Iterable[Address | Request
 
 
 def get_last_requesters(conn: sa.Connection, session: Session) -> tuple[Requester, ...]:
-    """Return those who spoke last in a session."""
+    """Return the people whose messages the latest run of a session answered."""
     return get_requesters_at(conn, _last_requesters(conn, session))
 
 
 def _get_root_requesters(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Requester]:
     """Return the people behind the root run of a tree.
 
-    If a schedule, an agent or the server wrote to that run, its envelopes name the person.
+    If a schedule, an agent or the server wrote to the root run, the people are found by its
+    envelopes.
     """
     if lineage.behalf.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
         return lineage.speakers or (lineage.behalf,)
@@ -88,9 +89,9 @@ def _requesters_of(
                 yield from _last_requesters(conn, session)
             else:
                 yield from get_requesters(conn, session, list_envelopes(conn, begun_by), begun_by.lineage)
-        case AddressKind.AGENT if lineage is None:  # with its token, outside any run: the person is unknown
+        case AddressKind.AGENT if lineage is None:  # the agent used its token outside a run: the person is unknown
             yield Requester(sender, Role.MEMBER)
-        case AddressKind.AGENT | AddressKind.SERVER:  # the lineage names the person the writing run acted for
+        case AddressKind.AGENT | AddressKind.SERVER:  # the lineage names the person for whom the sending run acted
             return
 
 
@@ -102,7 +103,8 @@ def _get_run_of_command(conn: sa.Connection, envelope: Envelope) -> Run | None:
 
 
 def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
-    """Yield those who spoke last in a session: messages of the server or a schedule continue their work."""
+    """Yield the people whose messages the latest run of a session answered. A message of the server
+    or a schedule continues their work."""
     run = runs.get_latest_for_people(conn, session.id)
     batch = list_envelopes(conn, run) if run is not None else []
     if not batch and session.origin.kind is OriginKind.CHAT:  # purged: assume that it came from outside

@@ -1,4 +1,4 @@
-"""The timeline of a run in sentences: its start, each step, each wait, its end."""
+"""The timeline of a run in sentences: its start, its steps, its waits and its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _steps = (
 )
 _progress_events = (
     sa.select(t.events.c.kind, t.events.c.body, t.events.c.at_ms)
-    # Not that it was suspended: the approval it waits for is a separate fact.
+    # Without the suspension: the approval for which the run waits is a separate fact.
     .where(
         t.events.c.run == _b("run"), t.is_run_progress, t.events.c.kind != t.sql_literal(f"'{EventKind.RUN_SUSPENDED}'")
     )
@@ -72,7 +72,7 @@ _failed_calls = (
 select_resets = sa.select(t.records.c.kind, t.records.c.body, t.records.c.at_ms).where(
     t.records.c.session == _b("session"), t.records.c.kind == t.sql_literal("'reset'")
 )
-"""The resets of a session, with their reasons."""
+"""Selects the resets of a session, with their reasons."""
 _reset_at_start = select_resets.where(
     t.records.c.seq >= _b("first"), t.records.c.seq < _b("end"), t.records.c.at_ms == _b("at")
 ).limit(1)
@@ -95,7 +95,8 @@ def list_run_facts(conn: sa.Connection, run: Run) -> list[Fact]:
 
 
 def _reset_facts(conn: sa.Connection, run: Run) -> list[Fact]:
-    """Return the reset with which the run started, if any: written in its first commit, before its own records."""
+    """Return the reset with which the run started, if any. It was written in the first commit of
+    the run, before its records."""
     began = {"first": run.first_seq - RECORDS_BEFORE_START_MAX, "end": run.first_seq, "at": to_ms(run.started_at)}
     return [build_reset_fact(*row) for row in conn.execute(_reset_at_start, {"session": run.session, **began})]
 
@@ -134,7 +135,7 @@ def _end_fact(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
 
 
 def _progress_facts(conn: sa.Connection, run: Run) -> list[Fact]:
-    """List when the run was resumed, and which messages it read later."""
+    """List when the run was resumed, and which messages it read while it was running."""
     facts: list[Fact] = []
     for row in conn.execute(_progress_events, {"run": run.id}):
         body = _body_decoder.decode(row.body) if row.body else {}
@@ -150,7 +151,7 @@ def _progress_facts(conn: sa.Connection, run: Run) -> list[Fact]:
 
 
 def _turn_facts(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
-    """List the records in order, each with its step, then the steps without a readable record."""
+    """List facts about the records in order, each with its step, and then about steps without a readable record."""
     steps = {(step.turn, step.call_index, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_approvals, {"run": run.id})}
     failed = conn.execute(_failed_calls, {"run": run.id}).all()
@@ -219,7 +220,7 @@ def _failed_call_fact(call: sa.Row[Any]) -> Fact:
 
 
 def _describe_step(step: sa.Row[Any], because: str) -> str:
-    """Describe a step. `because` is the reason in the audit log why the call was allowed."""
+    """Describe a step. `because` is the reason why the call was allowed, from the audit log."""
     turn = f"Turn {step.turn + 1}" if step.turn >= 0 else "Late"
     what = step.hash if step.kind == StepKind.MODEL else _call_decoder.decode(step.call).tool if step.call else "a tool"
     attempt = f" (attempt {step.attempt})" if step.attempt > 1 else ""
@@ -248,7 +249,7 @@ def _skipped_call_fact(record: Record, result: ToolResult) -> Fact:
 
 
 def list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
-    """List the facts of an approval since it was asked. `row` is a row of `approvals`."""
+    """List the facts of an approval: the request and the decision. `row` is a row of `approvals`."""
     calls = msgspec.json.decode(row.calls, type=tuple[Call, ...])
     tools = join_names([call.tool for call in calls])
     question = envelopes.get(conn, derive_id(row.id, "question"))

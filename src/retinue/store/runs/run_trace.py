@@ -1,6 +1,6 @@
-"""Everything stored about a run, to display it, not to resume it.
+"""Everything stored about a run, to show it to people.
 
-`run_timeline` has the same as sentences.
+`run_timeline` tells the same in sentences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from retinue.store.sessions import records
 RECORDS_READ_MAX = 1_000
 STEPS_READ_MAX = 2_000
 EVENTS_READ_MAX = 200
-ENVELOPES_READ_MAX = 100  # of those a run has read, and of those it has sent
+ENVELOPES_READ_MAX = 100  # maximum number of envelopes that a run has read, and of those that it has sent
 
 _b = sa.bindparam
 decode_call = msgspec.json.Decoder(Call).decode
@@ -73,7 +73,7 @@ class TracedStep(Struct, frozen=True):
 
 
 class RunProgressEvent(Struct, frozen=True):
-    """An event of a run: suspended, resumed, or further messages read."""
+    """An event in the progress of a run: it was suspended or resumed, or it read further messages."""
 
     kind: EventKind
     at_ms: int
@@ -83,7 +83,8 @@ class RunProgressEvent(Struct, frozen=True):
 class StoredRunTrace(Struct, frozen=True, kw_only=True):
     """Everything stored about a run.
 
-    `allowed` and `refused` are reasons, by the hash of the call or its replacement.
+    `allowed` maps the hash of a call to the reason why it was allowed. `refused` maps the hash of
+    the text that replaced a result to the reason why the call was refused.
     """
 
     run: Run
@@ -122,7 +123,8 @@ def load_trace(conn: sa.Connection, run: Run) -> StoredRunTrace:
 def list_own_records(conn: sa.Connection, run: Run) -> list[Record]:
     """Return the records of a run.
 
-    They are contiguous, except for silent messages in between, which belong to no run.
+    The records are contiguous, except that silent messages, which belong to no run, may be between
+    them.
     """
     found, _ = records.read_range(conn, run.session, first=run.first_seq, last=run.first_seq + RECORDS_READ_MAX - 1)
     own: list[Record] = []
@@ -145,7 +147,7 @@ def list_tool_calls(conn: sa.Connection, run: str) -> list[tuple[str, int | None
 
 
 def _list_sent(conn: sa.Connection, run: Run) -> list[Envelope]:
-    """List the envelopes that a run sent, and the answers to those it read."""
+    """List the envelopes that a run sent, and the answers to the envelopes that it read."""
     rows = conn.execute(_sent_by_run, {"first": f"{run.id}/", "last": f"{run.id}0"})
     found = {envelope.id: envelope for envelope in map(envelopes.envelope_from_row, rows)}
     for id_ in run.envelopes[:ENVELOPES_READ_MAX]:

@@ -28,7 +28,7 @@ from retinue.store.core.row_visibility import (
     visibility_scope,
 )
 
-RUNS_SCANNED_MAX = 20_000  # runs, for one page
+RUNS_SCANNED_MAX = 20_000  # runs read for one page
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -169,7 +169,7 @@ def list_open_sessions(conn: sa.Connection) -> list[SessionId]:
 
 
 def delete_ended(conn: sa.Connection) -> int:
-    """Delete every run that has ended, with its steps and approvals. Returns how many."""
+    """Delete all runs that have ended, with their steps and approvals. Returns how many runs."""
     conn.execute(_clear_steps)
     conn.execute(_clear_approvals)
     return conn.execute(_clear).rowcount
@@ -182,7 +182,7 @@ def get_open(conn: sa.Connection, session: str) -> Run | None:
 
 
 def get_latest_for_people(conn: sa.Connection, session: str) -> Run | None:
-    """Return the newest run of a session that answers a person or a channel."""
+    """Return the newest run of a session whose messages came from a person or a channel."""
     row = conn.execute(_latest_for_people, {"session": session}).one_or_none()
     return run_from_row(row) if row else None
 
@@ -234,12 +234,12 @@ def next_wake_ms(conn: sa.Connection, *, after_ms: int) -> int | None:
 
 
 def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
-    """Store the intent, before the act."""
+    """Store the intent of a step, before it is performed."""
     _add_step(conn, step, record_seq=None, opened_ms=at_ms, closed_ms=None)
 
 
 def add_ended_step(conn: sa.Connection, step: Step, *, record_seq: int, begun_ms: int, at_ms: int) -> None:
-    """Insert a read-only step that ended before its intent was stored."""
+    """Insert a step of a read-only call that ended before its intent was stored."""
     _add_step(conn, step, record_seq=record_seq, opened_ms=min(begun_ms, at_ms), closed_ms=at_ms)
 
 
@@ -287,7 +287,7 @@ def set_step_attempt(conn: sa.Connection, step: Step) -> None:
 
 
 def interrupt_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
-    """Mark a step as started but not continued."""
+    """Mark a step as interrupted: it was started, and its result is unknown."""
     conn.execute(_interrupt_step, {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "now": at_ms})
 
 
@@ -322,7 +322,7 @@ _model = _b("model", type_=sa.String)
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Selects runs. An empty field matches everything; `model` is the provider's name for it, or provider/name."""
+    """Selects runs. An empty field matches everything. `model` is the provider's name for a model, or provider/name."""
 
     session: str = ""
     agents: Sequence[str] = ()  # only if no session is given
@@ -397,7 +397,7 @@ _counts = (
 def list_page(
     conn: sa.Connection, query: RunQuery, *, after: KeysetPosition, limit: int, seen_by: Principal = SERVER_PRINCIPAL
 ) -> tuple[list[Run], KeysetPosition | None]:
-    """List the matching runs, newest first. Also returns where the next page begins, if there may be one."""
+    """Return a page of the matching runs, newest first, and the position of the next page or None."""
     sources = [query.session] if query.session else query.agents or conn.execute(_all_agents).scalars().all()
 
     def window(place: KeysetPosition, width: int, most: int) -> tuple[list[Run], KeysetPosition | None]:
@@ -416,7 +416,7 @@ def _read_window(
     limit: int,
     seen_by: Principal,
 ) -> tuple[list[Run], KeysetPosition | None]:
-    """Read one window of each source and merge them."""
+    """Read one window of each source (the session, or each agent) and merge them."""
     pages, floor = (_of_session, _session_floor) if query.session else (_of_agent, _agent_floor)
     where = {"since": query.since_ms, "until": query.until_ms, "at": after.ms, "id": after.id}
     fits = {
@@ -447,6 +447,6 @@ def _read_window(
 
 
 def count_turns_and_calls(conn: sa.Connection, run: str) -> tuple[int, int]:
-    """Count the turns that a run has started and its tool calls, as long as its steps are stored."""
+    """Count the turns that a run has started, and its tool calls. Both are 0 once its steps are purged."""
     found = {str(row[0]): int(row[1]) for row in conn.execute(_counts, {"run": run})}
     return found.get(StepKind.MODEL, 0), found.get(StepKind.TOOL, 0)

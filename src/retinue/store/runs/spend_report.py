@@ -1,7 +1,7 @@
-"""Spending by day, agent, model, provider, person, session or run, and how much of each cap is used.
+"""Spending by day, agent, model, provider, person, session or run, and how much of each budget is used.
 
-Read by people, outside the event loop. Tokens that a provider did not report are our estimates and
-not in any sum.
+These reports are for people, and run outside the event loop. Tokens that a provider did not report
+are estimates, which no sum includes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class SpendQuery(Struct, frozen=True, kw_only=True):
 
 
 class UsageSum(Struct, frozen=True, kw_only=True):
-    """The usage of some calls. `unknown_microusd` is the part of `cost_microusd` that is only an upper limit.
+    """The usage of some model calls. `unknown_microusd` is the part of `cost_microusd` that is not
+    exact: it is an upper limit.
 
-    A call is unknown if it was interrupted, or its usage was not reported. It is also unknown, at
-    no cost, if its price is.
+    A call is unknown if it was interrupted, or if its usage was not reported. A call without a
+    known price is unknown too, and counts as 0.
     """
 
     key: str
@@ -92,7 +93,8 @@ _GROUPS: dict[SpendGrouping, tuple[sa.Column[Any], ...]] = {
 
 
 def _where(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Match spending in these days that the caller can see: on behalf of a person, or of an agent itself."""
+    """Match spending in the given days that the principal can see. A person sees calls on their
+    behalf, an agent sees its own."""
     seen = {
         VisibilityScope.ALL: sa.true(),
         VisibilityScope.PERSON: _m.c.person == _b("my_name"),
@@ -129,7 +131,7 @@ _daily = {
     )
     for by in (SpendGrouping.AGENT, SpendGrouping.MODEL, SpendGrouping.PROVIDER, SpendGrouping.PERSON)
 }
-# Through its runs, for which there is an index: `money` is indexed by run and by day.
+# The calls of a session are found through its runs, because `model_calls` is indexed by run and by day only.
 _of_session = sa.select(*_COLUMNS).where(
     _m.c.run.in_(sa.select(t.runs.c.id).where(t.runs.c.session == _b("session"))), _m.c.session == _b("session")
 )
@@ -142,9 +144,10 @@ def get_session_usage(conn: sa.Connection, session: str) -> UsageSum:
 
 
 def get_usage(conn: sa.Connection, *, query: SpendQuery, seen_by: Principal) -> SpendReport:
-    """Return days in order, the newest `limit` of them; otherwise the most expensive first.
+    """Return the usage by group. Days are in order, and if there are too many, the newest are
+    returned. Other groups are sorted by cost, the highest first.
 
-    The total covers everything.
+    The total includes the groups that were left out.
     """
     scope, asked = visibility_scope(seen_by), _parameters(query, seen_by)
     found = conn.execute(_rows[query.by][scope], asked | {"limit": query.limit}).all()
@@ -157,7 +160,7 @@ def get_usage(conn: sa.Connection, *, query: SpendQuery, seen_by: Principal) -> 
 def get_daily_usage(
     conn: sa.Connection, *, query: SpendQuery, seen_by: Principal
 ) -> dict[str, list[tuple[int, UsageSum]]]:
-    """Return, for each group, the days on which it used something, in no particular order."""
+    """Return the usage of each group by day. Only days with usage are included, in no particular order."""
     found: dict[str, list[tuple[int, UsageSum]]] = {}
     for row in conn.execute(_daily[query.by][visibility_scope(seen_by)], _parameters(query, seen_by)):
         key = _group_name(row, query.by)
@@ -193,7 +196,7 @@ def _group_name(row: Any, by: SpendGrouping) -> str:
             return getattr(row, by.value)
 
 
-# --- use of the caps ---
+# --- use of the budgets ---
 
 
 class SpendAmounts(Struct, frozen=True):
@@ -213,7 +216,8 @@ NO_SPEND = SpendAmounts()
 
 
 class SpendByPeriod(Struct, frozen=True):
-    """Spending by subject and period: `("agent", "ada", "day")`. The server's name is empty."""
+    """Spending by subject and period: the key is `("agent", "ada", "day")`, for example. For the
+    instance, the name is empty."""
 
     amounts: Mapping[tuple[str, str, str], SpendAmounts]
 
@@ -237,7 +241,8 @@ _of_month = (
 
 
 def get_spend(conn: sa.Connection, days: BudgetPeriod) -> SpendByPeriod:
-    """Return the amounts that daily and monthly caps are compared with, for all subjects at once."""
+    """Return the amounts that daily and monthly budgets are compared with, for all agents, all
+    people and the instance."""
     amounts: dict[tuple[str, str, str], SpendAmounts] = {}
     asked = {"the_day": days.day, "month_from": days.month_first_day, "month_to": days.month_last_day}
     for row in conn.execute(_of_month, asked):
@@ -257,7 +262,7 @@ _delete_sums = _s.delete().where(_s.c.person == _b("the_person"))
 
 
 def anonymize_person(conn: sa.Connection, person: str) -> None:
-    """Remove the person's name from what was spent. The amounts stay."""
+    """Remove the person's name from all spending. The amounts stay."""
     conn.execute(_anonymize_calls, {"the_person": person})
     for row in conn.execute(_sums_of_person, {"person": person}).all():
         key = {name: getattr(row, name) for name in SUM_KEY} | {"person": ""}

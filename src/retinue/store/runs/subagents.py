@@ -1,4 +1,4 @@
-"""Lists of subagents for people: those spawned from visible sessions, newest first."""
+"""Lists of subagents for people: the subagents that visible sessions started, newest first."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def list_subagents(
     include_archived: bool = False,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[Delegation]:
-    """List subagents whose session exists. `include_archived` adds archived and deleted ones."""
+    """List subagents. Without `include_archived`, those whose session was archived or deleted are left out."""
     values = {"created": after.created_ms, "id": after.id, "session": session, "all": include_archived, "limit": limit}
     rows = conn.execute(_list[visibility_scope(seen_by)], {**values, **principal_parameters(seen_by)})
     return [delegation_from_row(row) for row in rows]
@@ -77,7 +77,7 @@ def list_open(conn: sa.Connection, session: str, *, limit: int) -> list[Delegati
 
 
 def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Delegation:
-    """Return the one subagent that a short id names: its own, or that of its session."""
+    """Return the one subagent that a short id names. It may be the id of the subagent or of its session."""
     digits, scope = parse_id_prefix(text.rpartition(":")[2]), visibility_scope(seen_by)
     bounds = {"low": digits, "high": digits + "g", **principal_parameters(seen_by)}
     rows = [row for named in (_by_child, _by_id) for row in conn.execute(named[scope], bounds)]

@@ -1,6 +1,6 @@
-"""Explain an envelope, run, approval or session: its causal chain, read from the store.
+"""Explain what happened to an envelope, run, approval or session, from cause to effect.
 
-Everything was stored when it happened. Nothing is guessed, and no model is asked.
+All facts come from the store. Nothing is guessed, and no model is asked.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ from retinue.store.runs.run_timeline import (
     select_resets,
 )
 from retinue.store.sessions import sessions
+from retinue.text.quantity import format_quantity
 
 RECORDS_SCANNED_MAX = 200
 RUNS_SHOWN_MAX = 20
 RESETS_SHOWN_MAX = 20
-RESET_RECORDS_SCANNED_MAX = 10_000  # the last records
+RESET_RECORDS_SCANNED_MAX = 10_000  # the number of last records in which resets are searched
 NOTICE_PURPOSES = (*(str(outcome) for outcome in Outcome), "overflow", "left-out")
-"""Why the server sends a notice about an envelope. The id of the notice is derived from that envelope."""
+"""Purposes of the notices that the server sends about an envelope. The id of a notice is derived
+from the envelope and the purpose."""
 
 _b = sa.bindparam
 _approval = sa.select(t.approvals).where(t.approvals.c.id == _b("id"))
@@ -73,12 +75,12 @@ _count_pending = sa.select(sa.func.count()).where(
 class Explanation(Struct, frozen=True, kw_only=True):
     kind: str
     id: str
-    head: tuple[TextPart, ...]  # what it is, and its status
+    head: tuple[TextPart, ...]  # what the object is, and its status
     facts: tuple[Fact, ...]  # newest last
-    left_out: int = 0  # from the middle
+    left_out: int = 0  # number of facts that were left out in the middle
 
     def format_lines(self, zone: ZoneInfo) -> list[str]:
-        """Format for people: what it is, then one sentence for each fact, with its time."""
+        """Format the explanation for people: what the object is, then one sentence for each fact, with its time."""
         lines = [each.format_line(zone) for each in self.facts]
         if self.left_out:
             lines.insert(FACTS_MAX // 2, f"({self.left_out} more in between)")
@@ -86,9 +88,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def explain(conn: sa.Connection, id_text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Explanation:
-    """Explain the object that a short id names, of any kind.
+    """Explain the envelope, run, approval or session that a short id names.
 
-    If the caller cannot see the session of an envelope, only its status is returned.
+    If the caller cannot see the session of an envelope, the explanation contains only the
+    envelope's status.
     """
     kind, id_ = find_by_short_id(conn, id_text, seen_by=seen_by)
     match kind:
@@ -134,7 +137,7 @@ def _describe_status(conn: sa.Connection, envelope: Envelope) -> tuple[TextPart,
 
 
 def _describe_blocker(conn: sa.Connection, envelope: Envelope) -> str:
-    """Return what a due envelope waits behind."""
+    """Describe the run behind which a due envelope waits. Empty if there is none."""
     if to_ms(envelope.due_at) > latest_ms(conn):
         return ""
     run = runs.get_open(conn, envelope.session) if envelope.session else None
@@ -160,7 +163,8 @@ def _describe_outcome(settled: SettledOutcome) -> str:
 
 
 def _describe_source(source: str) -> str:
-    """Describe how the envelope arrived, by the source within which its key is unique."""
+    """Describe how an envelope arrived. `source` is the envelope's source, within which its
+    idempotency key is unique."""
     match source:
         case "run":
             return "by a run"
@@ -173,7 +177,7 @@ def _describe_source(source: str) -> str:
 
 
 def _list_envelope_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
-    """List the facts from cause to result."""
+    """List the facts about an envelope, from cause to result."""
     run = runs.get(conn, envelope.run) if envelope.run else None
     facts = [*_acceptance_facts(envelope), *_cause_facts(conn, envelope)]
     if run is not None and envelope.claimed_at is not None:
@@ -205,7 +209,7 @@ def _acceptance_facts(envelope: Envelope) -> list[Fact]:
 
 
 def _cause_facts(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
-    """List what it replies to or retries, and what in the server wrote it."""
+    """List what the envelope replies to or retries, and which run or approval it comes from."""
     at_ms = to_ms(envelope.accepted_at)
     facts: list[Fact] = []
     subject = envelopes.get(conn, envelope.reply_to) if envelope.reply_to else None
@@ -270,7 +274,7 @@ def _outcome_facts(conn: sa.Connection, envelope: Envelope, *, name: str = "It")
 
 
 def _notice_facts(conn: sa.Connection, subjects: Sequence[str]) -> list[Fact]:
-    """List the notices the server wrote about these envelopes, their recipients, and whether they arrived."""
+    """List the notices that the server wrote about these envelopes, their recipients, and whether they arrived."""
     facts: list[Fact] = []
     for subject in dict.fromkeys(subjects):
         for purpose in NOTICE_PURPOSES:
@@ -312,7 +316,7 @@ def _list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
     decision = envelopes.get_by_key(conn, f"person:{row.decided_by}", f"{row.id}/decision") if row.decided_by else None
     facts = _list_envelope_facts(conn, decision) if decision else []
     run = runs.get(conn, row.run)
-    # A decision in time is read by the run that asked. A late one has its own run.
+    # A decision in time is read by the run that asked. A late decision starts a run of its own.
     return [*(_list_run_facts(conn, run) if run else list_approval_facts(conn, row)), *facts]
 
 
@@ -346,7 +350,8 @@ def _explain_session(conn: sa.Connection, id_: str) -> Explanation:
     run = runs.get_open(conn, id_)
     now = f"run {short_id(run.id)} is {run.status}" if run else "no run is open"
     head = (
-        f"session {short_id(id_)} of {session.agent} for {origin}, {session.activity}: {now}, {waiting} envelopes wait."
+        f"session {short_id(id_)} of {session.agent} for {origin}, {session.activity}: {now}, "
+        f"{format_quantity(waiting, 'envelope')} waiting."
     )
     if session.reset_because:
         head += f" The next run resets the context: {excerpt(session.reset_because)}."

@@ -1,4 +1,4 @@
-"""Full outputs of truncated tool results: which file holds the output, and in which session it may be read."""
+"""Full outputs of truncated tool results: which file contains the output, and in which session it may be read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _b = sa.bindparam
 _r = t.records.c
 # The result of a call that was performed after its turn had ended is a note.
 _is_result = _r.kind.in_([t.sql_literal(f"'{RecordKind.TOOL}'"), t.sql_literal(f"'{RecordKind.NOTE}'")])
-# Inside a body, only its own names and values have unescaped quotes, so no output can imitate these.
+# In a body, quotes inside a text are escaped. So no output can contain a text that these patterns match.
 _has_full_output = sa.and_(_r.body.like('%"whole":"%'), _r.body.not_like('%"whole":""%'))
 _has_attachments = _r.body.like('%"attachments":[{%')
 _by_prefix = (
@@ -43,7 +43,8 @@ _with_files = (
 def find_by_hash(conn: sa.Connection, session: SessionId, prefix: str) -> ToolResult | None:
     """Return the result in this session whose full output has a hash with this prefix.
 
-    If there are several, return one with the lowest trust. `prefix` must contain only hex digits.
+    If there is more than one, returns one with the lowest trust. `prefix` must contain only hex
+    digits.
     """
     row = conn.execute(_by_prefix, {"the_session": session, "named": f'%"whole":"{prefix}%'}).first()
     result = _decode_result(row.kind, row.body) if row is not None else None
@@ -51,7 +52,7 @@ def find_by_hash(conn: sa.Connection, session: SessionId, prefix: str) -> ToolRe
 
 
 def list_file_hashes(conn: sa.Connection) -> set[str]:
-    """Return the hashes of all files that results refer to: full outputs and attachments."""
+    """Return the hashes of all files that tool results refer to: full outputs and attachments."""
     named: set[str] = set()
     session, seq = "", 0
     while rows := conn.execute(_with_files, {"session": session, "seq": seq}).all():

@@ -1,8 +1,9 @@
-"""Records of imported sessions, with the original line of the import file where ours would differ.
+"""Records of imported sessions. If our line for a record would differ from the line in the import
+file, that line is stored too.
 
-The line is stored in the body of the record, next to the decoded content. Readers of the record do
-not see it, and both are deleted together. The first record of an imported session also holds its
-other two files.
+The line is stored in the body of the record, next to the decoded content, so both are deleted
+together. Readers of the record do not see it. The first record of an imported session also holds
+the other two files of the import.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _ImportFields(msgspec.Struct):
-    """The fields that a body may contain besides the record."""
+    """The fields that the body of an imported record may contain besides the record."""
 
     line: str | None = None
     opening: ImportedFiles | None = None
 
 
 class ImportedFiles(msgspec.Struct):
-    """The files of an imported session, and the length of its history at the import."""
+    """The other two files of an imported session, and the length of its history when it was imported."""
 
     descriptor: str
     state: str
@@ -48,14 +49,14 @@ _import_fields_decoder = msgspec.json.Decoder(_ImportFields)
 
 
 class ImportedRecord(Struct, frozen=True):
-    """A record, and its original line if that differs from the one we would write."""
+    """A record, and its original line if that differs from the line that we would write."""
 
     record: Record
     line: str | None = None
 
 
 def add(conn: sa.Connection, imported: Sequence[ImportedRecord], *, files: ImportedFiles) -> None:
-    """Insert the records of an imported session. The first one is its start marker."""
+    """Insert the records of an imported session. The first record is its start marker."""
     conn.execute(
         _insert,
         [
@@ -97,7 +98,7 @@ def read(
 
 
 def get_imported_files(conn: sa.Connection, session: str) -> ImportedFiles | None:
-    """Return None for a session that was not imported."""
+    """Return the files of an imported session. None for a session that was not imported."""
     body = conn.execute(_first, {"session": session}).scalar()
     if body is None or '"opening":' not in body:
         return None

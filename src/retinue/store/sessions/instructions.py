@@ -1,4 +1,4 @@
-"""The latest system prompt of each session, and the files its conversation started with."""
+"""The latest system prompt of each session, and the files with which its context started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _delete = t.instructions.delete().where(_i.session == _b("the_session"))
 
 
 class StoredInstructions(NamedTuple):
-    """`context_key` distinguishes one context of the session from the next; `snapshot` and `parts` are JSON."""
+    """`context_key` differs between the contexts of a session. `snapshot` and `parts` are JSON."""
 
     context_key: str
     snapshot: str

@@ -51,9 +51,10 @@ class _StoredUsage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=
 
 
 class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The stored form of a `UserTurn` or `Reply` with only plain text. Strict, so that no other body decodes as one.
+    """The stored form of a `UserTurn` or `Reply` with only plain text. It is strict, so that no
+    other body decodes as a plain body.
 
-    It decodes in half the time and becomes a body on first use.
+    It decodes in half the time. The actual body is built from it on first use.
     """
 
     text: Annotated[str, msgspec.Meta(min_length=1)]
@@ -61,7 +62,7 @@ class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     attachments: tuple[()] = ()
     calls: tuple[()] = ()
     thinking: Literal[""] = ""
-    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # others need more data
+    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # a reply with another value has more data
     model: str = ""
     usage: _StoredUsage = _StoredUsage()
     provider: str = ""

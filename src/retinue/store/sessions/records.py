@@ -1,4 +1,5 @@
-"""Records: appended in the commit they belong to. Reading skips damaged records and reports them."""
+"""Records. Each is appended in the commit of the act that it records. Reading skips damaged records
+and reports them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, decode_bo
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in DECODERS.items()}
-ROWS_PER_BATCH = 128  # records other than plain text are decoded one by one
+ROWS_PER_BATCH = 128  # if a batch contains anything but plain text, its rows are decoded one by one
 _DECODE_ERRORS = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 _TRUSTS = {trust.value: trust for trust in Trust}
 _make_record = Record._make  # pyright: ignore[reportPrivateUsage]
@@ -87,7 +88,8 @@ def add(conn: sa.Connection, records: Sequence[Record]) -> None:
 
 
 def read_range(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[DamagedRecord]]:
-    """Return the records first..last. A damaged one does not hide its neighbors."""
+    """Return the records from `first` to `last`, and the damaged ones among them. A damaged record
+    does not hide its neighbors."""
     found: list[Record] = []
     damaged: list[DamagedRecord] = []
     for begins, chapter in record_chunks.read_chunks(conn, session, first=first, last=last):
@@ -105,19 +107,19 @@ def _read_rows(
     result: Any = conn.execute(_range, {"session": session, "first": first, "last": last})
     rows: Iterator[Any] = result.plain_rows() if isinstance(result, FastResult) else iter(result)
     # Fetch many rows at once, then decode them at once: alternating for each row takes a tenth longer.
-    at_once = 1  # a context begins with a marker
+    at_once = 1  # the first record of a context is a marker, which is not plain text
     while batch := list(islice(rows, at_once)):
         at_once = ROWS_PER_BATCH
         try:
             found += _decode_plain_rows(session, batch)
-        except _DECODE_ERRORS:  # or not all of them are plain
+        except _DECODE_ERRORS:  # a row is damaged, or not plain text
             _decode_each(session, batch, found, damaged)
 
 
 def _decode_plain_rows(session: str, rows: Sequence[Any]) -> Iterable[Record]:
-    """Decode rows that contain only plain text. Raises if any is not plain, or is damaged.
+    """Decode rows whose bodies are plain text. Raises if a body is not plain text, or if a row is damaged.
 
-    Works column by column, so that no Python statement runs for each of thousands of rows.
+    Works column by column, so that no Python statement runs per row.
     """
     seqs, kinds, bodies, runs, trusts, at_ms = zip(*rows, strict=True)
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
@@ -165,7 +167,7 @@ def list_damaged(conn: sa.Connection) -> list[DamagedRecord]:
 
 
 def list_owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
-    """List what the owner wrote before a record since the last reset: the newest, oldest first."""
+    """List the latest messages of the owner between the last reset and the record `before`, oldest first."""
     begun = conn.execute(_context_start, {"session": session, "before": before}).scalar() or 0
     rows = conn.execute(_owner_turns, {"session": session, "after": begun, "before": before, "limit": limit})
     found: list[Record] = []
@@ -173,12 +175,12 @@ def list_owner_turns(conn: sa.Connection, session: str, *, before: int, limit: i
         try:
             found.append(record_from_row(*row))
         except (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError):
-            continue  # `list_damaged` reports it; an unreadable record explains nothing
+            continue  # `list_damaged` reports it
     return found[::-1]
 
 
 def context_start_seq(conn: sa.Connection, session: str, *, before: int) -> int:
-    """Return the sequence number of the marker that starts the context of a record."""
+    """Return the sequence number of the marker record that starts the context of the record `before`."""
     return conn.execute(_context_start, {"session": session, "before": before}).scalar() or 1
 
 

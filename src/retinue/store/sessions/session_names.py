@@ -18,7 +18,7 @@ OWNER = "owner"
 
 
 def session_key(session: Session) -> str:
-    """Return the session's key in the format that others know, if there is one, and otherwise its address."""
+    """Return the session key of a session if it has one, and its address otherwise."""
     origin = session.origin
     match origin.kind:
         case OriginKind.SUBAGENT:
@@ -30,9 +30,9 @@ def session_key(session: Session) -> str:
 
 
 def find_session(conn: sa.Connection, text: str, *, agent: str, principal: Principal | None) -> Session | None:
-    """Return the session that `agent` means by this text, unless it is deleted.
+    """Return the session that `agent` names with this text. None if there is none or it is deleted.
 
-    `main` is the latest conversation of `principal`.
+    The text `main` means the latest conversation of `principal`.
     """
     found = _find_any(conn, text.strip(), agent, principal)
     return found if found is not None and found.deleted_at is None else None
@@ -99,7 +99,7 @@ def _find_by_prefix(conn: sa.Connection, agent: str, digits: str) -> Session | N
 
 
 def _find_main(conn: sa.Connection, agent: str, principal: Principal | None) -> Session | None:
-    """Return the agent's latest conversation with this person, or with the owner if no person is given."""
+    """Return the agent's latest conversation with this person, or with the owner if the principal is not a person."""
     person = (
         principal.address
         if principal is not None and principal.address.kind is AddressKind.PERSON

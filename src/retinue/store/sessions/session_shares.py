@@ -1,4 +1,4 @@
-"""The people that sessions are shared with. `core/row_visibility` decides what that allows."""
+"""The people with whom sessions are shared. `core/row_visibility` decides what a share allows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _select_people = (
 
 
 def list_people(conn: sa.Connection, session: str) -> list[str]:
-    """List the people this session is shared with."""
+    """List the people with whom this session is shared."""
     return conn.execute(_select_people, {"session": session}).scalars().all()  # type: ignore[return-value]
 
 
 def add(conn: sa.Connection, session: str, person: str, *, at_ms: int) -> bool:
-    """Share a session with a person. Returns whether it was not shared with them before."""
+    """Share a session with a person. Returns False if it was already shared with them."""
     if person in list_people(conn, session):
         return False
     conn.execute(_insert, {"session": session, "person": person, "at_ms": at_ms})
@@ -32,5 +32,5 @@ def add(conn: sa.Connection, session: str, person: str, *, at_ms: int) -> bool:
 
 
 def remove(conn: sa.Connection, session: str, person: str) -> bool:
-    """Stop sharing a session with a person. Returns whether it was shared with them."""
+    """Stop sharing a session with a person. Returns False if it was not shared with them."""
     return conn.execute(_delete, {"the_session": session, "the_person": person}).rowcount == 1

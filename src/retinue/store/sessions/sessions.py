@@ -1,4 +1,5 @@
-"""Functions over sessions. Every write of a run goes through `update_fenced`, which fails for an outdated worker."""
+"""Functions over sessions. Every write of a run calls `update_fenced`, which fails if another
+worker has claimed the session."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ _update_fenced = (
     )
 )
 _update_fenced_with_snippet = _update_fenced.values(snippet=_b("words"))
-# `activity` is in an index, and an update that merely mentions it writes to the index.
+# This does not set `activity`: the column is in an index, and setting it writes to the index even without a change.
 _update_step_fenced = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
@@ -129,7 +130,7 @@ _set_history = (
     .values(record_seq=_b("seq"), context_from=_b("marker"), snippet=_b("words"), updated_ms=_b("now"))
 )
 _clear_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
-# From here on another session can use its name and its origin.
+# After this, another session can use its name and its origin.
 _delete = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), _is_not_deleted)
@@ -213,7 +214,7 @@ _latest = (
         == sa.select(t.agents.c.name).where(t.agents.c.name_folded == _b("name_folded")).scalar_subquery(),
         _is_not_deleted,
         row_visibility.origin_is_own(t.sessions),
-        # Redundant, but as a range it lets the index find one person's sessions.
+        # Redundant, but with this range the index finds the sessions of one person.
         t.sessions.c.origin_key >= _b("me"),
         t.sessions.c.origin_key < _b("me_to"),
     )
@@ -307,7 +308,7 @@ def get(conn: sa.Connection, id_: str) -> Session | None:
 
 
 def find_id_by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
-    """Return the agent's one session whose id has this prefix, or None if there is none or more than one."""
+    """Return the id of the agent's only session with this prefix. None if there is none or more than one."""
     found = conn.execute(_by_prefix, {"low": digits, "high": digits + "g", "agent": agent}).all()
     return SessionId(found[0].id) if len(found) == 1 else None
 
@@ -318,7 +319,7 @@ def get_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | 
 
 
 def get_latest_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
-    """Return the agent's latest updated session whose origin is this one, or one below it."""
+    """Return the agent's latest updated session with this origin, or with an origin below it."""
     below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
     row = conn.execute(
         _latest_by_origin, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}
@@ -337,10 +338,10 @@ def start(
     attributes: Mapping[str, Any] | None = None,
     chat_type: ChatType | None = None,
 ) -> None:
-    """Insert a session with its start marker and emit an event, before anything is processed in it.
+    """Insert a session with its start marker, and emit an event.
 
-    A name that is not `unique` is only displayed: several sessions may have it, and none is found
-    by it.
+    A name that is not `unique` is only shown. More than one session may have it, and no session is
+    found by it.
     """
     add(
         tx.conn,
@@ -419,9 +420,10 @@ def update_fenced(
     snippet: str | None = None,
     active_ms: int | None = None,
 ) -> None:
-    """Update the session if its epoch is unchanged, or raise `StaleEpoch`. The first write of every commit of a run.
+    """Update the session if its epoch is unchanged. Otherwise raise `StaleEpoch`. This is the first
+    write of every commit of a run.
 
-    Pass `active_ms` if this counts as activity: see policy/limits/reset_policy.
+    Pass `active_ms` if the commit counts as activity: see policy/limits/reset_policy.
     """
     values = {
         "the_id": id_,
@@ -440,14 +442,15 @@ def update_fenced(
 
 
 def update_step_fenced(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
-    """Do the same for a step of a run. The session stays active from the run's first commit to its last."""
+    """Like `update_fenced`, for a commit in the middle of a run. It does not write `activity`,
+    which does not change there."""
     values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
     if conn.execute(_update_step_fenced, values).rowcount != 1:
         raise StaleEpoch(id_, epoch)
 
 
 def reset_context(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
-    """Start the context at the marker record `seq`. Clients that show an older context are outdated."""
+    """Start the context at the marker record `seq`. Clients that show the older context must load it again."""
     conn.execute(_reset_context, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
@@ -466,7 +469,7 @@ def set_model_choice(conn: sa.Connection, id_: str, mind: SessionOptions) -> Non
 
 
 def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
-    """Start the context later. Earlier records stay in the history."""
+    """Start the context at the record `kept_from`, after a compaction. Earlier records stay in the history."""
     conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
 
 
@@ -498,9 +501,9 @@ def set_history(conn: sa.Connection, id_: str, *, record_seq: int, context_from:
 def replace_context(
     conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
 ) -> None:
-    """Use a new context, derived from the old one, at the end of the records.
+    """Use a new context that was derived from the old one. It is at the end of the records.
 
-    Clients that show the old one are outdated.
+    Clients that show the old context must load it again.
     """
     values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
     conn.execute(_replace_context, {"the_id": id_, **values})
@@ -511,12 +514,12 @@ def clear_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    """Remove the session from every list and lookup. Its records stay, because other rows refer to them."""
+    """Mark a session as deleted, so that no list contains it. Its records stay, because other rows refer to them."""
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
 def set_archived(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
-    """Archive a session, or unarchive it with None. It can still be found by its id."""
+    """Archive a session or, with None, unarchive it. An archived session can still be found by its id."""
     conn.execute(_archive, {"the_id": id_, "archived": at_ms})
 
 
@@ -529,15 +532,15 @@ def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: 
 def list_deleted(
     conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[Session]:
-    """List the sessions deleted since a time, latest first, whose ids have this prefix."""
+    """List the sessions that were deleted since a time and whose ids have this prefix, latest first."""
     values = {"low": digits, "high": digits + "g", "since": since_ms, "limit": limit}
     rows = conn.execute(_deleted[visibility_scope(seen_by)], {**values, **principal_parameters(seen_by)})
     return [session_from_row(row) for row in rows]
 
 
 def get_latest_origin(conn: sa.Connection, agent: str, *, principal: Principal) -> Origin | None:
-    """Return the origin of the agent's latest updated session among those that belong to this principal."""
-    asker = replace(principal, level=PermissionLevel.RESTRICTED)  # not as one that sees everything
+    """Return the origin of the agent's latest updated session that belongs to this person."""
+    asker = replace(principal, level=PermissionLevel.RESTRICTED)  # only the sessions that belong to the principal
     row = conn.execute(_latest, {"name_folded": agent.casefold(), **principal_parameters(asker)}).first()
     return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
 
@@ -551,7 +554,8 @@ def list_sessions(
     archived: bool = False,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[Session]:
-    """List sessions: pinned ones first, newest pin first, then by update time. `archived` includes archived ones."""
+    """List sessions: first the pinned ones, newest pin first, then all others by update time.
+    `archived`: whether archived sessions are included."""
     bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
     values = {**bounds, "archived": archived, **principal_parameters(seen_by)}
     return [session_from_row(row) for row in conn.execute(_list[visibility_scope(seen_by)], values)]
@@ -563,12 +567,12 @@ def list_all_ids(conn: sa.Connection, *, after: str, limit: int) -> list[Session
 
 
 def list_active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
-    """List the sessions that have work to do. All others sleep and are not loaded."""
+    """List the sessions that have work to do. All other sessions sleep and are not loaded."""
     return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
 
 
 def list_latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
-    """List the latest conversations of people, with any agent, latest first."""
+    """List the latest sessions that people use directly, with any agent, latest first."""
     return [session_from_row(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
 
 
@@ -578,7 +582,7 @@ def list_latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) ->
 
 
 def list_children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
-    """List the child sessions that are not archived, those that may be working first."""
+    """List the child sessions that are not archived. Those that may be working come first."""
     return [session_from_row(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
 
 

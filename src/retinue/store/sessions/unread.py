@@ -12,7 +12,7 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.run import RunStatus
 from retinue.store.core import tables as t
 
-UNREAD_COUNTED_MAX = 1_000  # the newest; beyond this the exact number does not matter
+UNREAD_COUNTED_MAX = 1_000  # only the newest are counted: above this, the exact number does not matter
 
 _b = sa.bindparam
 _unread = (
@@ -29,19 +29,19 @@ _open_run = sa.select(t.runs.c.id, t.runs.c.status).where(
 
 
 def count_unread(conn: sa.Connection, person: str) -> Mapping[SessionId, int]:
-    """Return how many envelopes from each session a person has not read."""
+    """Return how many unread envelopes a person has from each session."""
     senders = (address.parse_address(row.sender) for row in conn.execute(_unread, {"person": person}))
     return Counter(sender.session for sender in senders if sender.session is not None)
 
 
 def list_unread_from(conn: sa.Connection, person: str, *, agent: str, session: str) -> list[str]:
-    """List the envelopes from this session that a person has not read."""
+    """List a person's unread envelopes from this session."""
     asked = {"person": person, "sender": str(address.agent_address(agent, session))}
     return [row.envelope for row in conn.execute(_unread_from, asked)]
 
 
 def get_open_runs(conn: sa.Connection, sessions: Iterable[SessionId]) -> Mapping[SessionId, tuple[RunId, RunStatus]]:
-    """Return the open runs of these sessions."""
+    """Return the open run of each of these sessions that has one."""
     found: dict[SessionId, tuple[RunId, RunStatus]] = {}
     for session in sessions:
         row = conn.execute(_open_run, {"session": session}).one_or_none()

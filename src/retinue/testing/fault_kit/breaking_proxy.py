@@ -18,12 +18,12 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)  # linger for zero seconds: the peer gets
 
 
 class BreakPoint(StrEnum):
-    """Where a connection breaks that carries a given text to the platform."""
+    """The point at which the proxy breaks a connection that carries a given text to the platform."""
 
-    BEFORE = "before"  # nothing of it arrives
+    BEFORE = "before"  # nothing of the text arrives
     HALF_WAY = "half-way"  # the first half of the text arrives
-    FROZEN = "frozen"  # nothing of it arrives, and the connection stays open
-    AFTER = "after"  # all of it arrives, and nothing comes back any more: `cut` ends it
+    FROZEN = "frozen"  # nothing of the text arrives, and the connection stays open
+    AFTER = "after"  # the whole text arrives, and nothing comes back any more, until `break_connections`
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class BreakingProxy:
     async def close(self) -> None:
         self.refuse_connections()
         self.break_connections()
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # the tasks of cut connections end by themselves
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # the tasks of broken connections end by themselves
 
     # --- control ---
 

@@ -85,7 +85,7 @@ class EmailPeer(BasePeer):
         return PLATFORM.make_connector(settings, context)
 
     async def wait_until_ready(self, connector: Connector | None) -> None:
-        """Wait until the connector has read the mailbox once: earlier emails are not for it."""
+        """Wait until the connector has read the mailbox once, because it ignores emails from before that."""
         state_file = self._folder / STATE_FILE
         await wait_until(
             lambda: state_file.exists() and "heard/INBOX" in state_file.read_text(),

@@ -81,8 +81,8 @@ class FaultHarness:
     async def wait_until_ready(self, *, connections_lost: int = 0) -> None:
         """Wait until a message sent now will be received.
 
-        If the platform keeps no messages, first wait until so many connections were lost: a message
-        on a lost connection is gone.
+        If the platform keeps no messages, first wait until `connections_lost` connections were
+        lost: a message on a lost connection is gone.
         """
         if not self.bench.keeps_messages:
             await self.wait_until_true(
@@ -93,7 +93,7 @@ class FaultHarness:
         await self.wait_for(lambda: self.bench.wait_until_ready(connector), "the connector did not connect")
 
     async def stop_server(self) -> None:
-        """Stop the server regularly, as for new settings."""
+        """Stop the server in an orderly way, as for new settings."""
         assert self.life is not None
         self.life.listening.cancel()
         done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_LIMIT_S)

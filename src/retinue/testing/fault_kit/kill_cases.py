@@ -17,7 +17,9 @@ REACHED_FILE = "reached"
 
 
 async def kill_while_sending(harness: FaultHarness) -> None:
-    """Kill the server after the platform accepted a part: it may be sent again only if that is safe."""
+    """Kill the server after the platform accepted a part. The next server may send the part again
+    only if that is safe.
+    """
     await harness.stop_server()
     text, number = harness.unique_text("answer"), harness.next_number()
     harness.break_at(text.split()[-1], BreakPoint.AFTER)

@@ -24,7 +24,7 @@ from retinue.store.core.errors import StoreDiskFull
 from retinue.testing.fake_clock import START
 
 SPEEDUP = 20.0
-"""How many times shorter a connector's pauses are here."""
+"""The factor by which a connector's pauses are shortened."""
 
 RETRY_PAUSE_S = 0.02  # before a broken connection or a refused delivery is tried again
 DELIVER_S_MAX = 120.0
@@ -82,7 +82,7 @@ MessageKey = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class KitServer:
-    """The server of the fault kit. `committed` survives each of its restarts."""
+    """The server of the fault kit. `committed` are the stored messages, which survive its restarts."""
 
     committed: list[InboundMessage] = field(default_factory=list[InboundMessage])
     intake_faults: deque[IntakeFault] = field(default_factory=deque[IntakeFault])
@@ -110,7 +110,7 @@ class KitServer:
         return receipt
 
     def commit(self, message: InboundMessage) -> Receipt:
-        """Store a message as the real intake does: same channel, message id and revision is a duplicate."""
+        """Store a message as the real intake does. The same channel, message id and revision make a duplicate."""
         key = (message.room, message.message_id, message.revision)
         duplicate = key in self._keys
         if not duplicate:
@@ -139,8 +139,7 @@ class KitServer:
     async def send(self, connector: Connector, part: DeliveryPart) -> SendOutcome:
         """Deliver a part by the rules of the outbox.
 
-        A refused part is tried again. A part with an unknown result is repeated only if that is
-        safe.
+        A refused part is retried. A part with an unknown result is sent again only if that is safe.
         """
         for _ in range(TRIES_MAX):
             try:

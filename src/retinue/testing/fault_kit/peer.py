@@ -57,7 +57,7 @@ class Peer(Protocol):
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The values that the connector reads as secrets, by setting."""
+        """The values that the connector reads as secrets, by the name of the setting."""
         ...
 
     async def start(self, folder: Path) -> Mapping[str, HostPort]:
@@ -94,8 +94,7 @@ class Peer(Protocol):
     async def wait_until_ready(self, connector: Connector | None) -> None:
         """Return once a message sent now would reach this connector.
 
-        With None, the connector is in another process. Return at once if the platform keeps
-        messages.
+        `connector` is None if it runs in another process. Return at once if the platform keeps messages.
         """
         ...
 

@@ -1,6 +1,6 @@
 """A pytest plugin that prints the matrix of the fault kit after the tests. Add it to `pytest_plugins`.
 
-The cells are part of the test reports, so that they also arrive from other worker processes.
+The cells are part of the test reports, so that they also arrive from the worker processes of pytest.
 """
 
 from __future__ import annotations

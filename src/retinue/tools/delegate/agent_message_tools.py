@@ -37,9 +37,7 @@ class SendAgentMessageArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SendAgentMessageTool(Struct, frozen=True):
-    """Sends an agent message. Its id derives from the call, so a call repeated after a crash sends
-    one.
-    """
+    """Sends an agent message. Its id derives from the call, so a call repeated after a crash sends one message."""
 
     send_message: DeliverAgentMessage
     is_confined: Callable[[ToolContext], bool]
@@ -94,8 +92,8 @@ class AgentsSwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsSwitchTool(Struct, frozen=True):
-    """Moves the person to another session. The message there is sent in the agent's name, not the
-    person's.
+    """Moves the person to another session. The message to that session is sent in the agent's name,
+    not the person's.
     """
 
     send_message: DeliverAgentMessage

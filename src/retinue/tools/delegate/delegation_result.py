@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DelegatedWork(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The work of the delegated run. Its thinking text has the trust of everything the run knew."""
+    """The work of the delegated run. The thinking text has the lowest trust of anything in the run's context."""
 
     session_name: str = ""
     tool_call_count: int = 0

@@ -16,26 +16,26 @@ class WebhookNeedsAsync(ToolFailed):
     def __init__(self) -> None:
         super().__init__(
             "`webhook` needs mode async",
-            because="in mode sync this call returns the answer",
+            because="a call with mode sync returns the answer, so no webhook is needed",
             try_this="set mode to async, or leave `webhook` out",
         )
 
 
 class SessionRunMissing(ToolFailed):
-    """The call is not part of a run, so there is no principal whose sessions may be read."""
+    """The call is not part of a run, and access to sessions depends on the run principal."""
 
     code = "session.no_run"
 
     def __init__(self) -> None:
         super().__init__(
             "this call is not part of a conversation",
-            because="which sessions you can access depends on the person the run works for, and there is no run",
+            because="access to sessions depends on the person that a run works for, and this call has no run",
             try_this="call it from a conversation with the agent",
         )
 
 
 class SessionNotNamed(ToolFailed):
-    """The call names no session, or two."""
+    """The call names no session, or names several."""
 
     code = "session.not_named"
 
@@ -48,7 +48,7 @@ class SessionNotNamed(ToolFailed):
 
 
 class SessionIsCurrent(ToolFailed):
-    """The call sends a message to the session it is made in."""
+    """The call sends a message to the session in which it is made."""
 
     code = "session.is_current"
 
@@ -74,7 +74,7 @@ class SessionForbidden(ToolFailed):
 
 
 class SessionKindUnknown(ToolFailed):
-    """The session kind is not known."""
+    """No kind of session has this name."""
 
     code = "session.kind_unknown"
 
@@ -87,7 +87,7 @@ class SessionKindUnknown(ToolFailed):
 
 
 class ThinkingLevelUnknown(Invalid):
-    """The thinking level of a subagent is not known."""
+    """No thinking level has the name that was given for a subagent."""
 
     code = "effort.unknown"
 

@@ -76,7 +76,7 @@ def _build_json_output(body: Any, *, failed: bool = False, trust: Trust = Trust.
 
 
 class _SessionAccess:
-    """Which sessions the run of one call may access, from one read of the store."""
+    """The sessions that the run of one call may access, from one read of the store."""
 
     def __init__(self, conn: sa.Connection, context: ToolContext, *, confined: bool) -> None:
         run, here = runs.get(conn, context.run), sessions.get(conn, context.session)
@@ -106,8 +106,8 @@ class _SessionAccess:
     def list_candidates(self) -> list[Session]:
         """Return candidate sessions, newest first.
 
-        They are the latest of all sessions, the latest the run principal sees, and those started
-        from this session.
+        They are the latest of all sessions, the latest that the run principal can see, and those
+        started from this session.
         """
         found = sessions.list_recent(self._conn, limit=SESSIONS_SCANNED_MAX)
         if self.principal is not None and self.principal.address.kind is AddressKind.PERSON:
@@ -292,7 +292,9 @@ class SessionsHistoryTool(Struct, frozen=True):
 
 
 def _build_access_error(decision: Decision, text: str) -> ToolFailed:
-    """Report a session that the run principal cannot see as not found."""
+    """Build the error for a session that may not be accessed. One that the run principal cannot see
+    is reported as not found.
+    """
     if not decision.setting_key:
         return _not_found(text)
     return SessionForbidden(because=decision.because, setting=decision.setting_key)
@@ -340,8 +342,8 @@ def _format_message(conn: sa.Connection, record: Record, *, bytes_max: int) -> d
 
 
 def _fit_messages(messages: list[dict[str, Any]], bytes_max: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return the newest messages that fit, and whether any were left out. A single oversized one is
-    cut.
+    """Return the newest messages that fit, and whether any were left out. If even the newest
+    message is too large, it is truncated.
     """
     kept: list[dict[str, Any]] = []
     left = bytes_max

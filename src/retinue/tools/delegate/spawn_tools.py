@@ -127,8 +127,8 @@ class SubagentSpawner(Struct, frozen=True):
         return RunRequest(model=model, effort=effort, seconds_max=seconds), notes
 
     def _resolve_model(self, text: str) -> tuple[str | None, str]:
-        """Resolve a model name. An unavailable model is a warning: the subagent then uses its own
-        model.
+        """Resolve a model name. If the model is not available, return a warning: the subagent uses
+        its own model instead.
         """
         if not text:
             return None, ""

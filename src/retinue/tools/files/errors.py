@@ -52,7 +52,7 @@ class PathOutside(ToolFailed):
     def __init__(self, path: str, *, access: PermissionKind, real: str) -> None:
         super().__init__(
             f"you cannot {access} '{format_path(path)}'",
-            because="it is outside of your workspace and of what was granted to you",
+            because="it is outside your workspace, and no granted permission covers it",
             try_this=f"use a path in your workspace, or request {access}:{format_path(real)} with request_permission",
         )
 
@@ -118,7 +118,9 @@ class PathIsFolder(ToolFailed):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"'{format_path(path)}' is a folder", because="only files can be read or written", try_this="use ls"
+            f"'{format_path(path)}' is a folder",
+            because="only files can be read or written",
+            try_this="use ls to see the files in it",
         )
 
 
@@ -178,33 +180,33 @@ class PathUnusable(ToolFailed):
 
 
 class FileChanged(ToolFailed):
-    """The file was written by another process or call after it was read."""
+    """Another process or call wrote the file after it was read."""
 
     code = "file.changed"
 
     def __init__(self, path: str) -> None:
         super().__init__(
             f"'{format_path(path)}' has changed since it was read",
-            because="it was written meanwhile; nothing was changed",
+            because="another process or call has written it; nothing was changed",
             try_this="read it again",
         )
 
 
 class FileTooLarge(ToolFailed):
-    """The file is larger than what can be read at once."""
+    """The file is larger than the limit for reading."""
 
     code = "file.too_large"
 
     def __init__(self, path: str, *, size_bytes: int, bytes_max: int) -> None:
         super().__init__(
             f"'{format_path(path)}' is too large",
-            because=f"it has {size_bytes:,} bytes; the limit is {bytes_max:,}",
+            because=f"it is {size_bytes:,} bytes, and the limit is {bytes_max:,} bytes",
             try_this="use find with `text`, or a command that extracts the part you need",
         )
 
 
 class WrittenFileTooLarge(ToolFailed):
-    """The file would be larger than what can be written at once."""
+    """The file would be larger than the limit for writing."""
 
     code = "file.would_be_too_large"
 
@@ -224,21 +226,21 @@ class FileNotUtf8(ToolFailed):
     def __init__(self, path: str, *, at_byte: int) -> None:
         super().__init__(
             f"'{format_path(path)}' is not a text file",
-            because=f"it is not UTF-8 at byte {at_byte}",
+            because=f"byte {at_byte} is not valid UTF-8",
             try_this="change it with a command",
         )
 
 
 class FileNotShown(ToolFailed):
-    """The file is binary, and cannot be attached either."""
+    """The file is not text, so it cannot be shown, and it is too large to be attached."""
 
     code = "file.not_text"
 
     def __init__(self, path: str, *, media_type: str, size_bytes: int, bytes_max: int) -> None:
         super().__init__(
             f"cannot show '{format_path(path)}'",
-            because=f"it is not text ({media_type}, {size_bytes:,} bytes), and binary files are attached up to "
-            f"{bytes_max:,} bytes",
+            because=f"it is not text ({media_type}, {size_bytes:,} bytes), and only files of at most "
+            f"{bytes_max:,} bytes can be attached",
             try_this="use a command that extracts the part you need",
         )
 
@@ -262,13 +264,13 @@ class FileLineNotFound(ToolFailed):
     def __init__(self, *, line: int, column: int, line_count: int) -> None:
         super().__init__(
             f"no text at line {line}, column {column}",
-            because=f"the last line is {line_count}, or that line is shorter",
+            because=f"the last line of the file is {line_count}, or line {line} is shorter",
             try_this="use a smaller offset or column",
         )
 
 
 class InstructionsOwnerOnly(ToolFailed):
-    """A run that works for anyone but the owner tried to change instructions or memory."""
+    """A run that does not work for the owner tried to change instructions or memory."""
 
     code = "file.instructions_owner_only"
 
@@ -285,7 +287,7 @@ class InstructionsOwnerOnly(ToolFailed):
 
 
 class FindTextInvalid(ToolFailed):
-    """The text to search for is too long, or has several lines."""
+    """The text to search for is too long, or has more than one line."""
 
     code = "find.text_invalid"
 
@@ -327,13 +329,13 @@ class EditOldEmpty(ToolFailed):
 
 
 class EditUnchanged(ToolFailed):
-    """The old and the new text are equal."""
+    """The old and the new text of an edit are the same."""
 
     code = "edit.no_change"
 
     def __init__(self, path: str, *, edit: str) -> None:
         super().__init__(
-            f"{edit} would not change '{path}'", because="`old` and `new` are the same", try_this="leave it out"
+            f"{edit} would not change '{path}'", because="`old` and `new` are the same", try_this="leave this edit out"
         )
 
 

@@ -15,8 +15,7 @@ from retinue.tools.files.paths import open_file
 class FileSnapshot(Struct, frozen=True):
     """One read of a file.
 
-    `status` was taken after `data`. If the file changes in between, its trust follows the later
-    change.
+    `status` was taken after `data`. If the file changes in between, the trust is that of the later change.
     """
 
     data: bytes
@@ -28,7 +27,9 @@ class FileSnapshot(Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        """The SHA-256 hash, as used for attachments; empty for an empty file, which proves nothing."""
+        """The SHA-256 hash, as used for attachments. It is empty for an empty file, because all
+        empty files have the same hash.
+        """
         return hashlib.sha256(self.data).hexdigest() if self.data else ""
 
 

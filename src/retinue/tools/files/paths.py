@@ -1,9 +1,9 @@
 """Resolves paths and checks whether an agent may access them.
 
 A path is resolved first, including links, and the result is compared with what the agent may
-access. Then exactly that path is opened, name by name from the root, without following links. A
-link put in the way meanwhile causes an error. So a link can lead only from one permitted path to
-another.
+access. Then exactly that path is opened, name by name from the root, without following links. If a
+link has been put into the path in between, that is an error. So a link can lead only from one
+permitted path to another.
 
 A hard link cannot be distinguished from the file itself, so a file that was hard-linked into the
 workspace can be read. A write creates a new file under the name, so the other name keeps its

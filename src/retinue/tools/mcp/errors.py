@@ -29,7 +29,7 @@ class McpConnectionLost(RetinueError):
         super().__init__(
             "the connection to the MCP server was lost",
             because=because,
-            try_this="wait until it is restarted, or see: retinue mcp list",
+            try_this="wait until the server has restarted it, or see: retinue mcp list",
         )
 
 
@@ -41,7 +41,7 @@ class McpSandboxUnavailable(SandboxFailed):
     def __init__(self, server: str, *, sandbox: str, because: str, try_this: str) -> None:
         super().__init__(
             f"the MCP server '{server}' was not started",
-            because=f"its sandbox {sandbox} does not work here, and it must not run without one: {because}",
+            because=f"its sandbox {sandbox} does not work here, and it must not run without a sandbox: {because}",
             try_this=try_this or "fix the sandbox: retinue doctor",
         )
 
@@ -73,40 +73,40 @@ class McpServerBusy(ToolFailed):
 
 
 class McpCallTimeout(ToolFailed):
-    """The MCP server did not answer a call in time. Whether it was performed is unknown."""
+    """The MCP server did not answer a call in time. It is unknown whether the call was performed."""
 
     code = "mcp.timeout"
 
     def __init__(self, server: str, *, timeout_s: float) -> None:
         super().__init__(
             f"the MCP server '{server}' did not answer",
-            because=f"it timed out after {timeout_s:g} s; whether it performed the call is unknown",
+            because=f"it timed out after {timeout_s:g} s; it is unknown whether the call was performed",
             try_this="check whether the call had an effect before you repeat it",
         )
 
 
 class McpQueueTimeout(ToolFailed):
-    """A call waited too long for other calls of the same MCP server. It was not sent."""
+    """A call waited too long for other calls of the same MCP server, and was not sent."""
 
     code = "mcp.queue_timeout"
 
     def __init__(self, server: str, *, timeout_s: float) -> None:
         super().__init__(
             f"the MCP server '{server}' was busy for {timeout_s:g} s",
-            because="other calls were before this one, and it was not sent",
+            because="it was answering earlier calls, so this call was not sent",
             try_this="try again later",
         )
 
 
 class McpCallInterrupted(ToolFailed):
-    """The MCP server stopped during a call. Whether it was performed is unknown."""
+    """The MCP server stopped during a call. It is unknown whether the call was performed."""
 
     code = "mcp.call_interrupted"
 
     def __init__(self, server: str) -> None:
         super().__init__(
             f"the MCP server '{server}' stopped during the call",
-            because="the connection was lost; whether it performed the call is unknown",
+            because="the connection was lost; it is unknown whether the call was performed",
             try_this="check whether the call had an effect, then try again later",
         )
 
@@ -132,7 +132,7 @@ class McpToolChanged(ToolFailed):
     def __init__(self, tool: str) -> None:
         super().__init__(
             f"the tool '{tool}' has changed",
-            because="its server has changed it since your list of tools was made",
+            because="its MCP server has changed it since you got your list of tools",
             try_this="continue without it; your next turn has the new list of tools",
         )
 

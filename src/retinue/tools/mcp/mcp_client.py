@@ -45,8 +45,8 @@ async def import_mcp() -> None:
 class McpConnection(Struct):
     """The state of one connection.
 
-    `closed` and `tools_changed` are set by the other side. After `wake` was called, the owner of
-    the connection reads them.
+    The handlers of the connection set `closed` and `tools_changed`, and then call `wake`, so that
+    the supervisor reads them.
     """
 
     wake: Callable[[], None]

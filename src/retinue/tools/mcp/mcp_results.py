@@ -17,6 +17,7 @@ from retinue.domain.storable_text import make_storable
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.text.quantity import format_quantity
 from retinue.text.untrusted_wrapper import WRAPPING_CHARS_MAX, remove_markers, wrap_untrusted
 from retinue.tools.base import ToolOutput
 
@@ -97,7 +98,7 @@ async def convert_result(
             case "resource_link":
                 reading.add_text(f"[resource: {block.uri[:2_000]}  {(block.description or block.name)[:500]}]")
     if len(result.content) > PARTS_MAX:
-        reading.add_text(f"[{len(result.content) - PARTS_MAX} more parts]")
+        reading.add_text(f"[{format_quantity(len(result.content) - PARTS_MAX, 'more part')}]")
     if result.structured_content is not None and not _is_repeated(result.structured_content, reading.texts):
         reading.add_text(json.dumps(result.structured_content, ensure_ascii=False))
     return _wrap_output(reading, source, failed=bool(result.is_error))

@@ -123,7 +123,9 @@ class _SchemaFlattener(Struct):
                 made[key] = number
 
     def _check_choice(self, value: object) -> Any:
-        """Check an enum value. It is sent unchanged, so a person must be able to see all of it."""
+        """Check an enum value. It is sent to the model unchanged, so the owner must be able to see
+        all of it in the approval.
+        """
         if value is None or isinstance(value, bool | int | float):
             return value
         if not isinstance(value, str) or len(value) > TEXT_CHARS_MAX:

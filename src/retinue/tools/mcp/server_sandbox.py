@@ -10,7 +10,7 @@ from retinue.tools.shell.sandbox_choice import SandboxChooser
 
 
 def build_server_sandbox(chooser: SandboxChooser) -> FindServerSandbox:
-    """Choose as for `exec`, except that no person can be asked and there is no owner session."""
+    """Choose the sandbox as for `exec`, except that no person can be asked and there is no owner session."""
 
     async def find_sandbox(server: str) -> Sandbox:
         settings = chooser.settings()

@@ -24,8 +24,8 @@ FindServerSandbox = Callable[[str], Awaitable[Sandbox]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerDependencies:
-    """Dependencies of MCP servers. `folder` has one folder per server, all it sees of the data
-    directory.
+    """Dependencies of MCP servers. `folder` contains a folder for each server, which is all that
+    the server sees of the data directory.
     """
 
     sandbox: FindServerSandbox

@@ -55,9 +55,7 @@ class ListedTool(Struct, frozen=True, kw_only=True):
 
 
 class OfferedTool(Struct, frozen=True, kw_only=True):
-    """One tool as agents see it. `name` is the name here, `server_tool_name` the name on the
-    server.
-    """
+    """One tool as agents see it. `name` is the name for agents, and `server_tool_name` the name on the server."""
 
     name: str
     server_tool_name: str

@@ -50,9 +50,7 @@ _SENSITIVE_PREFIXES = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_", "XDG_", "NPM_C
 
 
 def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mapping[str, ResolvedProgram]:
-    """Return the program for each name that has one. Relative paths are resolved from `folder`, if
-    given.
-    """
+    """Return the program for each name for which one is found. Relative paths are resolved from `folder`, if given."""
     found: dict[str, ResolvedProgram] = {}
     for name in names:
         if "/" in name and not name.startswith("/"):

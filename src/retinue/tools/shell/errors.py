@@ -28,13 +28,13 @@ class ProgramNotFound(ToolFailed):
 
 
 class CommandNeedsShell(ToolFailed):
-    """The command needs a shell, and outside of a sandbox none may run."""
+    """The command needs a shell, which may run only inside a sandbox."""
 
     code = "command.needs_shell"
 
     def __init__(self, *, because: str) -> None:
         super().__init__(
-            "this command needs a shell, and none may run outside of a sandbox",
+            "this command needs a shell, which may run only inside a sandbox",
             because=because,
             try_this="run one plain command at a time, with literal text in single quotes",
         )
@@ -59,7 +59,7 @@ class VariableNameInvalid(ToolFailed):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"invalid variable name: {name[:100]!r}",
-            because="it must have letters, digits and underscores, and must not begin with a digit",
+            because="it must consist of letters, digits and underscores, and must not begin with a digit",
             try_this="use a name such as BUILD_MODE",
         )
 
@@ -100,7 +100,7 @@ class CommandDenied(ToolFailed):
 
 
 class CommandNotApproved(ToolFailed):
-    """The command needs an approval, and none was requested."""
+    """The command needs an approval, and no approval was requested for it."""
 
     code = "command.not_approved"
 
@@ -111,13 +111,13 @@ class CommandNotApproved(ToolFailed):
 
 
 class CommandRulesChanged(ToolFailed):
-    """The rules for commands changed between the decision and the start."""
+    """The rules for commands changed after the command was decided, and before it was started."""
 
     code = "command.rules_changed"
 
     def __init__(self, *, because: str) -> None:
         super().__init__(
-            "the rules for commands have changed since this one was decided",
+            "the rules for commands have changed since this command was decided",
             because=because,
             try_this="call exec again",
         )
@@ -177,8 +177,8 @@ class SandboxHostsDenied(SandboxFailed):
     def __init__(self, hosts: Sequence[str]) -> None:
         super().__init__(
             f"commands cannot reach {', '.join(hosts)[:HOSTS_SHOWN_MAX]}",
-            because="`sandbox.hosts` does not include it",
-            try_this="ask the owner to add it there, or leave it out of `hosts`",
+            because="`sandbox.hosts` does not include every host that the command wants to reach",
+            try_this="ask the owner to add the host to `sandbox.hosts`, or leave it out of `hosts`",
         )
 
 
@@ -186,14 +186,14 @@ class SandboxHostsDenied(SandboxFailed):
 
 
 class CommandNotEnded(ToolFailed):
-    """A command was ended at its time limit, and still runs."""
+    """A command was killed at its time limit, but still runs."""
 
     code = "command.not_ended"
 
     def __init__(self) -> None:
         super().__init__(
             "this command has not ended",
-            because="it exceeded its time limit and does not stop",
+            because="it exceeded its time limit and was killed, but still runs",
             try_this="continue without it, and tell the person you work for",
         )
 
@@ -206,7 +206,7 @@ class JobNotFound(ToolFailed):
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no command '{id_[:40]}' in this session",
-            because="it was not started here, or it has ended and was deleted",
+            because="it was not started in this session, or it has ended and was deleted",
             try_this="use `process` with the action list",
         )
 
@@ -225,7 +225,7 @@ class TooManyJobs(ToolFailed):
 
 
 class JobServerStopping(ToolFailed):
-    """The server is stopping, so no command is started."""
+    """The server is stopping, so it starts no commands."""
 
     code = "process.server_stopping"
 
@@ -264,7 +264,7 @@ class JobRunning(ToolFailed):
 
 
 class JobEnded(ToolFailed):
-    """The command has ended, so it gets no input and cannot be killed."""
+    """The command has ended, so it accepts no input and cannot be killed."""
 
     code = "process.ended"
 
@@ -310,7 +310,7 @@ class TooManyKeys(ToolFailed):
 
 
 class TerminalKeyUnknown(ToolFailed):
-    """The key name is not known."""
+    """No terminal key has this name."""
 
     code = "process.key_unknown"
 

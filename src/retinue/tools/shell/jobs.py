@@ -1,6 +1,4 @@
-"""Running commands: start, watch and end them. A command is in the store before it is left
-unattended.
-"""
+"""Running commands: start, watch and end them. A command is in the store before its caller stops waiting for it."""
 
 from __future__ import annotations
 
@@ -115,7 +113,7 @@ class JobRunner:
         return self._running.get(id_)
 
     async def start(self, request: JobRequest, context: ToolContext) -> Job:
-        """Start a command and store it. If the caller is cancelled meanwhile, the command is ended."""
+        """Start a command and store it. If the caller is cancelled during the start, the command is ended."""
         self._check_limits(context.session)
         self._starting.append(context.session)
         beginning = asyncio.ensure_future(self._start_and_watch(request, context))
@@ -160,9 +158,9 @@ class JobRunner:
             await self.kill(job, because, by_session=True)
 
     async def update_trust(self, job: Job, *, untrusted: bool = False) -> Trust:
-        """Update the trust of a command's output: untrusted content may have come within its reach.
+        """Update the trust of a command's output, because the command may now be able to read untrusted content.
 
-        `untrusted` means that it is about to receive untrusted input.
+        `untrusted` means that the command is about to receive untrusted input.
         """
         if job.process.trust is not Trust.UNTRUSTED and await job.assess_trust(untrusted) is Trust.UNTRUSTED:
             await self.store.mark_untrusted(job.id)

@@ -17,6 +17,7 @@ from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect, ToolSpec
 from retinue.domain.trust import Trust, least_trust
 from retinue.sandbox.base import SandboxFailed
 from retinue.store.runs.processes import CommandProcess as Written
+from retinue.text.quantity import format_quantity
 from retinue.tools.base import ToolContext, ToolOutput, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import build_instructions_error
 from retinue.tools.shell import job_output, terminal_keys
@@ -155,7 +156,9 @@ class ProcessTool:
             first = page.line_count - len(shown)
         last = first + len(shown)
         notice = (
-            f"Lines {first} to {last - 1} of {page.line_count}." if shown else f"The log has {page.line_count} lines."
+            f"Lines {first} to {last - 1} of {page.line_count}."
+            if shown
+            else f"The log has {format_quantity(page.line_count, 'line')}."
         )
         if last < page.line_count:
             notice += f" Read on with offset {last}."
@@ -169,7 +172,7 @@ class ProcessTool:
         data = _encode_input(arguments, pty=job.pty)
         if not data and not arguments.eof:
             raise JobInputEmpty
-        # Update the trust before sending: after a crash in between it is too low rather than too high.
+        # Update the trust before sending, so that a crash in between leaves it too low rather than too high.
         await self.jobs.update_trust(job, untrusted=context.trust is Trust.UNTRUSTED)
         try:
             if data:
@@ -207,7 +210,7 @@ class ProcessTool:
         ended = [each for each in found if not each.is_running]
         for each in ended:
             await self.jobs.store.remove(each.id)
-        return ToolOutput(text=f"{len(ended)} commands that have ended were cleared.", trust=Trust.PRIVATE)
+        return ToolOutput(text=f"Cleared {format_quantity(len(ended), 'command')} that had ended.", trust=Trust.PRIVATE)
 
 
 def _require_running(job: Job | None, written: Written) -> Job:

@@ -42,8 +42,9 @@ class PlacedCommand(Struct, frozen=True):
 class CommandPathGuard(Struct, frozen=True):
     """Paths that one command may not change, because of the run principal.
 
-    The sandbox mounts existing folders read-only. A missing file could be created, and a file loses
-    its mount when another process replaces it. Files of `unguarded` that change meanwhile become
+    The sandbox mounts existing folders among them read-only. Other paths cannot be protected in
+    this way: a missing file can be created, and a file loses its mount when another process
+    replaces it. They are in `unguarded`. If one of them changes during the command, it becomes
     untrusted.
     """
 
@@ -73,9 +74,7 @@ def build_path_guard(placed: PlacedCommand, *, store: Store, now: datetime, run:
 
 
 async def settle_changes(store: Store, paths: Sequence[str]) -> None:
-    """Clear the doubt about unchanged paths after the last command that could change them has
-    ended.
-    """
+    """Clear the mark "may have changed" of unchanged paths, after the last command that could change them has ended."""
     changed = await asyncio.to_thread(lambda: {path: _ctime_ms(path) for path in paths})
     await store.write(partial(file_trust.clear_unchanged, changed=changed), point="label")
 
@@ -115,8 +114,9 @@ async def assess_output_trust(
 class SandboxChooser:
     """Chooses and builds sandboxes for commands.
 
-    `container` returns the sandbox of a scope for its settings, or for the instance's settings
-    without any. `environment` is the server's own, for secrets stored in it.
+    `container` returns the container sandbox of a scope. Its second argument is the settings; None
+    means those of the instance. `environment` is the server's own environment, which may contain
+    secrets for commands.
     """
 
     settings: Callable[[], SandboxSettings]

@@ -90,7 +90,7 @@ class BrowserPages:
 
     @property
     def notes(self) -> list[str]:
-        """Return the side events since the last read, and clear them."""
+        """Return what else happened in the browser since the last call, such as closed dialogs, and clear it."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -174,8 +174,8 @@ class BrowserPages:
         return base64.b64decode(str(shot["data"]))
 
     async def read_location(self) -> tuple[str, str]:
-        """Return the address and title of the current page. Leaves a page of Chromium's own, or a
-        file, at once.
+        """Return the address and title of the current page. An internal page of Chromium, or a
+        file, is left at once.
         """
         history = await self._call("Page.getNavigationHistory")
         entry = history["entries"][int(history["currentIndex"])]
@@ -288,8 +288,8 @@ class BrowserPages:
         )
 
     async def _ignore_failure(self, call: Awaitable[Any]) -> None:
-        """Ignore a failed dispatch: an event that opens a dialog is answered late, and one that
-        closes the page never.
+        """Ignore that an event was not confirmed. The browser confirms an event that opens a dialog
+        late, and an event that closes the page never.
         """
         with contextlib.suppress(BrowserCommandFailed):
             await call

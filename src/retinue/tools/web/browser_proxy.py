@@ -42,7 +42,7 @@ _HOP_BY_HOP_HEADERS = frozenset(
 
 
 class _ProxyRequest(Struct, frozen=True):
-    """The target of a request, and the head to send there. The head is empty for a tunnel."""
+    """The target of a request, and the head to send to the target. The head is empty for a tunnel."""
 
     host: str
     port: int

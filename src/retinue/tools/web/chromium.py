@@ -133,7 +133,7 @@ _SHELL_SCRIPT = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
 
 
 class LaunchMode(Struct, frozen=True):
-    """How a browser can be started here. At least one of the two confines it."""
+    """A way to start a browser on this machine. At least one of the two sandboxes confines it."""
 
     bubblewrap: bool
     chromium_sandbox: bool
@@ -188,8 +188,8 @@ class ChromiumProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def start_monitor(self, memory_bytes_max: int) -> None:
-        """Start the resource monitor, which kills a browser that exceeds a limit. Chromium fails
-        under rlimits.
+        """Start the resource monitor, which kills a browser that exceeds a limit. It replaces
+        rlimits, under which Chromium fails.
         """
         watch = ResourceMonitor(self.pid, ResourceLimits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
         self._monitor_task = asyncio.get_running_loop().create_task(self._monitor(watch))
@@ -288,7 +288,7 @@ def _build_flags(mode: LaunchMode, port: int, profile: str) -> list[str]:
 
 
 def _build_bubblewrap_argv(bubblewrap: str, program: str, proxy_socket: Path, flags: Sequence[str]) -> list[str]:
-    """Return the bubblewrap command line: own namespaces, without our files, processes and network."""
+    """Return the bubblewrap command line: separate namespaces, without the server's files, processes and network."""
     python = os.path.realpath(sys.executable)
     shown = [
         "/usr",

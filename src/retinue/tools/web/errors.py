@@ -34,7 +34,7 @@ class UrlInvalid(WebRefused):
 
 
 class PortRefused(WebRefused):
-    """The port is not among the allowed ones."""
+    """The port is not one of the allowed ports."""
 
     code = "web.port_refused"
 
@@ -60,7 +60,7 @@ class HostRefused(WebRefused):
 
 
 class RedirectRefused(WebRefused):
-    """A page redirects to an address that agents may not reach. Names only the requested host."""
+    """A page redirects to an address that agents may not reach. The error names only the requested host."""
 
     code = "web.redirect_refused"
 
@@ -71,7 +71,7 @@ class RedirectRefused(WebRefused):
 
 
 class PageRefused(WebRefused):
-    """The proxy of the browser refused a page. Names only the requested host."""
+    """The proxy of the browser refused a page. The error names only the requested host."""
 
     code = "web.page_refused"
 
@@ -129,7 +129,7 @@ class WebTimeout(WebFailed):
 
 
 class RedirectFailed(WebFailed):
-    """The target of a redirect could not be read. Names only the requested host."""
+    """The target of a redirect could not be read. The error names only the requested host."""
 
     code = "web.redirect_failed"
 
@@ -148,7 +148,7 @@ class TooManyRedirects(WebFailed):
         super().__init__(
             f"'{host}' redirects too often",
             because=f"the limit is {redirects_max} redirects",
-            try_this="fetch the page that it leads to",
+            try_this="fetch the page to which the redirects lead",
         )
 
 
@@ -172,7 +172,7 @@ class SearchFailed(WebFailed):
 
     def __init__(self, engine: str, *, status: int, because: str, try_this: str) -> None:
         super().__init__(
-            f"{engine} did not search", because=f"{because} (it answered with status {status})", try_this=try_this
+            f"{engine} returned no results", because=f"{because} (it answered with status {status})", try_this=try_this
         )
 
 
@@ -193,7 +193,7 @@ class SearchDatesUnsupported(ToolFailed):
     def __init__(self, engine: str) -> None:
         super().__init__(
             f"{engine} cannot search between two dates",
-            because="it supports the past day, week, month and year",
+            because="it supports only the past day, week, month or year",
             try_this="set `freshness` to pd, pw, pm or py",
         )
 
@@ -212,7 +212,9 @@ class BrowserCommandFailed(BrowserFailed):
 
     def __init__(self, *, because: str) -> None:
         super().__init__(
-            "the browser could not do that", because=because, try_this="take a snapshot with `browser`, and try again"
+            "the browser could not perform this action",
+            because=because,
+            try_this="take a snapshot with `browser`, and try again",
         )
 
 
@@ -224,7 +226,7 @@ class BrowserReplyTooLarge(BrowserFailed):
     def __init__(self, *, bytes_max: int) -> None:
         super().__init__(
             "this page is too large",
-            because=f"the response of the browser has more than {bytes_max:,} bytes",
+            because=f"the response of the browser is larger than {bytes_max:,} bytes",
             try_this="try another page",
         )
 
@@ -243,18 +245,20 @@ class BrowserTimeout(BrowserFailed):
 
 
 class BrowserActionTimeout(BrowserFailed):
-    """An action and its resulting page took too long."""
+    """A browser action, with the page that it opened, took too long."""
 
     code = "browser.action_timeout"
 
     def __init__(self, *, timeout_s: float) -> None:
         super().__init__(
-            "the page took too long", because=f"the limit is {timeout_s:g} seconds", try_this="try another page"
+            "the page took too long to load",
+            because=f"the limit is {timeout_s:g} seconds for an action and the page that it opens",
+            try_this="try another page",
         )
 
 
 class BrowserGone(BrowserFailed):
-    """The browser has ended."""
+    """The process of the browser has ended."""
 
     code = "browser.gone"
 
@@ -272,7 +276,7 @@ class NoPageOpen(BrowserFailed):
     def __init__(self) -> None:
         super().__init__(
             "no page is open",
-            because="the browser was not opened, or was closed meanwhile",
+            because="no page was opened in this session, or the browser was closed since",
             try_this="open a page: use `browser` with the action open",
         )
 
@@ -309,7 +313,7 @@ class RefNotFound(BrowserFailed):
     def __init__(self, ref: str) -> None:
         super().__init__(
             f"no element {ref[:20]!r} on the page",
-            because="refs are valid for the open page only, and it may have changed",
+            because="a ref is valid only for the page of its snapshot, and the page may have changed since",
             try_this="take a snapshot with `browser`, and use a ref from it",
         )
 
@@ -323,7 +327,7 @@ class ElementHidden(BrowserFailed):
         super().__init__(
             "this element cannot be clicked",
             because="it is hidden, or no longer on the page",
-            try_this="take a snapshot with `browser`",
+            try_this="take a snapshot with `browser`, and choose an element from it",
         )
 
 
@@ -334,14 +338,14 @@ class OptionNotFound(BrowserFailed):
 
     def __init__(self, ref: str) -> None:
         super().__init__(
-            f"{ref} has no such option",
-            because="none of its options has this label, or it is not a list",
+            f"the element {ref} does not have this option",
+            because="none of its options has this label, or the element is not a list",
             try_this="take a snapshot with `browser`, and use the name of an option exactly",
         )
 
 
 class BrowserKeyUnknown(BrowserFailed):
-    """The key name is not known."""
+    """No keyboard key has this name."""
 
     code = "browser.key_unknown"
 
@@ -380,7 +384,7 @@ class BrowserNotAvailable(ToolFailed):
 
 
 class BrowserNotStarted(ToolFailed):
-    """Chromium was started, and did not answer."""
+    """Chromium was started, but did not answer."""
 
     code = "browser.not_started"
 
@@ -393,7 +397,7 @@ class BrowserNotStarted(ToolFailed):
 
 
 class TooManyBrowsers(ToolFailed):
-    """All browsers are in use, and the limit is reached."""
+    """The server runs as many browsers as the limit allows, and all of them are in use."""
 
     code = "browser.too_many"
 

@@ -66,11 +66,11 @@ class GuardedHttpClient:
         bytes_max: int = BODY_BYTES_MAX,
         redirects_max: int = REDIRECTS_MAX,
     ) -> WebResponse:
-        """Raises `WebRefused` and `WebFailed`.
+        """Send a GET request, and follow redirects. Raises `WebRefused` and `WebFailed`.
 
-        `headers` are sent with every redirect, so with a secret in them allow no redirects. Errors
-        name only the requested host: their text counts as trusted, and a server chooses the
-        redirect.
+        `headers` are sent again after each redirect, so allow no redirects if they contain a
+        secret. Errors name only the requested host: an error text counts as trusted, and a server
+        chooses where it redirects to.
         """
         target = self._guard.parse_url(url)
         try:

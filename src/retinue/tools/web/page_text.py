@@ -144,7 +144,9 @@ def _add_metadata(found: dict[str, str], tag: PageTag) -> None:
 
 
 def decode_body(body: bytes, content_type: str) -> str:
-    """Decode a body by its byte order mark, its header, its meta tag, or by what fits."""
+    """Decode a body by its byte order mark, its header or its meta tag. Without them, decode it as
+    UTF-8, or else as Windows-1252.
+    """
     for mark, name in (
         (codecs.BOM_UTF8, "utf-8-sig"),
         (codecs.BOM_UTF16_LE, "utf-16"),
@@ -175,5 +177,5 @@ def _charset(content_type: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether a codec is a character set. Others, such as `zip`, could decompress a bomb."""
+    """Return whether a codec is a character set. Other codecs, such as `zip`, could decompress a bomb."""
     return bool(getattr(codecs.lookup(name), "_is_text_encoding", False))

@@ -110,7 +110,7 @@ class UrlGuard:
         """Resolve a host once and return its addresses, to connect to exactly these. Raises
         `WebRefused`.
 
-        One forbidden address refuses the host, because such a name was made to mislead.
+        If one of its addresses is forbidden, the host is refused, because such a name is made to mislead.
         """
         self.check_host(host, port)
         found = (host,) if ip_ranges.is_ip_address(host) else await self._resolve_host(host, port)
