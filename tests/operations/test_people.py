@@ -9,17 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from operations.operations_instance import OperationsServer, agent, open_operations_server, person
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Note, Record, UserTurn, body_kind
+from retinue.domain.session import Origin, OriginKind
 from retinue.domain.times import to_ms
 from retinue.domain.token import TokenKind, hash_token
+from retinue.domain.tool import ToolResult
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.person.people import INVITATION_TTL_DAYS, accept_invitation
 from retinue.policy.access import permissions
+from retinue.store.core import tables as t
 from retinue.store.ledger import ledger
 from retinue.store.people import principals, tokens
+from retinue.store.sessions import records, sessions
 from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
@@ -276,6 +284,64 @@ async def test_forgetting_a_person_removes_their_text_from_every_table_and_the_l
     checked = await server.server.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))
     assert checked.is_ok, checked.lines()
     assert (await server.server.get_envelope(envelope)).text == "(forgotten)"
+
+
+async def test_forgetting_a_person_deletes_their_schedules_and_not_those_of_others(server: OperationsServer) -> None:
+    for who, text in ((MARIA, "water my orchids"), (person("noor"), "mine stays")):
+        await server.ask(who, "schedule.add", to="agent:ada", text=text, every="1h", name=f"of-{who.address.name}")
+    [row] = await server.server.execute_sql("SELECT id FROM schedules WHERE owner = 'person:maria'")
+    session, turn = SessionId("5" * 32), UserTurn(text="water my orchids")
+
+    def add_session_of_schedule(conn: sa.Connection) -> None:
+        origin = Origin(OriginKind.SCHEDULE, f"schedule:{row.id}")
+        sessions.add(conn, session, agent="ada", origin=origin, name="orchids", at_ms=1)
+        records.add(conn, [Record(session=session, seq=1, kind=body_kind(turn), body=turn, at_ms=1)])
+
+    await server.server.store.write(add_session_of_schedule, point="test")
+    await server.ask(OWNER, "person.forget", name="maria", confirm="maria")
+    # The row of a deleted schedule stays until its file is deleted too.
+    left = await server.server.execute_sql("SELECT owner FROM schedules WHERE kind != 'deleted'")
+    assert [row.owner for row in left] == ["person:noor"]
+    waiting = await server.server.execute_sql("SELECT envelope FROM occurrences WHERE state = 'waiting'")
+    texts = [(await server.server.get_envelope(row.envelope)).text for row in waiting]
+    assert texts == ["mine stays"]
+    for table in ("envelopes", "sessions", "records"):
+        assert "orchids" not in str(await server.server.execute_sql(f"SELECT * FROM {table}")), table
+
+
+async def test_forgetting_a_person_removes_commands_and_the_names_of_full_results_and_files_from_their_sessions(
+    server: OperationsServer,
+) -> None:
+    _, session = await server.converse(MARIA, "hello")
+    tail = (await server.server.execute_sql("SELECT max(seq) AS seq FROM records"))[0].seq
+    photo = Attachment(hash="a" * 64, name="orchids.png", media_type="image/png", size_bytes=3)
+    kept = [
+        ToolResult(call="c", tool="exec", output="done", whole="b" * 64, attachments=(photo,)),
+        Note(text="late", call="c", whole="c" * 64, attachments=(photo,)),
+    ]
+    added = [
+        Record(session=SessionId(session), seq=tail + i, kind=body_kind(body), body=body, at_ms=1)
+        for i, body in enumerate(kept, start=1)
+    ]
+    command = {"id": "d" * 32, "session": session, "run": "e" * 32, "agent": "ada", "command": "cat orchids.txt"}
+    process = {
+        "directory": "/w",
+        "pid": 1,
+        "process_identity": "x",
+        "state": "ended",
+        "because": "",
+        "trust": "private",
+    }
+
+    def body(conn: sa.Connection) -> None:
+        records.add(conn, added)
+        conn.execute(t.processes.insert(), {**command, **process, "started_ms": 1, "ended_ms": 2})
+
+    await server.server.store.write(body, point="test")
+    await server.ask(OWNER, "person.forget", name="maria", confirm="maria")
+    for table in ("records", "processes"):
+        rows = str(await server.server.execute_sql(f"SELECT * FROM {table}"))
+        assert not [each for each in ("orchids", photo.hash, "b" * 64, "c" * 64) if each in rows], table
 
 
 async def test_forgetting_a_person_needs_confirmation_and_is_refused_for_the_owner(server: OperationsServer) -> None:

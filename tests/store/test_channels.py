@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from retinue.domain.access import Identity, Pairing, PairingState
+from retinue.connectors.base import InboundMessage, PlatformUser
+from retinue.connectors.supervisor.poison_messages import to_json
+from retinue.domain.access import Identity, Pairing, PairingState, PoisonMessageState
 from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, BindingMatch, PeerKind
 from retinue.domain.errors import Conflict, Invalid, NotFound, StoreError
 from retinue.domain.person import Person, Role
+from retinue.domain.structs import replace
 from retinue.store.agents import agents
-from retinue.store.channels import ambient_messages, bindings, identities, pairings
+from retinue.store.channels import ambient_messages, bindings, identities, pairings, poison_messages
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
 from retinue.store.maintenance import erase_person
@@ -168,6 +171,51 @@ async def test_erasing_a_person_removes_identities_pairings_admissions_and_ambie
     assert await store.scan(partial(pairings.list_latest, limit=9)) == []
     left = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
     assert [each.sender_id for each in left] == ["8"], "messages of others stay"
+
+
+async def test_erasing_a_person_revokes_an_admission_whose_request_is_gone_but_not_on_other_platforms(
+    store: Store,
+) -> None:
+    def add_rows_of_maria(conn: sa.Connection) -> None:
+        identities.link(conn, Identity(service="telegram", id="7", person="maria"), at_ms=NOW_MS)
+        for connector in ("family", "irc-home"):
+            pairings.admit(conn, connector, "7", by="person:owner", at_ms=NOW_MS)
+        other = replace(make_pairing("9"), connector="irc-home", platform="irc")
+        pairings.request_access(conn, other, cap=3, at_ms=NOW_MS)
+
+    await store.write(add_rows_of_maria, point="test")
+    await store.write(partial(erase_person.erase_person, person="maria", now_ms=NOW_MS), point="test")
+    assert [each.instance for each in await store.scan(pairings.list_admitted)] == ["irc-home"]
+
+
+async def test_erasing_a_person_drops_their_poison_messages_and_clears_the_text(store: Store) -> None:
+    def add_messages(conn: sa.Connection) -> None:
+        identities.link(conn, Identity(service="telegram", id="7", person="maria"), at_ms=NOW_MS)
+        for sender, service in (("7", "telegram"), ("7", ""), ("7", "irc"), ("8", "telegram")):
+            message = InboundMessage(
+                room="-1", message_id="1", text="my shoe size", speaker=PlatformUser(id=sender), service=service
+            )
+            poison_messages.upsert(
+                conn,
+                id_=f"{sender}-{service}",
+                connector="family",
+                channel="-1",
+                message_id=f"{sender}-{service}",
+                body=to_json(message),
+                because="it failed",
+                tries=3,
+                at_ms=NOW_MS,
+            )
+
+    await store.write(add_messages, point="test")
+    await store.write(partial(erase_person.erase_person, person="maria", now_ms=NOW_MS), point="test")
+    found = await store.scan(partial(poison_messages.list_messages, include_closed=True))
+    assert {each.id: (each.state, bool(each.body)) for each in found} == {
+        "7-telegram": (PoisonMessageState.DROPPED, False),
+        "7-": (PoisonMessageState.DROPPED, False),
+        "7-irc": (PoisonMessageState.WAITING, True),
+        "8-telegram": (PoisonMessageState.WAITING, True),
+    }
 
 
 # Pairings

@@ -41,8 +41,9 @@ _revoke_admission = t.admitted_senders.delete().where(
     _a.connector == _b("the_instance"), _a.sender == _b("the_speaker")
 )
 _delete_of_sender = t.pairings.delete().where(_p.platform == _b("the_service"), _p.sender == _b("the_speaker"))
-_connectors_of_sender = (
-    sa.select(_p.connector).where(_p.platform == _b("platform"), _p.sender == _b("sender")).distinct()
+_other_platforms = sa.select(_p.connector).where(_p.platform != _b("the_service"))
+_revoke_admissions_of_sender = t.admitted_senders.delete().where(
+    _a.sender == _b("the_speaker"), _a.connector.not_in(_other_platforms)
 )
 
 
@@ -165,7 +166,11 @@ def revoke_admission(conn: sa.Connection, connector: str, speaker: str) -> bool:
 
 
 def delete_of_sender(conn: sa.Connection, service: str, speaker: str) -> None:
-    """Delete all requests and admissions of a sender."""
-    for row in conn.execute(_connectors_of_sender, {"platform": service, "sender": speaker}).all():
-        revoke_admission(conn, row.connector, speaker)
-    conn.execute(_delete_of_sender, {"the_service": service, "the_speaker": speaker})
+    """Delete all requests and admissions of a sender.
+
+    An admission outlives its request, which names the platform. So the same id is revoked in every
+    connector that is not known to belong to another platform.
+    """
+    values = {"the_service": service, "the_speaker": speaker}
+    conn.execute(_revoke_admissions_of_sender, values)
+    conn.execute(_delete_of_sender, values)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.access import PoisonMessage, PoisonMessageState
 from retinue.domain.storable_text import make_storable
@@ -38,9 +40,24 @@ _find = sa.select(t.poison_messages).where(_s.id == _b("the_id"))
 _by_prefix = sa.select(t.poison_messages).where(_s.id >= _b("low"), _s.id < _b("high")).limit(2)
 _newest = sa.select(t.poison_messages).order_by(_s.at_ms.desc(), _s.id.desc()).limit(_b("limit"))
 _newest_waiting = _newest.where(_is_waiting)
+_all_waiting = sa.select(_s.id, _s.body).where(_is_waiting)
 _close = t.poison_messages.update().where(_s.id == _b("the_id"), _is_waiting).values(state=_b("new_state"), body="")
 _waiting = sa.select(sa.func.count()).select_from(t.poison_messages).where(_is_waiting)
 _beyond = sa.select(_s.id).where(_is_waiting).order_by(_s.at_ms.desc(), _s.id.desc()).limit(100).offset(WAITING_MAX)
+
+
+class _Sender(Struct, frozen=True):
+    id: str = ""
+
+
+class _Body(Struct, frozen=True):
+    """The fields of a stored message that say who sent it."""
+
+    speaker: _Sender = _Sender()
+    service: str = ""
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
 
 
 def _message_from_row(row: sa.Row[Any]) -> PoisonMessage:
@@ -106,3 +123,17 @@ def count_waiting(conn: sa.Connection) -> int:
 def close(conn: sa.Connection, id_: str, state: PoisonMessageState) -> bool:
     """Mark a message as accepted or dropped, and clear its body. Returns False if it was not waiting."""
     return bool(conn.execute(_close, {"the_id": id_, "new_state": state.value}).rowcount)
+
+
+def delete_of_sender(conn: sa.Connection, service: str, sender: str) -> None:
+    """Drop the waiting messages of a sender, and clear their bodies.
+
+    A message that does not name its platform counts as theirs if the sender id is the same.
+    """
+    for row in conn.execute(_all_waiting).all():
+        try:
+            body = _decode_body(row.body)
+        except msgspec.DecodeError:
+            continue  # another program wrote it
+        if body.speaker.id == sender and body.service in {service, ""}:
+            close(conn, row.id, PoisonMessageState.DROPPED)

@@ -17,13 +17,14 @@ from retinue.domain.record import ContextStart, Note, RecordBody, Reply, Summary
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.store.channels import ambient_messages, identities, pairings
+from retinue.store.channels import ambient_messages, identities, pairings, poison_messages
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import VisibilityScope, principal_parameters
 from retinue.store.core.transaction import Transaction
 from retinue.store.people import people, tokens
 from retinue.store.runs import spend_report
+from retinue.store.schedules import schedules
 from retinue.store.sessions import instructions, record_chunks
 from retinue.store.sessions.record_codec import decode_body
 
@@ -35,6 +36,19 @@ _calls_decoder = msgspec.json.Decoder(tuple[Call, ...])
 _parent = t.sessions.alias("parent")
 _is_spawned_from_own = sa.exists().where(_parent.c.id == t.sessions.c.parent, row_visibility.origin_is_own(_parent))
 _own_sessions = sa.select(t.sessions.c.id).where(sa.or_(row_visibility.origin_is_own(t.sessions), _is_spawned_from_own))
+_own_schedules = sa.select(t.schedules.c.id).where(t.schedules.c.owner == _b("owner"))
+_schedule_sessions = sa.select(t.sessions.c.id).where(
+    t.sessions.c.origin_kind == t.sql_literal("'schedule'"), t.sessions.c.origin_key == _b("address")
+)
+_erase_schedule_envelopes = (
+    t.envelopes.update()
+    .where(
+        sa.or_(t.envelopes.c.source == _b("address"), t.envelopes.c.session.in_(_schedule_sessions)),
+        t.envelopes.c.text != ERASED,
+    )
+    .values(text=ERASED, attachments=None, context=None)
+)
+_erase_schedule_events = t.events.update().where(t.events.c.session.in_(_schedule_sessions)).values(body=None)
 _records_of_session = sa.select(t.records).where(t.records.c.session == _b("session"))
 _erase_record = (
     t.records.update()
@@ -84,6 +98,7 @@ _erase_delegations = (
     .where(sa.or_(t.delegations.c.session == _b("the_session"), t.delegations.c.target_session == _b("the_session")))
     .values(task=ERASED, label="", because="")
 )
+_erase_processes = t.processes.update().where(t.processes.c.session == _b("the_session")).values(command=ERASED)
 _delete_external_keys = t.external_keys.delete().where(t.external_keys.c.session == _b("the_session"))
 _delete_questionnaires = t.questionnaires.delete().where(t.questionnaires.c.session == _b("the_session"))
 _delete_shares = t.session_shares.delete().where(t.session_shares.c.person == _b("my_name"))
@@ -102,11 +117,24 @@ def _person_parameters(person: str) -> dict[str, Any]:
 
 
 def list_own_sessions(conn: sa.Connection, person: str) -> list[SessionId]:
-    """List the sessions whose origin is this person, and the sessions of subagents that were started from them.
+    """List the sessions whose origin is this person, those of subagents started from them, and those of
+    the person's schedules.
 
     Sessions that others shared with them are not included.
     """
-    return [SessionId(row.id) for row in conn.execute(_own_sessions, _person_parameters(person))]
+    own = conn.execute(_own_sessions, _person_parameters(person)).scalars().all()
+    of_schedules = [
+        session
+        for schedule in _list_schedules(conn, person)
+        for session in conn.execute(_schedule_sessions, {"address": schedule}).scalars()
+    ]
+    return [SessionId(session) for session in (*own, *of_schedules)]
+
+
+def _list_schedules(conn: sa.Connection, person: str) -> list[str]:
+    """Return the addresses of the schedules that the person owns."""
+    found = conn.execute(_own_schedules, {"owner": str(address.person_address(person))}).scalars()
+    return [f"schedule:{schedule}" for schedule in found]
 
 
 def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureResult:
@@ -117,6 +145,10 @@ def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureRes
     conn.execute(_delete_webhooks, _person_parameters(person))
     envelopes = conn.execute(_erase_envelopes, _person_parameters(person)).rowcount
     conn.execute(_erase_events, _person_parameters(person))
+    for schedule in _list_schedules(conn, person):
+        envelopes += conn.execute(_erase_schedule_envelopes, {"address": schedule}).rowcount
+        conn.execute(_erase_schedule_events, {"address": schedule})
+    schedules.delete_of_owner(page, address.person_address(person), because=f"{person} is forgotten")
     records = sum(_erase_session(conn, session, page.at_ms) for session in sessions)
     tokens.revoke_all(conn, str(address.person_address(person)), at_ms=page.at_ms)
     for statement in _delete_of_person:
@@ -125,6 +157,7 @@ def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureRes
         # In every connector where this id spoke: the same id on another platform may be affected too.
         ambient_messages.delete_of_speaker(conn, ambient_messages.list_connectors(conn, identity.id), identity.id)
         pairings.delete_of_sender(conn, identity.service, identity.id)
+        poison_messages.delete_of_sender(conn, identity.service, identity.id)
     spend_report.anonymize_person(conn, person)
     people.mark_erased(conn, person, at_ms=page.at_ms)
     page.close()
@@ -141,14 +174,24 @@ def _erase_session(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
     for row in conn.execute(_approvals_of_session, {"session": session}).all():
         calls = tuple(replace(call, arguments={}) for call in _calls_decoder.decode(row.calls))
         conn.execute(_erase_approval, {"the_id": row.id, "new_calls": _encode(calls).decode()})
-    for statement in (_erase_runs, _erase_steps, _erase_delegations, _delete_questionnaires, _delete_external_keys):
+    for statement in (
+        _erase_runs,
+        _erase_steps,
+        _erase_processes,
+        _erase_delegations,
+        _delete_questionnaires,
+        _delete_external_keys,
+    ):
         conn.execute(statement, {"the_session": session})
     conn.execute(_erase_session_row, {"the_session": session, "now": at_ms})
     return len(rows)
 
 
 def _erase_body(row: sa.Row[Any]) -> RecordBody:
-    """Return the body of a record without its texts. The kind of the record stays the same."""
+    """Return the body of a record without its texts and files. The kind of the record stays the same.
+
+    Without their names, the files are removed by the next purge.
+    """
     match decode_body(row.kind, row.body):
         case UserTurn(envelopes=envelopes):
             return UserTurn(text=ERASED, envelopes=envelopes)
@@ -156,9 +199,9 @@ def _erase_body(row: sa.Row[Any]) -> RecordBody:
             calls = tuple(replace(call, arguments={}) for call in reply.calls)
             return replace(reply, text=ERASED, thinking="", calls=calls, pieces=())
         case ToolResult() as result:
-            return replace(result, output=ERASED)
+            return replace(result, output=ERASED, whole="", attachments=())
         case Note() as note:
-            return replace(note, text=ERASED)
+            return replace(note, text=ERASED, whole="", attachments=())
         case Summary() as summary:
             return replace(summary, text=ERASED)
         case ContextStart():

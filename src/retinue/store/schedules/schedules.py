@@ -103,6 +103,7 @@ _to_agent = (
     .where(_is_not_deleted, sa.or_(is_address_or_below("who", _s.c.recipient), _s.c.owner == _b("who")))
     .limit(_b("limit"))
 )
+_of_owner = sa.select(_s).where(_s.c.owner == _b("owner"), _is_not_deleted)
 _count = sa.select(sa.func.count()).select_from(_s).where(_is_not_deleted)
 _count_to = _count.where(_s.c.recipient == _b("recipient"), _s.c.kind == _b("kind"), _s.c.enabled == sa.true())
 _count_of = _count.where(_s.c.owner == _b("owner"), _s.c.kind == _b("kind"))
@@ -500,6 +501,12 @@ def remove_agent(tx: Transaction, agent: str) -> None:
             delete(tx, kept, because=f"{agent} was deleted")
         elif kept.enabled:
             disable(tx, kept, because=f"{agent} was deleted")
+
+
+def delete_of_owner(tx: Transaction, owner: Address, *, because: str) -> None:
+    """Delete every schedule that this address owns."""
+    for row in tx.conn.execute(_of_owner, {"owner": str(owner)}).all():
+        delete(tx, _schedule_from_row(row), because=because)
 
 
 def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
