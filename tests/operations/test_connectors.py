@@ -193,6 +193,19 @@ async def test_a_connector_that_the_platform_rejects_leaves_nothing_behind(serve
     assert (tested["ok"], tested["because"]) == (False, "the token is wrong")
 
 
+async def test_a_connector_that_does_not_start_after_its_settings_were_written_keeps_its_secret_file(
+    server: OperationsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise OSError("no file descriptor left")
+
+    monkeypatch.setattr(server.server.supervisor, "sync", fail)
+    with pytest.raises(OSError, match="descriptor"):
+        await add(server)
+    [file] = (server.services.data_dir / "secrets").iterdir()
+    assert f'token_file = "secrets/{file.name}"' in (server.services.data_dir / "retinue.toml").read_text()
+
+
 async def test_invalid_connector_settings_are_refused_by_path_before_the_platform_is_contacted(
     server: OperationsServer,
 ) -> None:

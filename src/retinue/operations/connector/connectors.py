@@ -7,7 +7,7 @@ is written to a separate file, never to the settings file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -193,14 +193,23 @@ async def add_connector(services: Services, caller: Principal, request: Connecto
         account = ""
         if request.check:
             account = _require_accepted(name, await supervisor.check_settings(name, settings)).account
-        await _change_settings(services, {"connectors": {name: table}})
     except BaseException:
-        for file in made:
-            file.unlink(missing_ok=True)
+        _delete_files(made)
         raise
+    try:
+        await _write_settings(services, {"connectors": {name: table}})
+    except Exception:  # Not if it is cancelled: the thread may still write the settings, which name these files.
+        _delete_files(made)
+        raise
+    await _apply_settings(services)
     return ConnectorAdded(
         to_connector_status(services, _require_health(services, name)), account, _next_steps(name, kind, settings)
     )
+
+
+def _delete_files(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 async def remove_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorRemoved:
@@ -314,10 +323,19 @@ def read_connector_settings(kind: Platform, name: str, table: Mapping[str, Any])
 
 
 async def _change_settings(services: Services, changes: Mapping[str, Any]) -> None:
+    await _write_settings(services, changes)
+    await _apply_settings(services)
+
+
+async def _write_settings(services: Services, changes: Mapping[str, Any]) -> None:
     holder = services.require_config_holder()
     from retinue.config.file_writer import patch_settings_file  # lazy: imports tomlkit, which most servers never need
 
     await asyncio.to_thread(patch_settings_file, holder.environment, changes, expected_hash=holder.current.hash)
+
+
+async def _apply_settings(services: Services) -> None:
+    holder = services.require_config_holder()
     holder.reload()
     await require_supervisor(services).sync(holder.current.settings.connectors)
 
