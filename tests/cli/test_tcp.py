@@ -22,7 +22,7 @@ from retinue.cli.errors import CliError
         ("http://localhost", ("localhost", 80, False)),
     ],
 )
-def test_a_server_url_is_parsed(url: str, place: tcp.Endpoint) -> None:
+def test_a_server_url_is_parsed_into_host_port_and_tls(url: str, place: tcp.Endpoint) -> None:
     assert tcp.parse_url(url) == place
 
 
@@ -30,7 +30,7 @@ def test_a_server_url_is_parsed(url: str, place: tcp.Endpoint) -> None:
     "url",
     ["ftp://x", "http://", "http://x:0", "http://x:99999", "http://x:y", "http://x/path", "http://me@x", "http://[::1"],
 )
-def test_an_invalid_server_url_is_refused(url: str) -> None:
+def test_an_invalid_server_url_for_the_command_line_is_refused(url: str) -> None:
     with pytest.raises(CliError) as refused:
         tcp.parse_url(url)
 
@@ -53,21 +53,27 @@ def test_the_server_is_reached_over_tcp_by_the_url_in_the_environment(server: Se
     assert with_file.returncode == 0
 
 
-def test_the_owner_token_is_not_sent_to_another_machine(server: ServerProcess) -> None:
+def test_a_command_over_tcp_does_not_send_the_owner_token_to_another_machine(server: ServerProcess) -> None:
     completed = server.retinue("status", env={"RETINUE_URL": "http://chat.invalid"})
 
     assert completed.returncode == 1
     assert completed.stderr.startswith("error: no token for chat.invalid [auth.no_token]\n")
 
 
-def test_an_unreachable_url_does_not_fall_back_to_the_local_store(server: ServerProcess) -> None:
+def test_an_invitation_from_another_machine_is_redeemed_without_a_token(server: ServerProcess) -> None:
+    completed = server.retinue("join", "x" * 43, env={"RETINUE_URL": "http://chat.invalid"})
+
+    assert "no answer at chat.invalid" in completed.stderr, "it tries to connect, and the host does not exist"
+
+
+def test_a_command_with_an_unreachable_server_url_does_not_fall_back_to_the_local_store(server: ServerProcess) -> None:
     completed = server.retinue("ledger", env={"RETINUE_URL": "http://127.0.0.1:1"})
 
     assert completed.returncode == 3
     assert "no answer at 127.0.0.1:1" in completed.stderr
 
 
-def test_the_address_file_is_used_while_the_server_runs_and_not_afterwards(own_server: ServerProcess) -> None:
+def test_commands_use_the_tcp_address_file_while_the_server_runs_and_not_afterwards(own_server: ServerProcess) -> None:
     (own_server.home / "socket").unlink()
     address = (own_server.home / "address").read_text()
 

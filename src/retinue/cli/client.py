@@ -1,4 +1,4 @@
-"""HTTP/1.1 client for the server's socket, written on the standard library so that a command starts fast."""
+"""HTTP/1.1 client for the server's socket. It uses only the standard library, so that a command starts fast."""
 
 from __future__ import annotations
 
@@ -77,21 +77,23 @@ def _read_server_file(name: str) -> str:
 
 
 def has_server_url() -> bool:
-    """Whether `RETINUE_URL` names the server, instead of the socket in the data directory."""
+    """Whether `RETINUE_URL` is set, so that the command uses it instead of the socket in the data directory."""
     return bool(os.environ.get("RETINUE_URL"))
 
 
 def _get_token() -> str:
-    """Return `RETINUE_TOKEN`, which the commands of an agent have, or if it is not set, the owner's token."""
+    """Return the token for requests: `RETINUE_TOKEN` if it is set, as in an agent's commands, or else the owner's
+    token.
+    """
     return os.environ.get("RETINUE_TOKEN") or _read_server_file("owner-token")
 
 
-def _connect(timeout_s: float) -> tuple[_socket.socket, str]:
+def _connect(timeout_s: float, *, sends_token: bool = True) -> tuple[_socket.socket, str]:
     """Connect to the server. Returns the socket and the value for the Host header."""
     if has_server_url():
         from retinue.cli.tcp import connect, parse_url
 
-        return connect(parse_url(os.environ["RETINUE_URL"]), timeout_s)
+        return connect(parse_url(os.environ["RETINUE_URL"]), timeout_s, sends_token=sends_token)
     try:
         path = _read_server_file("socket")
     except ServerNotAnswering:
@@ -113,7 +115,7 @@ def _connect(timeout_s: float) -> tuple[_socket.socket, str]:
 def _build_request(
     method: str, path: str, host: str, body: bytes = b"", *, key: str = "", token: str | None = None
 ) -> bytes:
-    """Build a request. `token` defaults to the caller's; an empty one sends no Authorization header."""
+    """Build a request. `token` defaults to the caller's token. An empty `token` omits the Authorization header."""
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     if bearer := _get_token() if token is None else token:
         head += f"Authorization: Bearer {bearer}\r\n"
@@ -150,7 +152,7 @@ def _receive(link: _socket.socket) -> bytes:
 
 
 def _read_head(link: _socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Read the response head. Returns status, headers and the part of the body already received."""
+    """Read the head of a response. Returns the status, the headers and the part of the body already received."""
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > HEAD_BYTES_MAX:
@@ -213,9 +215,9 @@ def call_raw(
     return _send_request(lambda host: _build_request("POST", path, host, body, key=key), timeout_s=timeout_s)
 
 
-def _send_request(build_request: Callable[[str], bytes], *, timeout_s: float) -> bytes:
-    """Send one request and return the response body. `build_request` gets the Host header's value."""
-    link, host = _connect(timeout_s)
+def _send_request(build_request: Callable[[str], bytes], *, timeout_s: float, sends_token: bool = True) -> bytes:
+    """Send one request and return the response body. `build_request` is called with the value for the Host header."""
+    link, host = _connect(timeout_s, sends_token=sends_token)
     try:
         _send(link, build_request(host))
         status, headers, received = _read_head(link)
@@ -230,7 +232,7 @@ def _send_request(build_request: Callable[[str], bytes], *, timeout_s: float) ->
 
 
 def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Call an operation and return its decoded response."""
+    """Call an operation and return the decoded response."""
     return json.loads(call_raw(operation, parameters))
 
 
@@ -246,7 +248,11 @@ def redeem_invitation(invitation: str) -> dict[str, Any]:
     """Redeem an invitation. The caller has no token yet, so none is sent."""
     body = json.dumps({"invitation": invitation}).encode()
     return json.loads(
-        _send_request(lambda host: _build_request("POST", "/api/join", host, body, token=""), timeout_s=CALL_TIMEOUT_S)
+        _send_request(
+            lambda host: _build_request("POST", "/api/join", host, body, token=""),
+            timeout_s=CALL_TIMEOUT_S,
+            sends_token=False,
+        )
     )
 
 
@@ -259,10 +265,10 @@ def parse_error(body: bytes) -> ApiError:
 
 
 def send_until_accepted(envelope: dict[str, Any], *, wait_s: float, on_waiting: Callable[[], None]) -> dict[str, Any]:
-    """Send an envelope, and retry until it is accepted. Its idempotency key ensures that it is accepted only once.
+    """Send an envelope, and retry until it is accepted. The idempotency key ensures that it is accepted only once.
 
-    Waits at most `wait_s` for a server that is down, and longer if the connection broke after the
-    request was sent. Calls `on_waiting` once, before the first retry.
+    Waits at most `wait_s` for a server that is down, and longer if the connection broke after the request was sent.
+    Calls `on_waiting` once, before the first retry.
     """
     began_at = time.monotonic()
     pause_s = RETRY_FIRST_S
@@ -283,7 +289,7 @@ def send_until_accepted(envelope: dict[str, Any], *, wait_s: float, on_waiting: 
 
 
 class EventStream:
-    """Stream of a session's events after a cursor, and its deltas. Has a `fileno()` for `select`."""
+    """A stream of a session's events after a cursor, and of its deltas. Has a `fileno()` for `select`."""
 
     def __init__(self, *, after: int, session: str) -> None:
         self._link, host = _connect(STREAM_HEAD_TIMEOUT_S)
@@ -311,7 +317,7 @@ class EventStream:
         self._link.close()
 
     def receive(self) -> list[tuple[str, dict[str, Any]]]:
-        """Receive bytes and return the complete events. Blocks if none are available: use `select` first."""
+        """Receive bytes and return the events that are complete. Blocks until bytes arrive, so use `select` first."""
         try:
             self._buffer += self._chunks.feed(_receive(self._link))
             if self._chunks.is_complete:
@@ -321,13 +327,13 @@ class EventStream:
             raise ServerNotAnswering(f"the connection broke ({error})", may_have_arrived=True) from None
 
     def take_buffered(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the complete events in the buffer."""
+        """Return the complete events in the buffer, without receiving more bytes."""
         *blocks, self._buffer = self._buffer.split(b"\n\n")
         return [event for block in blocks if (event := _parse_event(block)) is not None]
 
 
 def _parse_event(block: bytes) -> tuple[str, dict[str, Any]] | None:
-    """Parse one server-sent event. Returns None for a comment, which the server sends as keep-alive."""
+    """Parse one server-sent event. Returns None for a comment, which the server sends as a keep-alive."""
     name, data = "", b""
     for line in block.split(b"\n"):
         if line.startswith(b"event: "):
