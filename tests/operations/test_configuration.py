@@ -114,7 +114,9 @@ async def test_config_apply_reports_drift_and_keeps_it_unless_the_file_is_taken(
 
 
 @pytest.mark.spec("H66")
-async def test_an_invalid_settings_file_is_refused_and_changes_nothing(server: OperationsServer) -> None:
+async def test_an_invalid_settings_file_is_refused_by_config_apply_and_changes_nothing(
+    server: OperationsServer,
+) -> None:
     write_settings(server, DECLARED + "\n[agents.broken]\nshape = 'round'\n")
     before = await stored_agents(server)
     with pytest.raises(InvalidSettings, match=r"agents\.broken\.shape"):
@@ -202,7 +204,7 @@ async def test_config_reload_reports_settings_that_wait_for_a_restart(server: Op
     assert (await server.ask(OWNER, "config.show"))["pending_restart"] == ["server.zone"]
 
 
-async def test_a_person_in_the_settings_file_cannot_become_owner(server: OperationsServer) -> None:
+async def test_config_apply_cannot_make_a_person_of_the_settings_file_the_owner(server: OperationsServer) -> None:
     write_settings(server, '[people.maria]\nrole = "owner"\n')
     try:
         await server.ask(OWNER, "config.apply", overwrite=True)
@@ -210,6 +212,18 @@ async def test_a_person_in_the_settings_file_cannot_become_owner(server: Operati
         pass
     found = await server.server.store.scan(lambda conn: people.find(conn, "maria"))
     assert found is not None and found.role == "member"
+
+
+async def test_config_apply_reports_a_forgotten_person_and_still_applies_the_rest(server: OperationsServer) -> None:
+    await server.ask(OWNER, "person.forget", name="maria", confirm="maria")
+    write_settings(server, DECLARED)
+    for overwrite in (False, True):
+        done = await server.ask(OWNER, "config.apply", overwrite=overwrite)
+        maria = next(each for each in done["people"] if each["name"] == "maria")
+        assert maria["step"] == "drift" and "stays reserved" in maria["because"]
+    assert "zoe" in {each["name"] for each in (await server.ask(OWNER, "person.list"))["people"]}
+    with pytest.raises(NotFound):
+        await server.ask(OWNER, "person.role", name="maria", role="guest")
 
 
 @pytest.mark.spec("H91.runs", "H91.tokens", "H91.plain")
@@ -286,7 +300,7 @@ async def test_the_doctor_renames_old_settings_and_the_server_reads_the_new_file
         ("config.patch", {"changes": {"house": {"zone": "UTC"}}}, "new name"),
     ],
 )
-async def test_a_parameter_with_an_old_name_is_refused_with_the_new_one(
+async def test_an_operation_parameter_with_an_old_name_is_refused_and_its_new_name_is_given(
     server: OperationsServer, operation: str, parameters: dict[str, Any], because: str
 ) -> None:
     if operation == "config.patch":

@@ -1,11 +1,11 @@
-"""Plans what `apply` would do: compares the declared agents and people with those in the store.
+"""Plans what `retinue apply` would do: compares the agents and people declared in its file with those in the store.
 
-Pure: facts in, a plan with reasons out.
+Pure: the caller passes the facts and gets a plan with reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -23,7 +23,7 @@ OVERWRITABLE_SOURCES = frozenset(
 
 
 class ApplyAction(StrEnum):
-    """The action of `apply` for one agent or person."""
+    """What `apply` does with one agent or person: add or change it, for example, or leave it unchanged."""
 
     ADD = "add"
     CHANGE = "change"
@@ -33,14 +33,14 @@ class ApplyAction(StrEnum):
 
 
 class StoredAgent(Struct, frozen=True):
-    """An agent in the store, and the source of its last change."""
+    """An agent in the store, and what made its last change: the file or a person, for example."""
 
     agent: Agent
     source: str
 
 
 class PlannedChange(Struct, frozen=True):
-    """The action of `apply` for one agent or person, with its reason."""
+    """One entry of the plan: what `apply` does with one agent or person, and the reason."""
 
     action: ApplyAction
     name: str
@@ -53,7 +53,8 @@ class PlannedChange(Struct, frozen=True):
 def plan_agents(
     declared: Sequence[Agent], stored: Sequence[StoredAgent], *, prefer_file: bool = False
 ) -> list[PlannedChange]:
-    """Plan the declared agents in the order of the file, then the stored agents that the file does not declare."""
+    """Plan a change for each declared agent, in the order of the file, then for each stored agent that the file omits.
+    """
     here = {each.agent.name.casefold(): each for each in stored}
     plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), prefer_file=prefer_file) for agent in declared]
     return [*plan, *(_plan_undeclared(each.agent.name) for each in here.values())]
@@ -67,24 +68,31 @@ def _plan_agent(declared: Agent, stored: StoredAgent | None, *, prefer_file: boo
     if not changed:
         return PlannedChange(ApplyAction.KEEP, wanted.name, "it is unchanged")
     if stored.source not in OVERWRITABLE_SOURCES and not prefer_file:
-        because = f"it was changed through the {stored.source} since; use `--overwrite` to overwrite that"
+        because = f"it was changed through the {stored.source} since; use `--overwrite` to overwrite that change"
         return PlannedChange(ApplyAction.DRIFT, wanted.name, because, agent=wanted, changes=changed)
     return PlannedChange(ApplyAction.CHANGE, wanted.name, "the file differs", agent=wanted, changes=changed)
 
 
 def plan_people(
-    declared: Mapping[str, Role], stored: Sequence[Person], *, prefer_file: bool = False
+    declared: Mapping[str, Role],
+    stored: Sequence[Person],
+    *,
+    forgotten: Collection[str] = (),
+    prefer_file: bool = False,
 ) -> list[PlannedChange]:
-    """Plan the people, who are added with the role that the file declares.
+    """Plan a change for each declared person. A new person gets the role that the file declares.
 
-    A role that was changed elsewhere is kept, unless `prefer_file` is set. A change from or to
-    owner is never applied.
+    A role that was changed outside the file is kept, unless `prefer_file` is set. A change from or to owner is never
+    applied. `forgotten` are the case-folded names that are reserved because their person was forgotten.
     """
     here = {person.name.casefold(): person for person in stored}
     plan: list[PlannedChange] = []
     for name, role in declared.items():
         person = here.pop(name.casefold(), None)
-        if person is None:
+        if person is None and name.casefold() in forgotten:
+            because = "they were forgotten, and the name stays reserved; remove them from the file"
+            plan.append(PlannedChange(ApplyAction.DRIFT, name, because))
+        elif person is None:
             plan.append(
                 PlannedChange(ApplyAction.ADD, name, "it does not exist yet", person=Person(name=name, role=role))
             )

@@ -54,18 +54,23 @@ class ConfigCheckRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConfigPatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`changes` is merged into the file: tables recursively, lists of tables by id or name; null removes a key."""
+    """Change the settings file by merging `changes` into it.
+
+    Tables are merged recursively, lists of tables by id or name, and null removes a key.
+    """
 
     changes: dict[str, Any]
     expected_hash: str
 
 
 class ConfigApplyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`overwrite` also overwrites later changes that were made outside the file. `dry_run` shows
-    the plan and stores nothing.
+    """Apply the agents and people of the settings file.
 
-    `reset` also ends and deletes every run, removes all other schedules and bindings, and replaces
-    the tokens of agents.
+    `overwrite` also overwrites changes that were made outside the file since it was last applied. `dry_run` shows the
+    plan and stores nothing.
+
+    `reset` also ends and deletes every run, removes all other schedules and bindings, and replaces the tokens of
+    agents.
     """
 
     dry_run: bool = False
@@ -109,8 +114,10 @@ class ApplyStep(msgspec.Struct, frozen=True):
 
 
 class ConfigApplied(msgspec.Struct, frozen=True):
-    """`tokens` are the tokens of added people and, after a reset, of agents. They are shown once,
-    and not in a dry run."""
+    """`tokens` are the tokens of added people and, after a reset, of agents.
+
+    They are shown only this once. A dry run creates none.
+    """
 
     dry_run: bool
     agents: list[ApplyStep]
@@ -193,7 +200,12 @@ async def apply_config(services: Services, caller: Principal, request: ConfigApp
         known = [StoredAgent(agent, sources[agent.name]) for agent in agents.list_all(conn)]
         return (
             plan_agents(declared.agents, known, prefer_file=request.overwrite),
-            plan_people(roles, people.list_all(conn), prefer_file=request.overwrite),
+            plan_people(
+                roles,
+                people.list_all(conn),
+                forgotten=people.list_erased_names(conn),
+                prefer_file=request.overwrite,
+            ),
             declared_schedules.plan_schedules(
                 conn, services, declared.schedules, overwrite=request.overwrite, reset=request.reset
             ),
@@ -278,7 +290,7 @@ class AppliedPlan(Struct, frozen=True):
 
 
 def _cancel_all_runs(tx: Transaction, *, by: str) -> CancelResult:
-    """Cancel every open run. Waiting envelopes stay and are processed by the agents that exist afterwards."""
+    """Cancel every open run. Waiting envelopes stay, and the agents that exist afterwards process them."""
     done = [
         cancel_runs_in(tx, session, by=by, reason="the server was reset")
         for session in runs.list_open_sessions(tx.conn)

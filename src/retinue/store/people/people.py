@@ -1,4 +1,4 @@
-"""People. Their tokens are in `tokens`."""
+"""Store people. Their tokens are stored by the module `tokens`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _is_not_erased = t.people.c.erased_ms.is_(None)
 _find = sa.select(*_columns).where(t.people.c.name_folded == _b("name_folded"), _is_not_erased)
 _all = sa.select(*_columns).where(_is_not_erased).order_by(t.people.c.name_folded)
 _any_by_name = sa.select(t.people.c.name).where(t.people.c.name_folded == _b("name_folded"))
+_erased_names = sa.select(t.people.c.name_folded).where(t.people.c.erased_ms.is_not(None))
 _insert = t.people.insert()
 _set_role = t.people.update().where(t.people.c.name == _b("the_name")).values(role=_b("new_role"))
 _mark_erased = t.people.update().where(t.people.c.name == _b("the_name")).values(erased_ms=_b("now"))
@@ -31,6 +32,11 @@ def is_taken(conn: sa.Connection, name: str) -> bool:
 
 def list_all(conn: sa.Connection) -> list[Person]:
     return [Person(name=row.name, role=Role(row.role)) for row in conn.execute(_all)]
+
+
+def list_erased_names(conn: sa.Connection) -> set[str]:
+    """Return the case-folded names that stay reserved because their person was erased."""
+    return set(conn.execute(_erased_names).scalars())
 
 
 def add(conn: sa.Connection, person: Person, *, at_ms: int) -> None:
