@@ -154,18 +154,19 @@ _ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # seco
 
 
 def _accepted_at(message: EmailMessage) -> tuple[str, str]:
-    """Returns the time in the server's id of an email. The process number is left out, because it wraps around."""
+    """Return when a server accepted an email, from the id that it gave to the email. The process
+    number is left out, because it wraps around."""
     found = _ID.search(str(message["Received"]))
     return (found[1], found[3]) if found else ("", "")
 
 
 class EmailServersMissing(Exception):
-    """A program is not installed."""
+    """exim or dovecot is not installed."""
 
 
 @dataclass
 class EmailServers:
-    """The two servers. Every person's password is `secret-NAME`."""
+    """The two email servers of a test. Every person's password is `secret-NAME`."""
 
     folder: Path
     smtp: int
@@ -228,7 +229,8 @@ class EmailServers:
     # --- faults ---
 
     def set_password(self, person: str, password: str) -> None:
-        """Change the password of one person. Returns once dovecot uses the new one, which it polls for every second."""
+        """Change the password of one person, and return once dovecot uses it. dovecot polls for a
+        change every second."""
         self.write_passwords({person: password})
         wait_until_sync(lambda: self._can_log_in(person, password), "dovecot goes by the new password")
 
@@ -257,7 +259,7 @@ class EmailServers:
         (self.folder / "spool" / "busy").touch()
 
     def set_mailbox_closed(self, *, closed: bool) -> None:
-        """Make maria's mailbox refuse everything with a permanent error, or accept again."""
+        """Make maria's mailbox refuse every email with a permanent error, or accept emails again."""
         mark = self.folder / "spool" / "closed"
         mark.touch() if closed else mark.unlink(missing_ok=True)
 
@@ -266,10 +268,10 @@ class EmailServers:
     def send_email(
         self, raw: bytes, *, sender: str = MARIA_ADDRESS, to: str = SERVER_ADDRESS, login: str | None = "maria"
     ) -> None:
-        """Send an email through exim as a person's client would, or without `login` as an unknown server.
+        """Send an email through exim as a person's client would. Without `login`, send it as an unknown server would.
 
-        Returns once it was delivered: exim delivers each email in a separate process, and two could
-        overtake each other.
+        Returns once the email was delivered: exim delivers each email in a separate process, and
+        two emails could overtake each other.
         """
         before = len(self._files(to.partition("@")[0]))
         with smtplib.SMTP("127.0.0.1", self.smtp) as line:
@@ -283,17 +285,19 @@ class EmailServers:
         return [each for place in places for each in place.glob("*") if each.is_file()]
 
     def read_mailbox(self, person: str) -> list[EmailMessage]:
-        """Returns the emails in a mailbox, oldest first."""
+        """Return the emails in a mailbox, oldest first."""
         read = [
             email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in self._files(person)
         ]
         # In the order of acceptance, because each is delivered by a separate process.
         return sorted(read, key=_accepted_at)
 
+    def _is_delivered(self) -> bool:
+        return not any((self.folder / "spool" / "input").glob("**/*-[HDJ]"))
+
     async def wait_until_delivered(self) -> None:
         """Wait until every accepted email is in its mailbox."""
-        spool = self.folder / "spool" / "input"
-        await wait_until(lambda: not any(spool.glob("**/*-[HDJ]")), "exim has delivered every mail")
+        await wait_until(self._is_delivered, "exim has delivered every mail")
 
     async def wait_for_email(self, person: str, message_id: str) -> EmailMessage:
         """Wait until an email is in a mailbox, and return it."""
@@ -309,11 +313,12 @@ class EmailServers:
         return there[0]
 
     def count_read(self, person: str) -> int:
-        """Returns how many emails in a mailbox are marked as read."""
+        """Return how many emails in a mailbox are marked as read."""
         return sum("S" in each.name.partition(":2,")[2] for each in (self.folder / "mail" / person / "cur").glob("*"))
 
     def empty_mailboxes(self) -> None:
-        """Remove all emails of every mailbox."""
+        """Remove all emails of every mailbox, including those that exim has accepted and not yet delivered."""
+        wait_until_sync(self._is_delivered, "exim has delivered every mail")
         for person in MAILBOXES:
             shutil.rmtree(self.folder / "mail" / person, ignore_errors=True)
 
