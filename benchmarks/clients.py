@@ -63,7 +63,8 @@ _tools = [
 
 @dataclass(slots=True)
 class MeasuredClient:
-    """A client. `prepare` prepares a round and is not measured; `ask` sends one request and is measured."""
+    """A model client to measure. `prepare` prepares a round and is not measured; `ask` sends one
+    request and is measured."""
 
     replies: int
     prepare: Callable[[], Awaitable[None]]

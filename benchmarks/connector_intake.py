@@ -60,9 +60,8 @@ IDLE_MS_MAX = 60.0  # CPU beyond a server without connectors, in those 60 second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeFigures:
-    """`rate` is for messages in many channels, submitted as connectors do: in order within a
-    channel, and many channels at once.
-    """
+    """The figures of intake. `rate` is for messages in many channels, submitted as connectors do:
+    in order within a channel, and many channels at once."""
 
     rate: float
     cpu_ms: float
@@ -78,7 +77,7 @@ class IntakeFigures:
 
 @contextlib.asynccontextmanager
 async def _open_intake(folder: Path) -> AsyncGenerator[tuple[ConnectorIntake, Store]]:
-    """Open the real intake without agents that run: their work is measured elsewhere."""
+    """Open the real intake. No agent runs, because the work of agents is measured elsewhere."""
     store = await open_store(folder / "retinue.db")
     await store.write(_add_people_and_bindings, point="bench")
     clock, ids = RealClock(), RandomIds()
@@ -190,7 +189,8 @@ def _telegram() -> Generator[TelegramServer]:
 
 
 def _idle(folder: Path) -> list[Figure]:
-    """Measure two servers in the same minute, so other load on the machine affects both."""
+    """Measure a server with the connector and one without in the same minute, so other load on the
+    machine affects both."""
     with (
         mock(0) as port,
         _telegram() as telegram,

@@ -18,7 +18,7 @@ CALLS_PER_REPLY = 50
 
 
 class DelegatingModel(CoreModel):
-    """With `Ask the helper` it asks one agent; with `Send out N` it starts N subagents."""
+    """A model that delegates: with `Ask the helper` it asks one agent; with `Send out N` it starts N subagents."""
 
     name = "delegating"
 
@@ -47,7 +47,8 @@ class DelegatingModel(CoreModel):
 
 
 def _newest_message(records: Sequence[Record]) -> tuple[str, int]:
-    """The text of the newest message and the number of results since. It searches from the end to use little CPU."""
+    """Return the text of the newest message and the number of results since. The search starts at
+    the end, to use little CPU."""
     made = 0
     for record in reversed(records):
         if isinstance(record.body, UserTurn):

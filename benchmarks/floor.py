@@ -155,7 +155,7 @@ class LongFloor:
 
 
 def measure_commit_ms(path: Path, commits: int) -> float:
-    """The time of one durable commit on this disk."""
+    """Measure the time of one durable commit on this disk, in milliseconds."""
     db = _open(path)
     walls: list[float] = []
     for i in range(commits):

@@ -50,7 +50,7 @@ async def _bare_wire(path: str) -> Wire:
 
 
 async def _accept_rate(home: Path) -> float:
-    """Send messages to a person: they are stored, and start no run."""
+    """Measure how many messages to a person are accepted per second. They are stored, and start no run."""
     client = Client(home)
     await client.call("server.status", {})
 

@@ -1,4 +1,4 @@
-"""A store of a million envelopes: accept and claim must cost as much as with an empty store."""
+"""Check that accept and claim cost as much in a store of a million envelopes as in an empty store."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process and all its threads, to the nanosecond."""
+    """Return the CPU time of a process and all its threads, to the nanosecond."""
     total_ns = 0
     for task in os.scandir(f"/proc/{pid}/task"):
         total_ns += int(Path(task.path, "schedstat").read_text().split()[0])
@@ -29,9 +29,8 @@ def median(values: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: `NAME VALUE LIMIT ok|failed`. Without a limit it is only reported; `skipped` is the
-    reason why it was not measured.
-    """
+    """One figure of the report, printed as `NAME VALUE LIMIT ok|failed`. Without a limit it is only
+    reported; `skipped` is the reason why it was not measured."""
 
     name: str
     value: float

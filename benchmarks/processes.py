@@ -36,8 +36,8 @@ def mock(latency_s: float) -> Generator[int]:
 
 @contextlib.contextmanager
 def server_process(home: Path, port: int, *, telegram: str = "") -> Generator[tuple[int, float]]:
-    """Run the server as a process. Yields its id, and the seconds until it answered its first request. With
-    `telegram`, the URL of a Bot API, it connects to it."""
+    """Run the server as a process. Yields its id, and the seconds until it answered its first
+    request. `telegram` is the URL of a Bot API to which the server connects."""
     home.mkdir(exist_ok=True)
     started = time.perf_counter()
     words = [str(home), str(port), *([telegram] if telegram else [])]

@@ -1,4 +1,4 @@
-"""A hand-written keep-alive HTTP/1.1 request: the minimum cost of a model request."""
+"""Sends hand-written keep-alive HTTP/1.1 requests: the minimum cost of a model request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class Wire(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """One HTTP connection, which carries one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None

@@ -51,7 +51,7 @@ def measure(folder: Path) -> list[Figure]:
 
 
 def _idle(folder: Path, port: int) -> list[Figure]:
-    """Measure two servers in the same minute, so other load on the machine affects both."""
+    """Measure a server with schedules and one without in the same minute, so other load on the machine affects both."""
     full = folder / "full"
     full.mkdir()
     asyncio.run(_fill(full / "retinue.db"))

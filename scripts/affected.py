@@ -58,7 +58,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def pytest_command(selection: Selection, tree: Tree, more: Sequence[str] = ()) -> list[str]:
-    """The command that runs the picked tests, the likeliest to fail first."""
+    """Return the command that runs the picked tests, the likeliest to fail first."""
     command = [sys.executable, "-m", "pytest", "-q", *options_for([pick.path for pick in selection.picks], tree)]
     if sum(pick.seconds for pick in selection.picks) > ONE_PROCESS_S:
         command += ["--numprocesses", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -66,7 +66,7 @@ def pytest_command(selection: Selection, tree: Tree, more: Sequence[str] = ()) -
 
 
 def options_for(tests: Iterable[str], tree: Tree) -> list[str]:
-    """Options to run some test files, in any order.
+    """Return the options to run some test files, in any order.
 
     The warning is ignored because a helper module may be imported before its asserts can be
     rewritten, which is no failure. A plug-in that none of the tests uses is disabled, because
@@ -97,7 +97,8 @@ def description(changes: Sequence[Change], selection: Selection, *, is_full: boo
 
 
 def changes_since(root: Path, revision: str | None) -> list[Change]:
-    """The files changed since a revision. Without a revision: those of the working tree, or else of the last commit."""
+    """Return the files changed since a revision. Without a revision: those of the working tree, or
+    else of the last commit."""
     untracked = git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]
     if revision is None:
         is_clean = not untracked and not git(root, "status", "--porcelain", "-z")
@@ -108,24 +109,22 @@ def changes_since(root: Path, revision: str | None) -> list[Change]:
 
 
 def changes_of_files(root: Path, paths: Iterable[str]) -> list[Change]:
-    """These files, as if every line in them had changed."""
+    """Return these files as changes, as if every line in them had changed."""
     relative = [(root / path).resolve().relative_to(root.resolve()).as_posix() for path in paths]
     return [Change(path, _text(root / path)) for path in relative]
 
 
 def facts_of_working_tree(root: Path, until: str = "HEAD") -> Facts:
-    """The facts of the working tree: its tracked and new files, the seconds of tests, and which
-    files changed together.
-    """
+    """Return the facts of the working tree: its tracked and new files, the seconds of tests, and
+    which files changed together."""
     listed = git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
     files = {path: text for path in listed if _is_read(path) and (text := _text(root / path)) is not None}
     return Facts(Tree(files), durations.read(root / "tests" / "durations.toml"), changed_together(root, until))
 
 
 def facts_of_commit(root: Path, commit: str) -> Facts:
-    """The facts of a commit: its files, the current seconds of tests, and which files had changed
-    together before it.
-    """
+    """Return the facts of a commit: its files, the current seconds of tests, and which files had
+    changed together before it."""
     listed = git(root, "ls-tree", "-r", "-z", "--format=%(objectname) %(path)", commit).split("\0")[:-1]
     wanted = [(blob, path) for blob, _, path in (line.partition(" ") for line in listed) if _is_read(path)]
     texts = _blobs(root, [blob for blob, _ in wanted])
@@ -134,9 +133,8 @@ def facts_of_commit(root: Path, commit: str) -> Facts:
 
 
 def changed_together(root: Path, until: str) -> dict[str, dict[str, float]]:
-    """For each file, the test files that changed in the same commits, with a weight. A commit of
-    many files counts less.
-    """
+    """Return, for each file, the test files that changed in the same commits, with a weight. A
+    commit of many files counts less."""
     log = git(root, "log", f"-{COMMITS_READ}", "--no-merges", "--name-only", "--format=%x00", until)
     together: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for commit in log.split("\0"):
@@ -169,7 +167,7 @@ def print_history(root: Path, count: int, budget_s: float) -> None:
 
 
 def changes_of_commit(root: Path, commit: str) -> list[Change]:
-    """The changes of a commit since its first parent."""
+    """Return the changes of a commit since its first parent."""
     changed = _changed_lines(git(root, "diff", "-U0", "--no-renames", "--no-ext-diff", f"{commit}~1", commit))
     listed = git(root, "ls-tree", "-r", "-z", "--format=%(path) %(objectname)", commit).split("\0")[:-1]
     blobs = dict(line.rsplit(" ", 1) for line in listed)
@@ -192,7 +190,7 @@ def _changed_lines(diff: str) -> dict[str, frozenset[int]]:
 
 
 def _blobs(root: Path, ids: Sequence[str]) -> Mapping[str, str]:
-    """The text of each git blob, by its id."""
+    """Return the text of each git blob, by its id."""
     wanted = list(dict.fromkeys(ids))
     answer = subprocess.run(
         ["git", "cat-file", "--batch"], cwd=root, input="\n".join(wanted).encode(), stdout=subprocess.PIPE, check=True

@@ -126,7 +126,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts besides the change: the files, the seconds of tests, and which files changed together before."""
+    """What is known besides the change: the files, the seconds of tests, and which files changed together before."""
 
     tree: Tree
     durations: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -135,7 +135,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A test file that a change reaches, with its points and the reason."""
+    """A test file that a change reaches, with its points and the reason for them."""
 
     path: str
     points: float
@@ -166,13 +166,13 @@ def select(changes: Sequence[Change], facts: Facts, budget_s: float = BUDGET_S) 
 
 
 def rank(change: Change, facts: Facts) -> list[Candidate]:
-    """The test files that a changed file reaches, the best first."""
+    """Return the test files that a changed file reaches, the best first."""
     candidates = list(_candidates(change, facts))
     return sorted(candidates, key=lambda each: (-each.points, seconds_of(each.path, facts), each.path))
 
 
 def seconds_of(path: str, facts: Facts) -> float:
-    """The time of a test file: as last measured, or else estimated from the number of its tests."""
+    """Return the time of a test file: as last measured, or else estimated from the number of its tests."""
     if (measured := facts.durations.get(path)) is not None:
         return measured
     return UNMEASURED_TEST_S * max(1, len(TEST_FUNCTION.findall(facts.tree.files.get(path, ""))))
@@ -219,9 +219,8 @@ def _python_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
 
 
 def _data_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
-    """Tests for a file that code loads by its path: those that contain its name, or that reach a
-    module with its name.
-    """
+    """Return tests for a file that code loads by its path: those that contain the file's name, or
+    that reach a module with its name."""
     name = PurePosixPath(change.path).name
     namers = [path for path, text in facts.tree.files.items() if path.endswith(".py") and f"{name}" in text]
     routes: dict[str, Route] = {}
@@ -235,7 +234,8 @@ def _data_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
 
 
 def _web_candidates(change: Change, facts: Facts) -> Iterator[Candidate]:
-    """Tests for a file of the web app: the browser tests of the screens that import it, or that look for its labels."""
+    """Return tests for a file of the web app: the browser tests of the screens that import the
+    file, or that look for its labels."""
     routes = {change.path: Route(0.0), **routes_to(change.path, (), facts.tree)}
     areas: dict[str, float] = {}
     for path, route in routes.items():
@@ -264,7 +264,8 @@ def _weighed(test: str, *evidence: tuple[float, str]) -> Iterator[Candidate]:
 
 
 def _mirror_evidence(path: str, test: str) -> tuple[float, str]:
-    """Points for a test file that is named after the module, or after the package of a module deep in the tree."""
+    """Return points for a test file that is named after the module, or after the package of a
+    module deep in the tree."""
     module = PurePosixPath(path.removeprefix("src/retinue/")).with_suffix("")
     if test == f"tests/{module.parent}/test_{module.name}.py".replace("/./", "/"):
         return 8.0, "mirrors it"
@@ -294,14 +295,14 @@ def _together_evidence(path: str, test: str, facts: Facts) -> tuple[float, str]:
 
 
 def _rarity(names: Collection[str], tree: Tree) -> dict[str, float]:
-    """The weight of each name: 1 if a single test file uses it, 0 if all of them do."""
+    """Return the weight of each name: 1 if a single test file uses it, 0 if all of them do."""
     counts = {name: sum(tree.names(test, name) for test in tree.tests) for name in names}
     most = math.log(max(2, len(tree.tests)))
     return {name: 1 - math.log(count) / most for name, count in counts.items() if count}
 
 
 def _changed_test(change: Change, facts: Facts) -> Pick | None:
-    """Pick a changed test file: all of it, unless it is long and the change is within some of its tests."""
+    """Pick a changed test file. If the file is long and only some of its tests were changed, pick those tests."""
     if not is_test(change.path) or change.text is None:
         return None
     whole = Pick(change.path, "changed", seconds_of(change.path, facts))
@@ -353,7 +354,7 @@ class SingleTest:
 
 @cache
 def tests_of(text: str) -> tuple[SingleTest, ...]:
-    """The test functions of a test file, including those in classes."""
+    """Return the test functions of a test file, including those in classes."""
     tree = ast.parse(text)
     rows = text.splitlines()
     found: list[SingleTest] = []
@@ -370,13 +371,14 @@ def tests_of(text: str) -> tuple[SingleTest, ...]:
 
 
 def _covered(tests: Iterable[SingleTest], text: str) -> set[int]:
-    """The lines of these tests, and all empty lines of the file."""
+    """Return the lines of these tests, and all empty lines of the file."""
     empty = {number for number, row in enumerate(text.splitlines(), 1) if not row.strip()}
     return empty.union(*(test.lines for test in tests))
 
 
 def _seconds_of_tests(path: str, tests: Sequence[SingleTest], facts: Facts) -> dict[str, float]:
-    """The seconds of each test: as measured if it is long, else an equal share of the remaining time of the file."""
+    """Return the seconds of each test: as measured if the test is long, else an equal share of the
+    file's remaining time."""
     known = {test.name: facts.durations.get(f"{path}::{test.name}") for test in tests}
     rest = seconds_of(path, facts) - sum(each for each in known.values() if each is not None)
     share = max(0.05, rest / max(1, sum(each is None for each in known.values())))
@@ -398,7 +400,7 @@ def _is_generated(change: Change) -> bool:
 
 
 def _areas(path: str) -> Iterator[str]:
-    """The words for a part of the web app in the names of browser tests: its folder and its file name."""
+    """Return the words for a part of the web app in the names of browser tests: its folder and its file name."""
     parts = PurePosixPath(path).parts
     if "screens" in parts[:-1]:
         yield parts[parts.index("screens") + 1].lower()

@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def pages_of(root: Path) -> list[Path]:
-    """The Markdown files that people read: those in the root folder, and all in docs/."""
+    """Return the Markdown files that people read: those in the root folder, and all in docs/."""
     return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
@@ -47,9 +47,8 @@ def broken_links(page: Path, root: Path) -> Iterator[str]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as code hosts generate them. The second heading `Tests` has
-    the anchor `tests-1`.
-    """
+    """Return the anchors of a page's headings, as code hosts generate them. The second heading
+    `Tests` has the anchor `tests-1`."""
     anchors: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()

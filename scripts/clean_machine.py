@@ -111,7 +111,7 @@ def clean_machine(root: Path, conditions: Iterable[str], *, keep: bool = False) 
 
 
 def environment_of(folder: Path, conditions: frozenset[str]) -> dict[str, str]:
-    """The environment variables of a run: only those needed to find installed programs and to fetch packages."""
+    """Return the environment variables of a run: only those needed to find installed programs and to fetch packages."""
     home = Path(os.environ.get("HOME", "/"))
     made = {name: os.environ[name] for name in KEPT if name in os.environ}
     made |= {"HOME": str(home), "PATH": os.environ.get("PATH", os.defpath)}

@@ -1,7 +1,8 @@
-"""The seconds of each test file, stored in tests/durations.toml. `make affected` plans with them.
+"""Stores how many seconds each test file takes, in tests/durations.toml. `make affected` plans with these times.
 
-`make test ARGS="-p scripts.durations"` measures them: as a plug-in of pytest, this module writes the file at the end of
-the run. `python -m scripts.durations FILE...` writes it from JSON lists of [test, phase, seconds, ...].
+`make test ARGS="-p scripts.durations"` measures them: as a plug-in of pytest, this module writes
+the file at the end of the run. `python -m scripts.durations FILE...` writes it from JSON lists of
+[test, phase, seconds, ...].
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main(paths: list[str]) -> int:
 
 
 def read(path: Path = DURATIONS) -> dict[str, float]:
-    """The seconds by the path of a test file, or by `path::test`; empty if nothing was measured yet."""
+    """Return the seconds by the path of a test file, or by `path::test`. Empty if nothing was measured yet."""
     return tomllib.loads(path.read_text()) if path.is_file() else {}
 
 

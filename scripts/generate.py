@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def fingerprints(root: Path) -> dict[str, str]:
-    """Each file that git tracks or would add, with the hash of its bytes."""
+    """Return each file that git tracks or would add, with the hash of its bytes."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
     paths = (path for path in listed.split("\0") if path and (root / path).is_file())
@@ -47,7 +47,7 @@ def fingerprints(root: Path) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The files that were added, removed or changed."""
+    """Return the files that were added, removed or changed."""
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 

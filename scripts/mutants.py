@@ -125,7 +125,7 @@ class Results:
         self.broken: list[str] = stored.get("broken", [])
 
     def keep(self, mutant: Mutant, result: Result) -> Result:
-        """Store a result."""
+        """Store the result for a defect."""
         self.of[mutant.name] = result
         self.write()
         return result
@@ -351,7 +351,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def source_texts(root: Path) -> dict[str, str]:
-    """The text of each module of retinue, by its path."""
+    """Return the text of each module of retinue, by its path."""
     paths = sorted((root / "src" / "retinue").rglob("*.py"))
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 

@@ -1,4 +1,4 @@
-"""Small defects for the mutation check: finds the places in a Python text where one can be planted, and plants it.
+"""Small defects for the mutation check: finds the places in Python code where a defect can be planted, and plants it.
 
 A defect is identified by its file, the function around it, the operator, the text of its line, and
 its number among equal ones. So it is found again after lines have moved, and reported as missing if
@@ -45,7 +45,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """A short name for people and for results."""
+        """The short name of a defect, for people and for results."""
         return f"{self.file.removeprefix('src/retinue/')}:{self.within}:{self.operator}:{self.number}:{self.line}"
 
 
@@ -59,14 +59,13 @@ class Site:
     instead: str
 
     def planted(self, text: str) -> str:
-        """The text with the defect."""
+        """Return the text with the defect planted."""
         return text[: self.start] + self.instead + text[self.end :]
 
 
 def sites(file: str, text: str, members: Mapping[str, Sequence[str]]) -> list[Site]:
-    """Every place of a Python text where one of the operators applies, in order. `members` maps
-    each enum to its members.
-    """
+    """Return every place of a Python text where one of the operators applies, in order. `members`
+    maps each enum to its members."""
     finder = _Finder(text, members)
     finder.visit(ast.parse(text))
     numbers: Counter[tuple[str, str, str]] = Counter()
@@ -137,7 +136,7 @@ def _in_turn(by_operator: Mapping[str, list[Site]], count: int, is_valid: Callab
 
 
 def enum_members(texts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The members of every enum in these files, by the name of its class."""
+    """Return the members of every enum in these files, by the name of its class."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts.values():
         if "Enum)" not in text and "Flag)" not in text:
@@ -170,7 +169,7 @@ class _Finder(ast.NodeVisitor):
             self._starts.append(self._starts[-1] + len(row))
 
     def line_of(self, offset: int) -> str:
-        """The line around an offset, without the spaces at its ends."""
+        """Return the line around an offset, without the spaces at its ends."""
         number = next(i for i, start in enumerate(self._starts) if start > offset) - 1
         return self._rows[number].strip()
 
@@ -319,7 +318,7 @@ class _Finder(ast.NodeVisitor):
         return self._offset(node.lineno, node.col_offset), self._offset(end_line, end_column)
 
     def _offset(self, line: int, column: int) -> int:
-        """The offset in the text of a line and column. Columns of the syntax tree count bytes."""
+        """Return the offset in the text of a line and column. Columns of the syntax tree count bytes."""
         row = self._rows[line - 1]
         return self._starts[line - 1] + len(row.encode()[:column].decode())
 

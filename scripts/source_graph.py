@@ -42,7 +42,7 @@ class Tree:
 
     @cached_property
     def importers(self) -> Mapping[str, frozenset[str]]:
-        """For each file, the files that import it."""
+        """For each file, the files that import it. Computed once."""
         found: dict[str, set[str]] = defaultdict(set)
         for path in self.files:
             for imported in self.imports(path):
@@ -62,7 +62,7 @@ class Tree:
         return counts
 
     def imports(self, path: str) -> set[str]:
-        """The files of the repository that a file imports, names as a module, or takes fixtures from."""
+        """Return the files of the repository that a file imports, names as a module, or takes fixtures from."""
         text = self.files[path]
         if path.endswith(".py"):
             found = {file for name in imported_names(text) for file in self._files_of(_absolute(name, path))}
@@ -90,7 +90,7 @@ class Tree:
                         yield path
 
     def _fixture_files(self, path: str) -> set[str]:
-        """The conftest files around a test file from which it takes a fixture."""
+        """Return the conftest files around a test file from which it takes a fixture."""
         if not path.startswith("tests/"):
             return set()
         around = [f"{folder}/conftest.py" for folder in PurePosixPath(path).parents if str(folder) != "."]
@@ -98,9 +98,8 @@ class Tree:
         return {each for each in around if each in self.files and _gives_fixture(self.files[each], mine)}
 
     def _package_of(self, path: str) -> str | None:
-        """The package around a module that no file imports. Code in the package probably loads the
-        module by its path.
-        """
+        """Return the package around a module that no file imports. Code in the package probably
+        loads the module by its path."""
         if not path.startswith("src/") or path.endswith("__main__.py"):
             return None
         around = (f"{folder}/__init__.py" for folder in PurePosixPath(path).parents if len(folder.parts) > 2)
@@ -123,7 +122,7 @@ class Route:
 
 
 def routes_to(changed: str, names: Collection[str], tree: Tree) -> dict[str, Route]:
-    """The cheapest route to the changed file from every file that reaches it.
+    """Return the cheapest route to the changed file from every file that reaches it.
 
     Each import costs 1. An importer that uses none of the changed names costs more. So does a
     module on the route that imports many others, because it says little about any one of them.
@@ -156,13 +155,14 @@ def is_test(path: str) -> bool:
 
 @cache
 def words(text: str) -> frozenset[str]:
-    """The words of a text, also the compounds that are joined by dots or hyphens."""
+    """Return the words of a text, including compounds that are joined by dots or hyphens."""
     return frozenset(WORD.findall(text)) | frozenset(COMPOUND.findall(text))
 
 
 @cache
 def imported_names(text: str) -> frozenset[str]:
-    """The dotted names that a Python text imports or has as a string. Relative imports keep their leading dots."""
+    """Return the dotted names that a Python text imports or has as a string. Relative imports keep
+    their leading dots."""
     found = set[str](QUOTED_MODULE.findall(text))
     for origin, names in FROM_IMPORT.findall(text):
         listed = (name.split()[0] for name in re.sub(r"#.*|[()]", "", names).split(",") if name.strip())
@@ -173,9 +173,11 @@ def imported_names(text: str) -> frozenset[str]:
 
 
 def defined_names(text: str, lines: Collection[int] = ()) -> frozenset[str]:
-    """The names by which other files can refer to a Python text: its definitions, and its strings that look like names.
+    """Return the names by which other files can refer to a Python text: its definitions, and its
+    strings that look like names.
 
-    With `lines`, only the definitions around these lines count. If there are none, all definitions count.
+    With `lines`, only the definitions around these lines count. If there are none, all definitions
+    count.
     """
     try:
         tree = ast.parse(text)

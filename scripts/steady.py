@@ -91,7 +91,7 @@ class PartResult:
         return f"round {self.round}, {self.part}"
 
     def outcome_of(self, test: str) -> str:
-        """The worst outcome of a test in this part. A test that failed in its teardown has failed."""
+        """Return the worst outcome of a test in this part. A test that failed in its teardown has failed."""
         seen = {attempt.outcome for attempt in self.attempts[test]}
         return next((outcome for outcome in ("failed", "retried", "passed") if outcome in seen), "skipped")
 
@@ -126,7 +126,7 @@ def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def fingerprint(root: Path) -> str:
-    """A hash of everything that is tested: the product, and the versions of its dependencies."""
+    """Return a hash of everything that is tested: the product, and the versions of its dependencies."""
     digest = sha256()
     for path in sorted(path for folder in PRODUCT for path in (root / folder).rglob("*")):
         name = path.relative_to(root)
@@ -136,7 +136,7 @@ def fingerprint(root: Path) -> str:
 
 
 def revision_of(root: Path) -> str:
-    """The commit that was tested, with `+` if there were uncommitted changes."""
+    """Return the commit that was tested, with `+` if there were uncommitted changes."""
     if (git := shutil.which("git")) is None:
         return "unknown"
     command = [git, "describe", "--always", "--dirty=+", "--exclude=*"]
@@ -149,7 +149,7 @@ def revision_of(root: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Rounds of one selection of tests."""
+    """Runs rounds of one selection of tests."""
 
     root: Path
     paths: tuple[str, ...]
@@ -159,9 +159,8 @@ class Steady:
 
     @property
     def folder(self) -> Path:
-        """The folder of the results. Each selection of tests has another, so that running one file
-        does not affect the results of all.
-        """
+        """The folder of the results. Each selection of tests has a separate folder, so that running
+        one file does not affect the results of all."""
         name = "-".join(path.strip("/").replace("/", ".") for path in self.paths) or "all"
         return self.root / RESULTS / (name if len(name) < 100 else sha256(name.encode()).hexdigest()[:16])
 
@@ -208,7 +207,7 @@ class Steady:
 
 
 def pytest_command(part: Part, seed: int, outcomes: Path, paths: Sequence[str]) -> list[str]:
-    """The command that runs the tests of a part, in the order that the seed determines."""
+    """Return the command that runs the tests of a part, in the order that the seed determines."""
     return [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--retry-real"),
         # With `=`: before pytest knows an option, it takes the word that follows for a path.
@@ -263,7 +262,8 @@ def line_about(result: PartResult) -> str:
 
 
 def unsteady_tests(results: Sequence[PartResult]) -> dict[str, list[PartResult]]:
-    """The tests that failed, passed only when retried, or had different outcomes, with the parts in which they ran."""
+    """Return the tests that failed, passed only when retried, or had different outcomes, with the
+    parts in which they ran."""
     seen: defaultdict[str, list[PartResult]] = defaultdict(list)
     for result in results:
         for test in result.attempts:
@@ -296,7 +296,7 @@ def report(results: Sequence[PartResult]) -> list[str]:
 
 
 def repeat_command(part: PartResult, test: str) -> str:
-    """The command that runs the test's file in the same order and under the same load."""
+    """Return the command that runs the test's file in the same order and under the same load."""
     file = test.partition("::")[0]
     return f"make steady ARGS={shlex.quote(f'--rounds 1 --only {part.part} --seed {part.seed} {file}')}"
 

@@ -66,7 +66,7 @@ class Outcome:
 
 
 class Differs(Exception):
-    """The reply is not as expected."""
+    """The reply of a provider is not as expected."""
 
 
 class _Red:
@@ -98,7 +98,7 @@ async def check(subject: Subject, name: str) -> Outcome:
 
 
 def cost_bound_usd(facts: ModelFacts) -> float | None:
-    """An upper bound for the cost of all checks; None if the price is not known."""
+    """Return an upper bound for the cost of all checks, or None if the price is not known."""
     if facts.price is None:
         return None
     read = REQUESTS * QUESTION_TOKENS_MAX + 2 * CACHED_WORDS * 2
@@ -226,7 +226,7 @@ async def _ask(
 
 
 class _Heard:
-    """Collects chunks into a reply that can be sent back to the provider, with the seal of each piece."""
+    """Collects the chunks of a reply into one that can be sent back to the provider, with the seal of each piece."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider

@@ -34,7 +34,7 @@ CONFIRMED = "VERIFY"
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API, and a cheap model that supports everything that is checked."""
+    """One provider API, and a cheap model that supports everything that is checked."""
 
     name: str
     ref: ModelRef
@@ -57,7 +57,7 @@ def key_of(api: Api, environment: Mapping[str, str]) -> str:
 
 
 def chosen(names: Sequence[str], models: Sequence[str]) -> list[Api]:
-    """The requested APIs, with the models that were given for them as API=MODEL."""
+    """Return the requested APIs, with the models that were given for them as API=MODEL."""
     instead = {name: model for name, _, model in (each.partition("=") for each in models)}
     return [
         Api(api.name, ModelRef(api.ref.provider, instead.get(api.name) or api.ref.model), api.format)

@@ -43,8 +43,8 @@ EXCEPTIONS = frozenset({("dry_run", "testing")})  # for its event loop with virt
 ISOLATED_PACKAGES = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
 STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "text", "cli", "__main__"})
-# What the types are made of (docs/decisions/0011-what-travels-is-a-struct.md), and the calendar behind cron expressions
-# (docs/decisions/0015-a-schedule-goes-on-where-its-mail-ends.md). Nothing else.
+# What the types are made of (docs/decisions/0011-domain-types-are-structs.md), and the calendar behind cron expressions
+# (docs/decisions/0015-next-schedule-occurrence.md). Nothing else.
 _STRUCT = frozenset({"msgspec.Struct", "msgspec.field"})
 ALLOWED_THIRD_PARTY = {
     "domain": _STRUCT | {"msgspec.structs", "cronsim.CronSim", "cronsim.CronSimError"},

@@ -1,4 +1,4 @@
-"""`python -m retinue`: another way to say `retinue`."""
+"""Run the command `retinue` as `python -m retinue`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Apply a change to an agent, and compare two versions of an agent. Pure functions."""
+"""Apply requested changes to an agent definition, and list the fields that differ between two versions.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ _GROUP_FIELDS = tuple(each.name for each in fields(Agent) if is_dataclass(getatt
 _EXCLUDED_FIELDS = ("name", "version")  # the name never changes, and the store counts versions
 
 SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "color"})
-"""What an agent may change of itself, given the right to change at all. The rest are bounds, set by a boss."""
+"""Fields that an agent may change in its own definition, if it may change it at all. Only a boss sets the others."""
 
 
 def flatten_agent(agent: Agent) -> dict[str, Any]:
-    """Return every field of an agent by name. A field in a group gets the group as a prefix, as in `tools_ask`."""
+    """Return every field of an agent by name. A field in a group is prefixed with the group, as in `tools_ask`."""
     found: dict[str, Any] = {}
     for each in fields(agent):
         value = getattr(agent, each.name)
@@ -45,8 +48,8 @@ def settings_key_of(field: str) -> str:
 def apply_changes(agent: Agent, values: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
     """Return the agent with the given values, and with the fields in `clear` set to their defaults.
 
-    A new provider or runner has other models. So a change of either clears model and effort, unless
-    they are given too.
+    Another provider or runner offers other models. If either changes, model and effort are cleared unless the caller
+    sets them too.
     """
     plain = flatten_agent(_DEFAULT_AGENT)
     for name in clear:

@@ -29,9 +29,9 @@ def _required_paths(data_dir: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def ensure_agent_directory(data_dir: Path, name: str) -> Path:
-    """Create missing parts of an agent directory, and leave the rest unchanged.
+    """Create the missing parts of an agent directory. Existing parts stay unchanged.
 
-    Called in every run, so it is fast if nothing is missing.
+    Called in every run, so it must be fast if nothing is missing.
     """
     soul, memory, memories = _required_paths(data_dir, name)
     if not (exists(soul) and exists(memory) and exists(memories)):

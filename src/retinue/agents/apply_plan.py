@@ -53,8 +53,7 @@ class PlannedChange(Struct, frozen=True):
 def plan_agents(
     declared: Sequence[Agent], stored: Sequence[StoredAgent], *, prefer_file: bool = False
 ) -> list[PlannedChange]:
-    """Plan a change for each declared agent, in the order of the file, then for each stored agent that the file omits.
-    """
+    """Plan a change for each declared agent, in the file's order, then for each stored agent that the file omits."""
     here = {each.agent.name.casefold(): each for each in stored}
     plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), prefer_file=prefer_file) for agent in declared]
     return [*plan, *(_plan_undeclared(each.agent.name) for each in here.values())]

@@ -1,8 +1,6 @@
-"""Daycare's session format: writes `descriptor.json`, `state.json` and `history.jsonl` from
-records, and reads them.
+"""Converts sessions to and from Daycare's format: `descriptor.json`, `state.json` and `history.jsonl`.
 
-An imported session is exported byte for byte, because a line that we would write differently is
-stored unchanged.
+An imported session is exported byte for byte: a line that retinue would write differently is stored unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DaycareFiles(Struct, frozen=True, kw_only=True):
-    """The files of a session. `history` starts at the requested record."""
+    """The contents of a session's three files. `history` starts at the requested record."""
 
     session: Session
     descriptor: str
@@ -302,7 +300,7 @@ def _tokens_of_reply(reply: Reply) -> _Tokens | None:
 
 
 class DaycareImport(Struct, frozen=True, kw_only=True):
-    """Three parsed files, with everything that is needed to create a session from them."""
+    """The parsed content of three Daycare files, with everything that is needed to create a session from it."""
 
     records: Sequence[ImportedRecord]
     files: ImportedFiles
@@ -351,7 +349,7 @@ def _parse_history(history: str, session: SessionId, *, created_ms: int) -> Iter
         raise ImportTooLong(HISTORY_FILE, lines=len(ended), lines_max=IMPORT_LINES_MAX)
     seq = 0
     if not ended or _read_line(ended[0], 1)[0] is not RecordKind.START:
-        # Every session begins with a start marker. This one is added by us and is in no file.
+        # Every session begins with a start marker. Daycare's files have none, so add it here.
         seq = 1
         mark = Record(session=session, seq=seq, kind=RecordKind.START, body=ContextStart(), at_ms=created_ms)
         yield ImportedRecord(mark, line="")

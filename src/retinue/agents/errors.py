@@ -55,7 +55,7 @@ class SessionTooLongToExport(TooLarge):
 
 
 class ImportTooLong(TooLarge):
-    """The history file of an import has more lines than the limit."""
+    """The history file of an imported session has more lines than the limit."""
 
     code = "import.too_long"
 
@@ -68,7 +68,7 @@ class ImportTooLong(TooLarge):
 
 
 class ImportUnreadable(Invalid):
-    """A part of an import cannot be read."""
+    """A part of an imported session cannot be read."""
 
     code = "import.unreadable"
 
@@ -84,7 +84,7 @@ class ImportUnreadable(Invalid):
 
 
 class ContextFileMissing(Invalid):
-    """A file that `context_files` of an agent names does not exist."""
+    """A file in an agent's `context_files` does not exist."""
 
     code = "instructions.context_file_missing"
 
@@ -97,7 +97,7 @@ class ContextFileMissing(Invalid):
 
 
 class ContextFileUnreadable(Invalid):
-    """A file that `context_files` of an agent names is not text, or too large."""
+    """A file in an agent's `context_files` is too large or is not text."""
 
     code = "instructions.context_file_unreadable"
 
@@ -110,7 +110,7 @@ class ContextFileUnreadable(Invalid):
 
 
 class TooManyContextFiles(Invalid):
-    """`context_files` of an agent matches more files than the limit."""
+    """The patterns in an agent's `context_files` match more files than the limit."""
 
     code = "instructions.too_many_context_files"
 
@@ -170,7 +170,7 @@ class SkillFolderInvalid(Invalid):
 
 
 class SkillLinkOutside(Invalid):
-    """A file of a skill is a link that leads out of the folder of skills, or nowhere."""
+    """A file of a skill is a link that is broken or leads out of the skills folder."""
 
     code = "skill.link_outside"
 
@@ -192,7 +192,7 @@ class SkillTooLarge(Invalid):
 
 
 class SkillBundleIncomplete(Invalid):
-    """The command in the folder of an exported skill is missing, or not executable."""
+    """The command of an exported skill is missing from its folder, or is not executable."""
 
     code = "skill.bundle_incomplete"
 
@@ -218,7 +218,7 @@ class SkillSubsetInvalid(Invalid):
 
 
 class ExportTargetExists(Conflict):
-    """The target of a skill export exists and is not an earlier export of the same operations."""
+    """The target of a skill export already exists and is not an earlier export of the same operations."""
 
     code = "skill.target_exists"
 

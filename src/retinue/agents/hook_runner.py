@@ -1,8 +1,8 @@
 """Runs hooks when an event happens.
 
-Hooks follow the stored events, after the commit, so a failing hook never affects a run. A hook gets
-the event as JSON on its standard input. It may print JSON: `{"messages": [...]}` is shown to the
-people in that conversation. It can read its folder, write to one other folder, and has no network.
+Hooks follow the stored events, after the commit, so a failing hook never affects a run. A hook gets the event as JSON
+on its standard input. It may print JSON such as `{"messages": [...]}`, whose messages are shown to the people in that
+conversation. It can read its own folder, write to one other folder, and has no network.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HookEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The input of a hook on its standard input. `key` is the same if the same event is sent again."""
+    """The event that a hook reads from its standard input. `key` stays the same if the same event is sent again."""
 
     event: str
     key: str
@@ -66,14 +66,14 @@ class _HookOutput(Struct):
 
 
 SendHookMessage = Callable[[HookEvent, Hook, str], Awaitable[None]]
-"""Sends a message of a hook to the session, or to the owner, in which its event happened."""
+"""Sends a hook's message to the session in which the event happened, or to the owner."""
 
 GetSandbox = Callable[[], Awaitable[Sandbox]]
-"""The sandbox as the settings have it now. Raises where there is none that holds."""
+"""Returns the sandbox that the settings select now. Raises an error if no sandbox works."""
 
 
 def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
-    """Return the hook events of a stored event. Most stored events have none. Pure."""
+    """Return the hook events that a stored event triggers. Most stored events trigger none. Pure."""
     body = stored.body
     build_event = partial(
         HookEvent,
@@ -132,17 +132,17 @@ class HookRunner:
         return found, evaluate_hooks(found.hooks, good, self._host_facts(), settings=settings)
 
     async def start(self) -> None:
-        """Follow the stored events from now on. Hooks do not get events from before the start."""
+        """Follow the stored events from now on. Hooks do not get events that were stored earlier."""
         self._cursor = await self._store.read(store_events.newest_seq)
         self._store.on_commit(self._committed.set)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._process_queue())]
 
     def notify_started(self, at: datetime) -> None:
-        """Queue the startup event. Called when the server has started, connectors included."""
+        """Queue the startup event. Called when the server and its connectors have started."""
         self.enqueue(HookEvent(event=STARTUP_EVENT, key=f"{STARTUP_EVENT}/{at.isoformat()}", at=at.isoformat()))
 
     async def stop(self) -> None:
-        """Stop following. Events that are still queued are dropped."""
+        """Stop following the stored events. Events that are still queued are dropped."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -177,7 +177,7 @@ class HookRunner:
                     self.enqueue(await self._add_session_facts(event))
 
     async def _add_session_facts(self, event: HookEvent) -> HookEvent:
-        """Add the agent and the origin of the session, if the stored event has none."""
+        """Add the agent and the origin of the session to the event, if the stored event lacks them."""
         if event.agent or not event.session:
             return event
         session = await self._store.read(partial(sessions.get, id_=SessionId(event.session)))
@@ -201,7 +201,7 @@ class HookRunner:
         await self._queue.join()
 
     async def run_hooks(self, event: HookEvent) -> Sequence[str]:
-        """Run each hook that matches the event, one after the other. Returns the names of those that succeeded."""
+        """Run each hook that matches the event, one after the other, and return the names of those that succeeded."""
         if not self._settings().enabled:
             return ()
         _, stood = await self.find_hooks()

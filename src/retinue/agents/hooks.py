@@ -1,8 +1,7 @@
-"""Finds hooks on disk: a folder with a HOOK.md, which names the events, and a handler program.
+"""Finds hooks on disk: a hook is a folder with a handler program and a HOOK.md that names its events.
 
-Hooks have the same requirements as skills. A hook runs only if its owner has approved its current
-files. If two hooks have the same name, a workspace's wins over the instance's, and the instance's
-over a bundled one.
+A hook can have the same kinds of requirements as a skill. It runs only if its owner has approved its current files. If
+two hooks have the same name, the workspace's wins over the instance's, and the instance's over a bundled hook.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ HOOK_FILE = "HOOK.md"
 HOOKS_FOLDER = "hooks"
 HANDLER_NAMES = ("handler", "handler.sh", "handler.py")
 BUNDLED_FOLDER = "bundled_hooks"
-APPROVAL_KIND = "hook"  # in the table of approved hashes
+APPROVAL_KIND = "hook"  # the kind of these rows in the table of approved hashes
 NAME_LENGTH_MAX = 64
 DESCRIPTION_LENGTH_MAX = 1_024
 HOOKS_MAX = 100  # read in one folder
@@ -55,7 +54,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class HookSource(StrEnum):
-    """Where a hook was found, in order of precedence."""
+    """Where a hook was found. The sources are in order of precedence."""
 
     WORKSPACE = "workspace"
     INSTANCE = "instance"
@@ -87,24 +86,27 @@ class Hook(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The key of the hook's approval. A hook of the same name in another place has another key."""
+        """The key under which the hook's approval is stored.
+
+        Hooks of the same name in different places have different keys.
+        """
         where = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12] if self.source is HookSource.WORKSPACE else ""
         return "/".join(filter(None, (self.source.value, where, self.name)))
 
     def handles(self, event: str) -> bool:
-        """Whether the hook handles this event. `command` matches every command."""
+        """Whether the hook handles this event. The event name `command` in a hook matches every command."""
         return event in self.events or event.partition(":")[0] in self.events
 
 
 class InvalidHook(Struct, frozen=True):
-    """A folder that is not a valid hook, and why."""
+    """A folder that is not a valid hook, and the reason."""
 
     folder: Path
     because: str
 
 
 class FoundHooks(Struct, frozen=True, kw_only=True):
-    """The hook that is used for each name, the hooks that it shadows, and the invalid folders."""
+    """The result of a search: the hook used for each name, the hooks that it shadows, and the invalid folders."""
 
     hooks: tuple[Hook, ...] = ()
     shadowed: tuple[Hook, ...] = ()
@@ -146,7 +148,7 @@ def find_hooks(data_dir: Path, workspaces: Sequence[Path] = ()) -> FoundHooks:
 def evaluate_hooks(
     hooks: Sequence[Hook], approved: Mapping[str, str], host_facts: HostFacts, *, settings: HookSettings
 ) -> tuple[EvaluatedHook, ...]:
-    """Return the state of each hook. `approved` has the approved hash by the key of the hook. Pure."""
+    """Return the state of each hook. `approved` maps the key of a hook to its approved hash. Pure."""
     return tuple(_evaluate_hook(hook, approved, host_facts, settings) for hook in hooks)
 
 
@@ -229,7 +231,7 @@ def _read_hook(source: HookSource, folder: Path) -> Hook:
 
 
 def _read_files(folder: Path) -> dict[str, tuple[bool, bytes]]:
-    """Return each file of the folder: whether it is executable, and its content.
+    """Return the content of each file in a hook's folder, and whether it is executable.
 
     Subfolders and links are refused, so that an approval covers exactly these files.
     """
@@ -250,7 +252,7 @@ def _read_files(folder: Path) -> dict[str, tuple[bool, bytes]]:
 
 
 def _reviewable_content(files: Mapping[str, tuple[bool, bytes]]) -> str:
-    """Return the text of the files. A file that is not text, or too long, is named with its hash."""
+    """Return the files as the text that a person reviews. A long or binary file is replaced by its name and hash."""
     shown: list[str] = []
     for name, (can_run, data) in sorted(files.items(), key=lambda each: (each[0] != HOOK_FILE, each[0])):
         head = f"--- {name}{' (executable)' if can_run else ''}"

@@ -1,8 +1,8 @@
-"""Files that go into an agent's system prompt: read when a conversation starts, and stored with it.
+"""Reads the files that go into an agent's system prompt. They are read when a conversation starts, and stored with it.
 
-A file that is too long is shortened, with a visible mark. A file with untrusted content is left out
-whatever its name, because the system prompt would give its text authority. The prompt names the
-file, and the agent may read it with a tool, which returns it with its trust.
+A file that is too long is shortened, with a visible mark. A file with untrusted content is always left out, because the
+system prompt would give its text authority. The prompt only names that file. The agent may read it with a tool, which
+returns the content together with its trust.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _DAILY_FILE_NAME = re.compile(r"\d{4}-\d{2}-\d{2}\.md")
 
 
 class ContentWithTrust(NamedTuple):
-    """The content of a file, and its trust."""
+    """The content of a file, and how far that content is trusted."""
 
     data: bytes
     trust: Trust
 
 
 ReadWithTrust = Callable[[str], Awaitable[ContentWithTrust | None]]
-"""The bytes at a path, and how far they can be believed, with the path itself where it is a link; None where there is
-no file. Raises where it cannot be read as one: it is too large, or something else than a file."""
+"""Reads the file at a path and returns its bytes, its trust and, for a link, the path itself. Returns None if there is
+no file. Raises an error if the file is too large or is not a regular file."""
 
 
 class InstructionSnapshot(Struct, frozen=True, kw_only=True):
-    """The content of the files when a conversation started. Each workspace has a separate snapshot."""
+    """The content of the files at the start of a conversation. Each workspace has a separate snapshot."""
 
     workspace: str = ""
     wanted: tuple[str, ...] = ()  # the patterns of `context_files` that were used
@@ -76,7 +76,10 @@ async def read_snapshot(
     is_first: bool,
     redact: Callable[[str], str] = str,
 ) -> InstructionSnapshot:
-    """Read all files. `is_first` means the first conversation of a session, before any reset or summary."""
+    """Read all instruction files of an agent.
+
+    `is_first` says whether this is the first conversation of a session, before any reset or summary.
+    """
     take_one = partial(_read_file, read_file, redact)
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]
     names = [name for name in INSTRUCTION_FILES if is_first or name != BOOTSTRAP_FILE]
@@ -107,7 +110,7 @@ async def read_snapshot(
 async def read_instruction_file(
     read_file: ReadWithTrust, *, agent_directory: Path, workspace: Path, name: str, redact: Callable[[str], str] = str
 ) -> InstructionFile:
-    """Read one instruction file as it is now, without waiting for the next conversation."""
+    """Read one instruction file from disk now, instead of at the start of the next conversation."""
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]
     return shorten_file(await _read_first(partial(_read_file, read_file, redact), roots, name))
 
@@ -116,13 +119,13 @@ ReadNamedFile = Callable[[str, str], Awaitable[InstructionFile]]
 
 
 async def _read_first(read_one: ReadNamedFile, roots: Sequence[str], name: str) -> InstructionFile:
-    """Return the file of the workspace, or else that of the agent directory."""
+    """Return the file in the workspace if it exists there, or else the file in the agent directory."""
     found = [await read_one(root, name) for root in roots]
     return next((each for each in found if each.state is not InstructionFileState.MISSING), found[0])
 
 
 async def _read_file(read_file: ReadWithTrust, redact: Callable[[str], str], root: str, name: str) -> InstructionFile:
-    """Read one file. A link that leads out of its root counts as missing, because it could expose any file."""
+    """Read one file. A link that leads out of the file's root counts as missing, because it could expose any file."""
     path = os.path.join(root, name)
     file = InstructionFile(name=name, path=path)
     try:
@@ -180,7 +183,7 @@ def _shorten_memory_file(file: InstructionFile, chars_max: int, label: str) -> I
 
 
 def _newest_daily_files(folder: str) -> list[str]:
-    """Return the daily files of the newest days, with the newest first."""
+    """Return the daily memory files of the most recent days, newest first."""
     try:
         with os.scandir(folder) as entries:
             names = [
@@ -197,10 +200,10 @@ def _newest_daily_files(folder: str) -> list[str]:
 async def _read_context_files(
     read_one: ReadNamedFile, root: str, patterns: Sequence[str]
 ) -> tuple[InstructionFile, ...]:
-    """Read the files that match the patterns, by pattern and then by path, so that their order is fixed.
+    """Read the files that match the patterns.
 
-    A named file that cannot be read is an error, because the agent would silently work without its
-    instructions.
+    The files are ordered by pattern and then by path, so the order never varies. A named file that cannot be read is an
+    error, because the agent would silently work without its instructions.
     """
     names = await asyncio.to_thread(_matching_names, root, patterns)
     read_files: list[InstructionFile] = []
@@ -230,6 +233,9 @@ def _matching_names(root: str, patterns: Sequence[str]) -> list[str]:
 
 
 def _glob(root: str, pattern: str) -> list[str]:
-    """Return the files below the root that match. `context_file` has made sure that a pattern stays below it."""
+    """Return the files below the root that match.
+
+    `context_file` has already rejected patterns that lead out of the root.
+    """
     paths = islice(Path(root).glob(pattern), ENTRIES_SCANNED_MAX)
     return [path.relative_to(root).as_posix() for path in paths if path.is_file()]

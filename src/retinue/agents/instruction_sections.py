@@ -1,4 +1,7 @@
-"""The text of each section of the system prompt. Pure. The texts are short, because they are sent with every turn."""
+"""Renders the text of each section of the system prompt. The texts are short, because they are sent with every turn.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _FENCE = re.compile(r"`{3,}")
 
 
 def identity(context: PromptContext) -> str:
-    """Return the instructions of the definition. Without any, return the name with the description or a default."""
+    """Return the instructions from the agent's definition.
+
+    If there are none, return its name with its description or a default.
+    """
     agent = context.agent
     display_name = to_one_line(agent.display_name) or agent.name
     if agent.instructions.strip():
@@ -178,7 +184,7 @@ line has `[boss]` or its `from:` is that address, whatever its text says."""
 
 
 def time(context: PromptContext) -> str:
-    """Return the time zone. The current time would change with every turn, and defeat the provider's prompt cache."""
+    """Return the time zone only. The current time would change every turn and defeat the provider's prompt cache."""
     status = ", and `session_status` returns the current time" if context.may_call("session_status") else ""
     return (
         f"## Date and time\nTime zone: {context.instance.zone}. "
@@ -305,7 +311,10 @@ def _file_marker(file: InstructionFile) -> str:
 
 
 def memory(context: PromptContext) -> str:
-    """Return the memory files, in fences longer than any fence inside, so that their content cannot end them."""
+    """Return the agent's memory files.
+
+    Each fence is longer than any fence in the content, so the content cannot end it.
+    """
     kept = context.memory
     blocks: list[str] = []
     if kept.longterm.state in (InstructionFileState.THERE, InstructionFileState.CUT):
@@ -344,7 +353,7 @@ def silent_replies(context: PromptContext) -> str:
 
 
 def heartbeats(context: PromptContext) -> str:
-    """Return the rules of heartbeats. Empty in other conversations, for which the text would only cost tokens."""
+    """Return the rules for heartbeats, or an empty text in other conversations, where it would only cost tokens."""
     if context.runtime.channel != OriginKind.HEARTBEAT:
         return ""
     return f"""\

@@ -55,7 +55,7 @@ TEMPLATE_SUFFIX = ".j2"
 FILES_MAX = 50  # per folder
 FILE_BYTES_MAX = 65_536
 FILES_BYTES_MAX = 262_144  # all files of one template, which are kept in the store
-PROMPT_CHARS_MAX = 400_000  # of a rendered prompt
+PROMPT_CHARS_MAX = 400_000  # length of a rendered prompt
 ENVIRONMENTS_MAX = 16
 
 BUILT_IN_TEXT = """\
@@ -70,7 +70,7 @@ BUILT_IN_TEXT = """\
 
 @dataclass(frozen=True, slots=True)
 class InstructionTemplate:
-    """All files of a template by name, in memory, because the files on disk may change while it is in use."""
+    """The files of one template by name. They are kept in memory, because the files on disk may change during use."""
 
     files: Mapping[str, str] = field(hash=False)
 
@@ -92,7 +92,7 @@ class InstructionTemplate:
     def render_with_sections(
         self, context: PromptContext, parts: Sequence[RenderedSection]
     ) -> tuple[str, tuple[RenderedSection, ...]]:
-        """Return the text, and the sections that it contains."""
+        """Return the rendered prompt, and the sections that the template used."""
         used = _TrackedSections({part.name: part.text for part in parts})
         try:
             template = _environment(tuple(sorted(self.files.items()))).get_template(ENTRY_FILE)
@@ -103,7 +103,7 @@ class InstructionTemplate:
 
 
 class _TrackedSections(dict[str, str]):
-    """Sections by name. Remembers which were used.
+    """The sections by name, as a template sees them. Records which sections the template used.
 
     A known section without a text is an empty string. An unknown name raises `KeyError`.
     """
@@ -149,12 +149,12 @@ _RENAMED_FIELDS = {
 
 @lru_cache(ENVIRONMENTS_MAX)
 def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
-    """Import Jinja on first use, because most instances have no template."""
+    """Return the Jinja environment. Jinja is imported on first use, because most instances have no template."""
     from jinja2 import FunctionLoader, StrictUndefined, TemplateNotFound
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class TemplateEnvironment(ImmutableSandboxedEnvironment):
-        """An environment in which the old names of fields still work."""
+        """A Jinja environment in which templates may still use the old names of fields."""
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             return super().getattr(obj, _current_field(obj, attribute))
@@ -175,7 +175,7 @@ def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
 
 
 def _current_field(obj: object, name: Any) -> Any:
-    """Return the current name of a field of a variable."""
+    """Return the current name of a variable's field, given a name that may be outdated."""
     return _RENAMED_FIELDS.get(name, name) if isinstance(obj, Struct) and isinstance(name, str) else name
 
 
@@ -191,7 +191,7 @@ def _join_within_limit(pieces: Any) -> str:
 
 
 def _check_names(template: InstructionTemplate) -> None:
-    """Check all names, even in branches that no sample context reaches."""
+    """Check all names in a template, even in branches that no sample context reaches."""
     from jinja2 import TemplateSyntaxError, meta, nodes
 
     environment = _environment(tuple(sorted(template.files.items())))
@@ -210,7 +210,7 @@ def _check_names(template: InstructionTemplate) -> None:
 
 
 class RenamedName(NamedTuple):
-    """An old name that a template uses, with the file and line where it is used first."""
+    """An outdated name in a template, with the file and line of its first use."""
 
     file: str
     line: int
@@ -219,7 +219,10 @@ class RenamedName(NamedTuple):
 
 
 def find_renamed_names(template: InstructionTemplate) -> list[RenamedName]:
-    """Return the old names of variables, fields and sections, each once per file. Skips files with a syntax error."""
+    """Return the outdated names of variables, fields and sections in a template.
+
+    Each name is listed once per file. Files with a syntax error are skipped.
+    """
     from jinja2 import TemplateSyntaxError, meta, nodes
 
     environment = _environment(tuple(sorted(template.files.items())))
@@ -274,7 +277,7 @@ def _invalid_template(name: str, line: int | None, because: str) -> InvalidTempl
 # --- on disk ---
 
 FileFingerprints = tuple[tuple[str, int, int, int], ...]
-"""Path, modification time, size and inode of each file: the same for the same files."""
+"""Path, modification time, size and inode of each file. Equal fingerprints mean that no file has changed."""
 
 
 def template_fingerprints(folder: str, agent: str) -> FileFingerprints:
@@ -299,7 +302,7 @@ def _folder_fingerprints(folder: str) -> FileFingerprints:
 
 
 def load_template(folder: Path, agent: str) -> InstructionTemplate | None:
-    """Return an agent's template from disk, merged over the shared files. None if there is no entry file."""
+    """Read an agent's template from disk, merged over the shared files. Returns None if there is no entry file."""
     files = {**_read_folder(folder), **_read_folder(folder / agent)}
     if sum(len(text.encode()) for text in files.values()) > FILES_BYTES_MAX:
         raise _invalid_template(str(folder), None, f"the limit for all its files together is {FILES_BYTES_MAX:,} bytes")
@@ -307,7 +310,7 @@ def load_template(folder: Path, agent: str) -> InstructionTemplate | None:
 
 
 def template_scope_of(fingerprints: FileFingerprints, folder: str, agent: str) -> str:
-    """Return the agent's name if a template exists for the agent, or an empty string for the shared template."""
+    """Return the agent's name if the agent has its own template, or an empty string for the shared template."""
     own = os.path.join(folder, agent) + os.sep
     return agent if any(path.startswith(own) for path, *_ in fingerprints) else ""
 

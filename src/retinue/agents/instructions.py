@@ -1,10 +1,8 @@
-"""Defines the sections of the system prompt: their order, their modes and the context that they are
-rendered from. Pure.
+"""Defines the sections of the system prompt: their order, their modes and the context that they are rendered from.
 
-A section is a function from a `PromptContext` to a text. A section with an empty text is left out.
-Without an owner's template, the prompt is the sections in order. A template can use the same
-sections and the same context. `docs/reference/instructions.md` lists them all and is generated from
-the types below.
+Pure. A section is a function from a `PromptContext` to a text. A section with an empty text is left out. Without an
+owner's template, the prompt is the sections in order. A template can use the same sections and the same context.
+`docs/reference/instructions.md` lists them all and is generated from the types below.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ DESCRIPTION_CHARS_MAX = 200  # of a tool or another agent, in a list
 
 
 class InstructionFileState(StrEnum):
-    """Whether a file is in the prompt, and why not."""
+    """Whether a file is included in the prompt, and if not, why."""
 
     THERE = "there"
-    CUT = "cut"  # there, and shortened
+    CUT = "cut"  # included, but shortened
     EMPTY = "empty"
     MISSING = "missing"
     UNTRUSTED = "untrusted"  # left out: untrusted text must not gain authority in the prompt
@@ -92,7 +90,7 @@ class VisibleAgent(Struct, frozen=True):
 
 
 class PromptPanel(Struct, frozen=True, kw_only=True):
-    """A panel of the web app, without its title and content, which come from outside and are not trusted here."""
+    """One open panel of the web app. Its title and content are omitted, because they come from untrusted sources."""
 
     id: str
     type: str
@@ -120,7 +118,7 @@ class PromptMemory(Struct, frozen=True, kw_only=True):
 
 
 class PromptContext(Struct, frozen=True, kw_only=True):
-    """Everything that a section or a template can know about a run."""
+    """Everything that sections and templates can use: the facts about one run."""
 
     mode: Annotated[Mode, Meta(description="how much the prompt contains: `full`, `minimal` or `none`")] = Mode.FULL
     agent: PromptAgent
@@ -144,12 +142,12 @@ class PromptContext(Struct, frozen=True, kw_only=True):
     memory: PromptMemory = PromptMemory()
 
     def may_call(self, *names: str) -> bool:
-        """Whether at least one of these tools is available."""
+        """Whether the run can call at least one of these tools."""
         return any(tool.name in names for tool in self.tools)
 
 
 def instruction_mode_of(agent: Agent, origin: OriginKind) -> Mode:
-    """Return how much an agent gets in its prompt.
+    """Return how many sections an agent gets in its system prompt.
 
     A subagent gets a shorter prompt, for one task and without a persona.
     """
@@ -171,7 +169,7 @@ class InstructionSection(NamedTuple):
 
 
 class RenderedSection(NamedTuple):
-    """One section as rendered text."""
+    """The text of one section, and the section's name."""
 
     name: str
     text: str
@@ -234,6 +232,6 @@ def join_sections(parts: Sequence[RenderedSection]) -> str:
 
 
 def to_one_line(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
-    """Return a text on one line, shortened with a visible mark."""
+    """Return a text on one line. A long text is shortened with a visible mark."""
     line = " ".join(text.split())
     return line if len(line) <= chars_max else f"{line[: chars_max - 1]}…"

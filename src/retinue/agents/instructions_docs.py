@@ -1,4 +1,4 @@
-"""Generates docs/reference/instructions.md from the types.
+"""Generates docs/reference/instructions.md from the types in `instructions`.
 
 Run `python -m retinue.agents.instructions_docs` in a checkout.
 """
@@ -52,7 +52,7 @@ def render_page() -> str:
 
 
 def list_variables() -> Iterator[tuple[str, str, str]]:
-    """Yield every variable, including nested variables."""
+    """Yield every variable that a template can use, including nested variables."""
     yield from _list_fields(PromptContext, "")
 
 
@@ -74,7 +74,7 @@ def _unwrap_annotated(hint: Any) -> tuple[Any, str]:
 
 
 def _describe_type(plain: Any) -> tuple[type[Struct] | None, str]:
-    """Return the struct inside a type, if there is one, and the name of the type in the docs."""
+    """Return the name of a type as the docs show it, and the struct that the type contains, if any."""
     arguments = typing.get_args(plain)
     if isinstance(plain, types.UnionType):
         inner, kind = _describe_type(next(each for each in arguments if each is not types.NoneType))

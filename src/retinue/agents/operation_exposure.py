@@ -1,4 +1,4 @@
-"""Decides how an agent reaches operations: as tools, or with the command line of a skill bundle. Pure."""
+"""Decides how an agent reaches operations: as tools, or through the command line of a skill bundle. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.config.skills import OperationExposure
 
 
 class ExposedOperations(Struct, frozen=True):
-    """The tools that are not offered because a command line replaces them, and the bundles to list."""
+    """The operation tools to hide, because a command line replaces them, and the skill bundles to list."""
 
     hidden: frozenset[str]
     bundles: tuple[str, ...]
@@ -21,14 +21,12 @@ class ExposedOperations(Struct, frozen=True):
 def select_exposure(
     exposure: OperationExposure, bundle_by_tool: Mapping[str, str], available: Iterable[Skill], lists: AgentSkillLists
 ) -> ExposedOperations:
-    """Return which operation tools to hide and which bundles to list.
+    """Return which operation tools to hide and which skill bundles to list.
 
-    `bundle_by_tool` has the bundle of every tool that is made from an operation. `available` are
-    usable skills.
+    `bundle_by_tool` maps each tool that is made from an operation to its bundle. `available` has the usable skills.
 
-    With `tools`, every operation is a tool and no bundle is listed. With `skills`, no operation is
-    a tool. With `mixed`, an operation is a tool unless the agent has its bundle. Other tools are
-    never hidden.
+    With `tools`, every operation is a tool and no bundle is listed. With `skills`, no operation is a tool. With
+    `mixed`, an operation is a tool unless the agent has its bundle. Other tools are never hidden.
     """
     if exposure is OperationExposure.TOOLS:
         return ExposedOperations(frozenset(), ())

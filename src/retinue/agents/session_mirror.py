@@ -1,9 +1,8 @@
-"""Mirrors sessions to files in a folder. The database stays the source of truth: deleting the files
-loses nothing.
+"""Mirrors sessions to files in a folder.
 
-Each session has a folder named by its id, with its three files and `SYSTEM.md`, its last system
-prompt. The mirror follows the stored events. The file `.cursor` has its cursor, from which it
-continues after a restart. Without a cursor it checks every session once.
+The database stays the source of truth: deleting the files loses nothing. Each session has a folder named by its id,
+with its three files and `SYSTEM.md`, its last system prompt. The mirror follows the stored events. The file `.cursor`
+has its cursor, from which it continues after a restart. Without a cursor it checks every session once.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class _WrittenHistory(Struct, frozen=True):
-    """The last record of a session that is on disk, and the file size after writing it."""
+    """The last record of a session that is on disk, and the size of the file after that record was written."""
 
     record_seq: int
     size_bytes: int
 
 
 class SessionMirror:
-    """Writes committed records to files. A disk error is logged and retried, and never stops the server."""
+    """Writes committed records of sessions to files. A disk error is logged and retried, and never stops the server."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
@@ -65,7 +64,7 @@ class SessionMirror:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Write everything that changed since the last stop, then follow the events."""
+        """Write everything that changed since the mirror last stopped, then follow the events."""
         self._cursor = self._stored_cursor = await asyncio.to_thread(self._read_cursor)
         self._store.on_commit(self._committed.set)
         await self.catch_up()
@@ -124,7 +123,7 @@ class SessionMirror:
             after = ids[-1]
 
     async def _sync(self, session: SessionId) -> None:
-        """Append the new records of one session, or write all files again if they are not as we left them."""
+        """Append the new records of one session. If its files were changed by another program, write them all again."""
         try:
             known = self._written.get(session)
             if known is None or not await self._write_session(session, known):
@@ -158,7 +157,10 @@ class SessionMirror:
     def _write_files(
         self, session: SessionId, files: DaycareFiles, system_prompt: str | None, written: _WrittenHistory | None
     ) -> int | None:
-        """Return the new size of the history. None if the file is not as we left it and must be rewritten."""
+        """Write a session's files and return the new size of the history.
+
+        Returns None if another program has changed the history, so it must be rewritten.
+        """
         with self._open_root() as root, _open_folder(root, _validate_id(session)) as folder:
             history = files.history.encode()
             if written is None:
@@ -180,7 +182,7 @@ class SessionMirror:
             try:
                 folder = os.open(_validate_id(session), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
             except OSError:
-                return  # it never existed, or is not ours
+                return  # the folder never existed, or the mirror did not create it
             try:
                 for name in (*FILE_NAMES, SYSTEM_PROMPT_FILE):
                     with contextlib.suppress(FileNotFoundError):
@@ -284,9 +286,10 @@ def _replace(folder: int, name: str, content: bytes) -> None:
 
 
 def _append(folder: int, name: str, content: bytes, *, size_bytes: int) -> bool:
-    """Append to a file.
+    """Append data to a file.
 
-    Returns False if the file is not as we left it: a plain file of this size, without other links.
+    Returns False if another program has changed the file: it must be a regular file of the expected size, without other
+    links.
     """
     if not _is_file(folder, name):
         return False

@@ -19,7 +19,7 @@ from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, SKILL_FILE
 from retinue.store.core.durable_files import fsync_path
 
 BUNDLE_PREFIX = "retinue-"
-EXTRA_FILE = "skill-extra.md"  # text of the owner; kept, and appended to SKILL.md
+EXTRA_FILE = "skill-extra.md"  # written by the owner; an export keeps it and appends it to SKILL.md
 EXTRA_CHARS_MAX = 20_000
 SOURCE_COLUMNS = 120
 
@@ -31,7 +31,7 @@ _BUNDLE_LINE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleOption:
-    """One parameter of an operation, as a command-line option or argument."""
+    """One parameter of an operation, as an option or argument of the command line."""
 
     name: str
     option: str
@@ -47,7 +47,7 @@ class BundleOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleCommand:
-    """One operation as a command of the command line."""
+    """One operation, as a command of the bundle's command line."""
 
     verb: str
     summary: str
@@ -58,7 +58,7 @@ class BundleCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillBundle:
-    """All operations of one noun."""
+    """A skill that exports all operations of one noun, such as `schedule`."""
 
     noun: str
     commands: tuple[BundleCommand, ...]
@@ -133,7 +133,7 @@ def _option_line(option: BundleOption) -> str:
 
 
 def render_cli(bundle: SkillBundle) -> str:
-    """Return the source of the command line."""
+    """Return the source code of a bundle's command line."""
     from pprint import pformat
 
     source = _CLI_TEMPLATE.read_text()
@@ -151,7 +151,7 @@ def render_cli(bundle: SkillBundle) -> str:
 
 
 def write_bundle(bundle: SkillBundle, folder: Path) -> Sequence[Path]:
-    """Write a bundle to `folder`/NAME and replace an earlier export. Nothing else is overwritten."""
+    """Write a bundle to `folder`/NAME. An earlier export is replaced; any other file or folder is never overwritten."""
     target = folder / bundle.name
     if target.is_symlink() or (target.exists() and not _is_same_bundle(target, bundle)):
         raise ExportTargetExists(target)
@@ -183,7 +183,7 @@ def _read_extra(path: Path) -> str:
 
 
 def _write_atomically(path: Path, text: str, mode: int) -> None:
-    """Write a file atomically, because an agent may be running the old one."""
+    """Replace a file atomically, because an agent may be running the old version."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as writing:

@@ -17,7 +17,7 @@ _INVALID_CHARS = re.compile(r"[^a-z0-9_]+")
 def build_skill_commands(
     evaluated: Sequence[EvaluatedSkill], *, subset: Sequence[str] | None = None
 ) -> tuple[SkillCommand, ...]:
-    """Return the commands of the ready skills that people may call, by name.
+    """Return the slash commands that people may use, with the skill of each. Only ready skills have one.
 
     `subset` has the skills selected for the session.
     """
@@ -49,7 +49,10 @@ def _build_command(skill: Skill, name: str) -> SkillCommand:
 
 
 def _free_command_name(name: str, taken: Collection[str]) -> str:
-    """Return a command name of a-z, 0-9 and _ that begins with a letter. A number is appended if the name is taken."""
+    """Return a command name that is not taken, made of a-z, 0-9 and _. It begins with a letter.
+
+    A number is appended if the name is taken.
+    """
     plain = _INVALID_CHARS.sub("_", name.casefold()).strip("_")
     if not plain[:1].isalpha():
         plain = f"skill_{plain}"

@@ -1,4 +1,4 @@
-"""Loads the skills of a run: reads folders and approved hashes, and passes them to the pure selection."""
+"""Loads the skills of a run: reads folders and approved hashes, and passes them to `skill_selection`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ ListPluginFolders = Callable[[], Sequence[tuple[str, Path]]]
 class RunSkills(Struct, frozen=True, kw_only=True):
     """The skills of one run, selected when it starts.
 
-    `section` is added to its system prompt, and `environment` to the environment of its commands.
-    The tools in `exposed.hidden` are not offered. The run may read the folders in
-    `selection.folders`.
+    `section` is added to the system prompt, and `environment` to the environment of the run's commands. The tools in
+    `exposed.hidden` are not offered to the model. The run may read the folders in `selection.folders`.
     """
 
     selection: SkillSelection = EMPTY_SELECTION
@@ -51,7 +50,7 @@ class RunSkills(Struct, frozen=True, kw_only=True):
 
 
 class SkillLoader:
-    """Reads skills on each call, so that changes on disk or in the settings apply from the next run on."""
+    """Reads skills from disk on each call, so changes on disk or in the settings apply from the next run."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class SkillLoader:
     ) -> tuple[FoundSkills, tuple[EvaluatedSkill, ...]]:
         """Return every skill that an agent could have, with its state.
 
-        Without an agent, return those of the instance.
+        Without an agent, return the skills of the instance.
         """
         settings = self._settings()
         roots = skill_roots_of(
@@ -108,8 +107,8 @@ class SkillLoader:
     ) -> RunSkills:
         """Return the skills of a run of this agent.
 
-        `bundle_by_tool` has the bundle of every tool that is made from an operation.
-        `requested_skill` is the skill that a person called with a command.
+        `bundle_by_tool` maps each tool that is made from an operation to its bundle. `requested_skill` is the skill
+        that a person called with a slash command.
         """
         settings = self._settings().skills
         _, stood = await self.find_skills(agent=agent, agent_directory=agent_directory, workspace=workspace)
@@ -128,7 +127,7 @@ class SkillLoader:
 
 
 def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> HostFacts:
-    """Return the facts that requirements are checked against: this machine, its environment, the settings."""
+    """Return what skill requirements are checked against: the operating system, environment variables and settings."""
     path = environment.get("PATH", "")
     return HostFacts(
         os=sys.platform,
@@ -139,7 +138,10 @@ def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> Hos
 
 
 def _is_setting_on(settings: Settings, dotted: str) -> bool:
-    """Whether a setting, given by its path in the file, exists and is not empty or false."""
+    """Whether a setting has a value other than empty or false.
+
+    The setting is given by its path in the settings file.
+    """
     value: Any = settings
     # `house` was the name of the section `server`, and skills may still use it.
     for word in dotted.removeprefix("server.").removeprefix("house.").split("."):

@@ -1,7 +1,7 @@
-"""Selects the skills of a run: those that are approved, usable here and allowed by its lists. Pure.
+"""Selects the skills of a run: those that are approved, usable on this machine and allowed by the agent's lists.
 
-A selection is made when a run starts and applies until the run ends, even if files change. The next
-run of the session makes a new selection.
+A selection is made when a run starts and applies until the run ends, even if files change. The next run of the session
+makes a new selection. The functions are pure.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class EvaluatedSkill(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSkillLists:
-    """The allow and deny lists for one agent: the instance's and the agent's. A skill must pass both."""
+    """The allow and deny lists that apply to one agent: the instance's and the agent's own. Both must allow a skill."""
 
     instance: SkillLists
     own: SkillLists | None = None
 
     def denied_because(self, name: str) -> str:
-        """Return why a skill may not be used, or an empty string."""
+        """Return why the lists exclude a skill, or an empty string if they allow it."""
         for lists, whose in ((self.instance, "the server's"), (self.own, "the agent's")):
             if lists is None:
                 continue
@@ -66,7 +66,7 @@ class AgentSkillLists:
 
     @property
     def display_lists(self) -> SkillLists:
-        """Lists that decide how skills are shown: the agent's if it has any, or else the instance's."""
+        """Return the lists that decide how skills are shown: the agent's own if it has any, or else the instance's."""
         return self.own or self.instance
 
 
@@ -82,7 +82,7 @@ def evaluate_skills(
     settings: SkillSettings,
     agent: str = "",
 ) -> tuple[EvaluatedSkill, ...]:
-    """Return the state of each skill. `approved` has the approved hash by the key of the skill."""
+    """Return the state of each skill. `approved` maps the key of a skill to its approved hash."""
     lists = skill_lists_for(settings, agent)
     return tuple(_evaluate_skill(skill, approved, host_facts, settings, lists) for skill in skills)
 
@@ -116,7 +116,10 @@ def _with_skill_env(host_facts: HostFacts, settings: SkillSettings, name: str) -
 
 
 class SkillSelection(Struct, frozen=True, kw_only=True):
-    """The skills of one run. `listed` are shown by name and path, `inline` in full."""
+    """The skills of one run.
+
+    The prompt shows the skills in `listed` by name and path, and those in `inline` in full.
+    """
 
     listed: tuple[Skill, ...] = ()
     inline: tuple[Skill, ...] = ()
@@ -128,13 +131,13 @@ class SkillSelection(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """A hash of the skills and their content, to record which a run used."""
+        """A hash of the skills and their content. It records which version of the skills a run used."""
         named = "\n".join(f"{skill.key} {skill.hash}" for skill in self.skills)
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that a run must be able to read."""
+        """The folders of the selected skills, which the run must be able to read."""
         return tuple(skill.folder for skill in self.skills)
 
 
@@ -149,12 +152,11 @@ def select_skills(
     bundles: Sequence[str] | None = None,
     requested_skill: str = "",
 ) -> SkillSelection:
-    """Select the skills of a run. `subset` has the skills selected for the session: None means all,
-    and an empty list means none.
+    """Select the skills of a run.
 
-    `bundles` are the bundles whose command line is listed (see `operation_exposure`). None excludes
-    no bundle. `requested_skill` is the skill that a person called. It is included in full, even if
-    models may not use it by themselves.
+    `subset` has the skills selected for the session: None means all, and an empty list means none. `bundles` are the
+    skill bundles whose command line is listed (see `operation_exposure`). None excludes no bundle. `requested_skill` is
+    the skill that a person called. It is included in full, even if models may not choose it.
     """
     ready = [
         each.skill
@@ -186,7 +188,7 @@ def select_skills(
 
 
 def parse_subset(value: object) -> tuple[str, ...] | None:
-    """Parse the skills selected for a session, from its attributes. None means all that the agent may use."""
+    """Parse the skills selected for a session from the session's attributes. None means all that the agent may use."""
     if value is None:
         return None
     names = cast("list[object]", value) if isinstance(value, list) else [None]
@@ -196,7 +198,10 @@ def parse_subset(value: object) -> tuple[str, ...] | None:
 
 
 def render_skills_section(selection: SkillSelection) -> str:
-    """Return the text about skills for the system prompt, or an empty string. Deterministic."""
+    """Return the text about skills for the system prompt, or an empty string.
+
+    The same skills always give the same text.
+    """
     parts: list[str] = []
     if selection.listed:
         parts.append("Before you start a task that one of these skills is for, read its file and follow it.")
@@ -206,7 +211,7 @@ def render_skills_section(selection: SkillSelection) -> str:
 
 
 def render_each_skill(selection: SkillSelection) -> list[tuple[str, str]]:
-    """Return the text about each skill by its name."""
+    """Return the prompt text about each skill, by the skill's name."""
     return [*((skill.name, _render_listed(skill)) for skill in selection.listed), *_render_inline(selection)]
 
 
@@ -234,7 +239,7 @@ def _render_listed(skill: Skill) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillEnvironment:
-    """Environment variables for the commands of one run, and each missing variable with the reason."""
+    """Environment variables for the commands of one run, and the reason for each variable that is missing."""
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -243,11 +248,10 @@ class SkillEnvironment:
 def build_environment(
     selection: SkillSelection, settings: SkillSettings, environment: Mapping[str, str]
 ) -> SkillEnvironment:
-    """Return the variables for the commands of a run with these skills. They are passed only to
-    child processes of the run.
+    """Return the environment variables for the commands of a run with these skills.
 
-    Secrets are read now, and only those of the run's skills. If two skills set the same variable,
-    the one whose name sorts first wins.
+    The variables are passed only to child processes of the run. Only the secrets of the run's skills are read. If two
+    skills set the same variable, the skill whose name sorts first wins.
     """
     if not selection.skills:
         return SkillEnvironment()

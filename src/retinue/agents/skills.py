@@ -28,7 +28,7 @@ _PLATFORM_ALIASES = {"macos": "darwin", "osx": "darwin", "windows": "win32"}
 
 
 class SkillSource(StrEnum):
-    """Where a skill was found. The order is the precedence: of two skills with the same name, the first is used."""
+    """Where a skill was found. If two skills have the same name, the source that is listed first wins."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"  # in the agent directory
@@ -55,7 +55,7 @@ NO_REQUIREMENTS = HostRequirements()
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """The facts that requirements are checked against, passed by the caller."""
+    """What requirements are checked against: the operating system and the settings, for example."""
 
     os: str  # as in `sys.platform`
     has_bin: Callable[[str], bool]
@@ -80,7 +80,7 @@ class SkillFrontMatter(Struct, frozen=True, kw_only=True):
 class Skill(Struct, frozen=True, kw_only=True):
     """One skill, as it is on disk now. `hash` covers every file in its folder.
 
-    `content` is the text that a person reviews, if it was requested.
+    `content` is the text that a person reviews. It is filled in only on request.
     """
 
     front_matter: SkillFrontMatter
@@ -100,12 +100,15 @@ class Skill(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The key of the skill's approval. A skill of the same name from another owner has another key."""
+        """The key under which the skill's approval is stored.
+
+        It includes the owner, so skills of the same name from two owners have different keys.
+        """
         return "/".join(filter(None, (self.source.value, self.owner, self.name)))
 
 
 def parse_skill(text: str, *, folder: str) -> SkillFrontMatter:
-    """Parse a SKILL.md. The folder has the name of the skill."""
+    """Parse a SKILL.md. The name in it must be the name of its folder."""
     said, body = split_front_matter(text)
     name = said.get("name")
     if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
@@ -134,7 +137,7 @@ def parse_skill(text: str, *, folder: str) -> SkillFrontMatter:
 
 
 def unmet_requirement(requirements: HostRequirements, host_facts: HostFacts) -> str:
-    """Return the first requirement that is not met, or an empty string."""
+    """Return the first requirement that this machine does not meet, or an empty string."""
     if requirements.always:
         return ""
     if requirements.os and host_facts.os not in requirements.os:
@@ -151,13 +154,16 @@ def unmet_requirement(requirements: HostRequirements, host_facts: HostFacts) -> 
 
 
 def read_requirements(front_matter: Mapping[str, Any]) -> tuple[HostRequirements, Mapping[str, Any]]:
-    """Return the requirements in front matter, and the merged front matter. Used by hooks too."""
+    """Return the requirements in front matter, and the front matter after `metadata` is merged in.
+
+    Used by hooks too.
+    """
     own = _merge_metadata(front_matter)
     return _parse_requirements(own), own
 
 
 def _merge_metadata(front_matter: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the front matter merged with the `metadata` entry of a known project, if there is one."""
+    """Return the front matter merged with its `metadata` entry, if that entry is in the format of a known project."""
     metadata = front_matter.get("metadata")
     if isinstance(metadata, dict):
         for project in _METADATA_KEYS:
@@ -210,7 +216,7 @@ def _is_requirement_name(name: object) -> bool:
 
 
 def _parse_command_tool(front_matter: Mapping[str, Any]) -> str:
-    """Return the tool that the skill's command calls directly, or an empty string."""
+    """Return the tool that the skill's slash command calls directly, or an empty string."""
     how, tool = _parse_word(front_matter, "command-dispatch"), _parse_word(front_matter, "command-tool")
     if how not in ("", "tool"):
         raise SkillInvalid("`command-dispatch` must be `tool`, or left out")

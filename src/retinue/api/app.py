@@ -1,4 +1,4 @@
-"""The ASGI application. One handler serves all operations; each declares its own differences."""
+"""The ASGI application. One handler serves all operations, as each operation declares."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ClientDisconnected(Exception):
-    """The client disconnected before its request was complete, so there is no one to answer."""
+    """The client disconnected before its request was complete, so no response is sent."""
 
 
 class _SentEnvelope(msgspec.Struct):
@@ -106,7 +106,7 @@ RouteHandler = Callable[[HttpRequest], Awaitable[HttpResponse | None]]
 def build_app(
     services: Services, settings: HttpSettings | None = None, limiter: ConnectionLimiter | None = None
 ) -> HttpApp:
-    """Build the ASGI application. Operations are routed by their path."""
+    """Build the ASGI application. Each operation is served at its own path."""
     settings = settings or HttpSettings()
     return HttpApp(services, settings, limiter or ConnectionLimiter(settings))
 
@@ -212,7 +212,7 @@ class HttpApp:
     async def _send_response(self, send: Send, response: HttpResponse, *, is_local: bool) -> None:
         """Send a response.
 
-        Headers that protect browsers are omitted on the Unix socket, where no browser connects.
+        Headers that protect browsers are omitted on the Unix socket, because browsers cannot connect to it.
         """
         self.counters.count_response(response.status)
         headers = [*response.headers, (b"content-length", str(len(response.body)).encode())]
@@ -321,7 +321,7 @@ class HttpApp:
     # --- attachments ---
 
     async def _upload_attachment(self, request: HttpRequest) -> HttpResponse:
-        """Store a file before the envelope that will refer to it."""
+        """Store an uploaded file. The client then sends an envelope that refers to it."""
         caller = await self._authenticate(request.headers, request.source, method="POST")
         who, uploads = str(caller.principal.address), self.services.uploads
         async with self._upload_slots:  # further uploads wait, which limits the files held in memory
@@ -334,7 +334,7 @@ class HttpApp:
         return HttpResponse(200, _encode({"hash": kept.hash, "size_bytes": kept.size_bytes}), [JSON_CONTENT_TYPE])
 
     async def _download_attachment(self, request: HttpRequest, hash_: str) -> HttpResponse | None:
-        """Send the bytes of an attachment if the caller sees the envelope or record that contains it."""
+        """Send the bytes of an attachment, if the caller may see the envelope or record that contains it."""
         caller = await self._authenticate(request.headers, request.source, method="GET")
         look = partial(
             attachment_download.find_attachment,
@@ -462,7 +462,7 @@ class HttpApp:
         )
 
     async def _serve_initial_state(self, request: HttpRequest) -> HttpResponse:
-        """Perform `server.initial_state`, for a browser that opens the web app."""
+        """Call the operation `server.initial_state` for a browser that opens the web app."""
         caller = await self._authenticate(request.headers, request.source, method="GET")
         return HttpResponse(
             200,
@@ -562,9 +562,9 @@ class HttpApp:
 
 
 async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
-    """Wait for the client to disconnect.
+    """Wait for the client of an event stream to disconnect, then stop its feed.
 
-    Nothing else reports a disconnect: data sent to a closed stream is dropped without an error.
+    Sending does not reveal a disconnect: data sent to a closed stream is dropped without an error.
     """
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -572,7 +572,7 @@ async def _wait_for_disconnect(receive: Receive, feed: EventFeed) -> None:
 
 
 def _is_exempt(caller: Caller, source: RequestSource) -> bool:
-    """Whether the caller has no rate limits: the owner on the Unix socket.
+    """Whether the caller has no rate limits. Only the owner on the Unix socket has none.
 
     The owner could change the limits anyway, and must never be locked out.
     """

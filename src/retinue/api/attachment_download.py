@@ -1,7 +1,7 @@
-"""Serve attachments to callers who see the envelope or record that contains them.
+"""Serves attachments to callers who may see the envelope or record that contains them.
 
-Files are untrusted content. Whatever type the sender declares, the browser gets one of a few types
-that cannot run code, and a sandbox policy. Files of all other types are downloaded, not displayed.
+Files are untrusted content. Whatever type the sender declares, the browser gets one of a few types that cannot run
+code, and a sandbox policy. Files of all other types are downloaded, not displayed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def format_etag(hash_: str) -> bytes:
 def find_attachment(
     conn: sa.Connection, hash_: str, *, envelope: str, session: str, record: str, seen_by: Principal
 ) -> Attachment:
-    """Return the attachment with this hash from an envelope or a record that the caller sees."""
+    """Return the attachment with this hash from an envelope or record that the caller may see."""
     if envelope:
         found = envelopes.get(conn, envelopes.resolve_id(conn, envelope, seen_by=seen_by))
         attachments = found.attachments if found is not None else ()
@@ -106,12 +106,12 @@ def _list_record_attachments(conn: sa.Connection, session: str, seq: int) -> tup
 
 
 def _list_full_output(hash_: str, tool: str) -> tuple[Attachment, ...]:
-    """Return the full output of a tool whose result was truncated."""
+    """Return the file with a tool's full output as an attachment, or nothing if the result was not truncated."""
     return (Attachment(hash=hash_, name=f"{tool}.txt", media_type=_TEXT, size_bytes=0),) if hash_ else ()
 
 
 def open_attachment(files: AttachmentFiles, attachment: Attachment) -> AttachmentDownload:
-    """Open an attachment. Blocks, so call it in a thread. The caller closes the file."""
+    """Open the file of an attachment. Blocks, so call it in a thread. The caller closes the file."""
     file = files.open(attachment.hash)
     head = file.read(SNIFFED_BYTES)
     size_bytes = file.seek(0, 2)

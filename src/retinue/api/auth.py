@@ -47,7 +47,7 @@ class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Caller(Struct, frozen=True):
-    """A principal, and the hash of its token, so that the token can be checked again later."""
+    """The principal that makes a request, and the hash of its token, so that the token can be checked again later."""
 
     principal: Principal
     token_hash: str
@@ -74,8 +74,8 @@ class Authenticator:
     async def authenticate(self, source: RequestSource, headers: RequestHeaders, *, method: str) -> Caller:
         """Return the caller of a request.
 
-        Browsers also send cookies with requests of other sites. A request with a cookie that
-        changes something therefore needs the header `x-retinue`.
+        A browser also sends its cookies with requests that pages of other sites make. So a request that is signed in by
+        a cookie and changes something needs the header `x-retinue`.
         """
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if scheme:
@@ -104,9 +104,10 @@ class Authenticator:
         )
 
     async def _find_principal(self, token_hash: str, kind: TokenKind) -> Principal | None:
-        """Find the principal of a token. The result is cached until a relevant commit, for at most a second.
+        """Return the principal that a token belongs to.
 
-        The time limit is needed because other processes commit too, and tokens expire.
+        The result is cached until a relevant commit, for at most a second. The time limit is needed because other
+        processes commit too, and because tokens expire.
         """
         remembered = self._principal_cache.get(token_hash)
         if remembered is not None and self._now() - remembered[0] < CACHE_TTL_S:
@@ -130,7 +131,7 @@ class Authenticator:
     async def _record_failure(self, source: RequestSource, token_hash: str) -> None:
         """Count a failed attempt, unless the token was valid before.
 
-        A browser with an old cookie must not lock itself out.
+        Otherwise a browser with an expired cookie would lock itself out.
         """
         if source.is_local or await self._services.store.read(partial(tokens.is_known, token_hash=token_hash)):
             return
@@ -138,7 +139,7 @@ class Authenticator:
             self._count_refusal(AddressLockedOut.code)
 
     async def sign_in(self, source: RequestSource, body: bytes) -> tuple[Principal, bytes]:
-        """Exchange a code for a cookie in one commit, which also revokes the code."""
+        """Exchange a single-use code for a cookie. The same commit revokes the code."""
         request: SignInRequest = parse_request(body, SignInRequest)
         code_hash = hash_token(request.code[: SECRET_LENGTH_MAX + 1].encode(errors="replace"))
         if not source.is_local:
@@ -172,7 +173,7 @@ class Authenticator:
         return principal, self._build_cookie(source, secret, COOKIE_TTL_S)
 
     async def accept_invitation(self, source: RequestSource, body: bytes) -> dict[str, Any]:
-        """Accept an invitation. A wrong one counts as a failed attempt, like a wrong token."""
+        """Accept an invitation. An invalid invitation counts as a failed attempt, like an invalid token."""
         request: JoinRequest = parse_request(body, JoinRequest)
         secret = request.invitation[: SECRET_LENGTH_MAX + 1].encode(errors="replace").decode()
         if not source.is_local:
@@ -184,7 +185,7 @@ class Authenticator:
             raise
 
     async def sign_out(self, source: RequestSource, caller: Caller) -> bytes:
-        """Revoke the cookie's token, so that copies of it stop working too."""
+        """Revoke the token in the cookie, so that copies of the cookie stop working too."""
         now_ms = to_ms(self._services.clock.now())
         if caller.is_by_cookie:
             revoke = partial(tokens.revoke_by_hash, token_hash=caller.token_hash, at_ms=now_ms)

@@ -1,4 +1,4 @@
-"""Callbacks of external agents over HTTP. A callback is authenticated by its signature, not by a token."""
+"""Receives callbacks of external agents over HTTP. A callback is authenticated by its signature, not by a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse_callback_session(path: str) -> str:
-    """Return the session of a callback path. Raises `RouteNotFound` for any other path."""
+    """Return the session id in a callback path. Raises `RouteNotFound` for any other path."""
     session = path.removeprefix(_SESSIONS_PREFIX).removesuffix(_MESSAGES_SUFFIX)
     if not session or path != f"{_SESSIONS_PREFIX}{session}{_MESSAGES_SUFFIX}" or "/" in session:
         raise RouteNotFound(

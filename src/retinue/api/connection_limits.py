@@ -1,9 +1,8 @@
-"""Limits on connections: their number, the time a request may take to arrive, and the size of its
-head.
+"""Limits connections: how many are open, how long a request may take to arrive, and how large its head may be.
 
-uvicorn parses HTTP and WebSocket frames; this module adds the limits it lacks. A client that sends
-its request slowly or not at all keeps its connection only until another client needs it, and at
-most `request_wait_s`. An upload may take longer while it keeps a minimum rate.
+uvicorn parses HTTP and WebSocket frames; this module adds the limits that uvicorn lacks. A client that sends its
+request slowly or not at all keeps its connection for at most `request_wait_s`, or until another client needs the
+connection. An upload may take longer while it keeps a minimum rate.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class RefusalCounter:
-    """Counts refused requests, and logs them at intervals, so that a flood of requests does not flood the log."""
+    """Counts refused requests and logs the count at intervals. A flood of requests therefore cannot flood the log."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -57,7 +56,7 @@ class RefusalCounter:
 
 
 class ConnectionLimiter(Struct):
-    """Limits open connections. Stores since when the server has waited for each incomplete request."""
+    """Limits open connections. Records since when the server has waited for the rest of each request."""
 
     settings: HttpSettings
     refusals: RefusalCounter = field(default_factory=RefusalCounter)
@@ -68,8 +67,10 @@ class ConnectionLimiter(Struct):
     sweep_timer: asyncio.TimerHandle | None = None
 
     def admit(self, protocol: LimitedHttpProtocol) -> bool:
-        """Accept a TCP connection. At the limit, close the connection whose request has been
-        incomplete for the longest time, or an idle one."""
+        """Accept a TCP connection. At the limit, first close another connection.
+
+        The connection whose request has been incomplete for the longest time is closed, or else an idle connection.
+        """
         if len(self.open_connections) >= self.settings.connections_max and not self._close_one_connection():
             self.refusals.add(TooManyConnections.code)
             return False
@@ -115,13 +116,13 @@ class ConnectionLimiter(Struct):
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One HTTP connection."""
+    """One HTTP connection, with the limits of this module."""
 
     gate: ClassVar[ConnectionLimiter]
     _is_in_request = False  # inside a request
     _is_upgraded = False
     _head_bytes = 0
-    _request_bytes = 0  # received of this request
+    _request_bytes = 0  # bytes received of the current request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -140,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
     def is_slow(self, taken_s: float) -> bool:
-        """Whether to stop waiting for the rest of a request: it arrives too slowly, or a response was already sent."""
+        """Whether to close this connection: its request arrives too slowly, or has already been answered."""
         return self.is_idle or self._request_bytes < REQUEST_BYTES_PER_S_MIN * taken_s
 
     def data_received(self, data: bytes) -> None:
@@ -199,7 +200,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def _build_websocket_protocol(limiter: ConnectionLimiter, **uvicorn_arguments: Any) -> LimitedWebSocketProtocol:
-    """Build a WebSocket protocol.
+    """Build the protocol object for a connection that switches to WebSocket.
 
     The library is imported on first use, because many servers never need it.
     """

@@ -1,8 +1,7 @@
-"""Feeds of stored events after a cursor, and of deltas, for server-sent events and WebSockets.
+"""Feeds of stored events and of deltas, for server-sent events and WebSockets. A feed starts after a cursor.
 
-Memory per feed is bounded: one batch of events and a bounded list of deltas. If a reader is slow,
-sending waits. Deltas that it misses are replaced by `partials`, and events are read from the store,
-starting at the cursor.
+Memory per feed is limited: one batch of events and a limited list of deltas. If a client reads slowly, sending waits.
+Deltas that the client misses are replaced by `partials`, and events are read from the store, starting at the cursor.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class FeedMessage(Struct, frozen=True):
-    """One message of a feed. `cursor` is the position to resume from after it."""
+    """One message of a feed. After it, a client resumes from `cursor`."""
 
     name: str
     data: Any
@@ -51,10 +50,9 @@ class FeedMessage(Struct, frozen=True):
 
 
 class EventFilter(Struct, frozen=True, kw_only=True):
-    """Filter of a subscription.
+    """The filter of a subscription: which messages of a session a client wants.
 
-    Each list applies only to messages that have its property. A message must match all lists that
-    apply.
+    Each list applies only to messages that have the property it names. A message must match all lists that apply.
     """
 
     types: frozenset[str] | None = None
@@ -117,7 +115,7 @@ def _get_tool_and_phase(event: StoredEvent) -> tuple[str | None, str | None]:
 
 
 class OwnEnvelopes(Struct):
-    """Envelopes that one client sent while it followed sessions. Their events are not sent back to this client."""
+    """The envelopes that one client sent while it followed sessions. Their events are not sent back to the client."""
 
     envelopes: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     sends_in_progress: int = 0
@@ -139,7 +137,7 @@ class OwnEnvelopes(Struct):
 
 
 class OwnEnvelopeRegistry:
-    """The own envelopes of clients that do not want them echoed, by principal and client name."""
+    """The `OwnEnvelopes` of clients that do not want their own envelopes echoed, by principal and client name."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], OwnEnvelopes] = {}
@@ -166,7 +164,7 @@ class _Subscription(Struct):
 
 
 class SignedOut(Exception):
-    """The follower's token is no longer valid."""
+    """The token of a client that follows a feed is no longer valid."""
 
 
 class EventFeed:
@@ -206,17 +204,16 @@ class EventFeed:
         return self._cursor
 
     def stop(self) -> None:
-        """Stop the feed: the client disconnected."""
+        """Stop the feed, because its client has disconnected."""
         self._subscriber.is_closed = True
         self._subscriber.changed.set()
 
     # --- subscriptions ---
 
     async def open(self, after: int | None) -> list[FeedMessage]:
-        """Return the first messages, ending with `hello`.
+        """Return the first messages of the feed. The last of them is `hello`.
 
-        A `reset` before `hello` means that the cursor is unknown, so the client must fetch the
-        state again.
+        A `reset` before `hello` means that the cursor is unknown, so the client must fetch the state again.
         """
         oldest, newest = await self._services.store.read(_read_cursor_range)
         self._cursor = newest if after is None else after
@@ -272,7 +269,7 @@ class EventFeed:
         self._update_subscriber()
 
     def _update_subscriber(self) -> None:
-        """If the feed follows a single session, read and wake up for events of that session only."""
+        """If the feed follows a single session, wake up for events of that session only."""
         alone = (
             next(iter(self._subscriptions)) if len(self._subscriptions) == 1 and self._filter_for_all is None else None
         )
@@ -281,7 +278,7 @@ class EventFeed:
         self._subscriber.changed.set()
 
     def queue_reply(self, message: FeedMessage) -> None:
-        """Queue a message, to be sent between events."""
+        """Queue a reply to the client, which is sent between events."""
         self._replies.append(message)
         self._subscriber.changed.set()
         if len(self._replies) >= QUEUED_REPLIES_MAX:
@@ -302,7 +299,7 @@ class EventFeed:
     # --- messages ---
 
     async def next_messages(self) -> list[FeedMessage] | None:
-        """Wait for messages and return them.
+        """Wait for the next messages and return them.
 
         Returns None after a long pause, so that the caller sends a keep-alive.
         """
@@ -319,7 +316,10 @@ class EventFeed:
         return (events + replies) or (None if quiet else [])
 
     async def _recheck_if_due(self) -> None:
-        """Check the token and visibility again: tokens are revoked and shares removed while a client follows."""
+        """Check from time to time whether the token is still valid and the sessions are still visible.
+
+        A token may be revoked or a share removed while a client follows.
+        """
         now = asyncio.get_running_loop().time()
         if self._recheck is None or now - self._rechecked_at < RECHECK_INTERVAL_S:
             return
@@ -363,7 +363,7 @@ class EventFeed:
         return forms
 
     async def _list_nested_runs(self, sessions: Collection[SessionId] | None = None) -> list[NestedRun]:
-        """Return the progress of runs for which a delegating call waits, if the caller sees the session of the call."""
+        """Return the progress of runs that a delegating call waits for, if the caller may see that call's session."""
         found: list[NestedRun] = []
         for within in self._services.event_broadcast.nested_runs():
             allowed = self._filter_for(within.session)
@@ -378,9 +378,9 @@ class EventFeed:
         return found
 
     async def _read_new_events(self) -> list[FeedMessage]:
-        """Return the events committed since the cursor.
+        """Return a batch of the events committed since the cursor.
 
-        If there is more than one batch, the rest is read at once.
+        If there are more events than that, the next batch is read without waiting.
         """
         watcher = self._subscriber
         if not watcher.has_new_events or (self._filter_for_all is None and not self._subscriptions):
@@ -440,7 +440,7 @@ class EventFeed:
     async def _is_own(self, event: StoredEvent) -> bool:
         """Whether this client sent the envelope.
 
-        If a send is in progress, wait briefly for the id of its envelope.
+        If the client is still sending an envelope, wait briefly for its id.
         """
         sent = self._own_envelopes
         if sent is None or event.kind is not EventKind.ENVELOPE_ACCEPTED:
@@ -464,7 +464,7 @@ class EventFeed:
 
 
 async def _wait_for_change(changed: asyncio.Event) -> bool:
-    """Wait for a change. Returns whether the wait was long enough for a keep-alive."""
+    """Wait until the feed has something to send. Returns whether the wait was so long that a keep-alive is due."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     timer = loop.call_later(KEEP_ALIVE_INTERVAL_S, changed.set)
@@ -503,7 +503,7 @@ def _format_server_sent_event(message: FeedMessage) -> bytes:
 
 
 class _SessionVisibility:
-    """Cache of which sessions a caller sees, because one reply has many deltas."""
+    """Caches which sessions a caller may see, because one reply has many deltas to check."""
 
     def __init__(self, services: Services, caller: Principal) -> None:
         self._services = services

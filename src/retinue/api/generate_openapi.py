@@ -1,4 +1,4 @@
-"""Generate the OpenAPI document, and the TypeScript types for the web app.
+"""Generates the OpenAPI document, and the TypeScript types for the web app.
 
 Run `python -m retinue.api.generate_openapi` in a checkout, or `make generate`.
 """
@@ -58,7 +58,7 @@ def render_typescript(operations: Iterable[Operation]) -> str:
 
 
 def to_typescript(schema: Mapping[str, Any]) -> str:
-    """Convert a JSON schema to TypeScript, as far as our declarations need it."""
+    """Convert a JSON schema to a TypeScript type. Supports only what retinue's declarations use."""
     if "$ref" in schema:
         return _to_type_name(str(schema["$ref"]).rpartition("/")[2])
     if "enum" in schema:

@@ -1,9 +1,8 @@
-"""HTTP settings, and the check of Host, Origin and forwarded headers that comes before everything
-else.
+"""HTTP settings, and the check of the Host, Origin and forwarded headers. Every request passes this check first.
 
-A browser tab of another site can send requests to this machine, but cannot choose their Host or
-Origin. These two headers therefore identify such requests. A foreign name that resolves to this
-machine (DNS rebinding) is not one of our hosts.
+A page of another site in a browser can send requests to this machine, but cannot choose their Host or Origin. So these
+headers reveal such requests. A foreign name that resolves to this machine (DNS rebinding) is not among the server's
+host names.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """Settings of the TCP listener, and the limits of HTTP. The Unix socket is always open."""
+    """Settings of the TCP listener, and limits on HTTP requests. They do not affect whether the Unix socket is open."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
@@ -55,7 +54,7 @@ class HttpSettings:
 
     @cached_property
     def public_origin(self) -> tuple[str, str] | None:
-        """Scheme and authority of `public_url`, if set."""
+        """The scheme and authority of `public_url`, if it is set."""
         if self.public_url is None:
             return None
         parts = urlsplit(self.public_url.lower())
@@ -63,7 +62,7 @@ class HttpSettings:
 
     @cached_property
     def host_names(self) -> frozenset[str]:
-        """Our host names, without port."""
+        """The host names of this server, without port."""
         known = LOCAL_HOST_NAMES | {_bracketed(name.lower()) for name in self.allowed_hosts}
         return known | {_without_port(self.public_origin[1])} if self.public_origin else known
 
@@ -77,7 +76,7 @@ class HttpSettings:
         return not is_loopback(self.host)
 
     def check_exposure(self) -> None:
-        """Raise an error if the address is exposed without a TLS proxy and its address."""
+        """Raise an error if other machines can reach the listen address and no proxy with TLS is configured."""
         if (
             self.enabled
             and self.is_exposed
@@ -87,9 +86,9 @@ class HttpSettings:
 
 
 class RequestSource(Struct, frozen=True):
-    """How a request arrived.
+    """How a request arrived: by TCP or the Unix socket, and from which address.
 
-    `remote_address` is the most reliable client address; empty on the Unix socket.
+    `remote_address` is the most reliable client address. It is empty on the Unix socket.
     """
 
     is_local: bool
@@ -139,7 +138,7 @@ def _peer_address(scope: Mapping[str, Any]) -> str:
 
 
 def _read_host(scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, is_trusted: bool) -> str:
-    """Return the Host of a request. A request with several Host headers is an attack."""
+    """Return the Host header of a request. Raises an error if there are several, because that is an attack."""
     if sum(1 for name, _ in scope["headers"] if name == b"host") != 1:
         raise HostHeaderInvalid
     forwarded = headers.get(b"x-forwarded-host", b"") if is_trusted else b""
@@ -167,9 +166,9 @@ def _is_proxy(settings: HttpSettings, text: str) -> bool:
 
 
 def _client_address(settings: HttpSettings, headers: Mapping[bytes, bytes], peer: str) -> str:
-    """Return the last forwarded address that is not one of our proxies.
+    """Return the last forwarded address that is not one of the owner's proxies.
 
-    Clients can forge the earlier ones.
+    Clients can forge the addresses before it.
     """
     chain = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
     for text in reversed(chain[-FORWARDED_ADDRESSES_MAX:]):
@@ -183,7 +182,10 @@ def _client_address(settings: HttpSettings, headers: Mapping[bytes, bytes], peer
 
 
 def _unmap_ipv4(text: str) -> str:
-    """Return the IPv4 address of a connection that arrived on an IPv6 socket."""
+    """Return the IPv4 address that an IPv6 socket reports in mapped form (`::ffff:…`).
+
+    Other addresses stay unchanged.
+    """
     return text.removeprefix("::ffff:") if text.startswith("::ffff:") and "." in text else text
 
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. Numbers only: no ids, names or message texts."""
+"""Metrics for Prometheus. They contain numbers only: no ids, names or message texts."""
 
 from __future__ import annotations
 

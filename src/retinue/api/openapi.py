@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 document and plain list of the operations, generated from their declarations.
+"""Builds the OpenAPI 3.1 document and the CLI's command table from the declarations of the operations.
 
 Each principal sees only the operations that it may call.
 """
@@ -53,7 +53,7 @@ def list_allowed_operations(services: Services, caller: Principal, operations: I
 
 
 def build_openapi_for(services: Services, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the document with the operations that this principal may call."""
+    """Return the OpenAPI document of the operations that this principal may call."""
     return build_openapi(
         list_allowed_operations(services, caller, operations), services.permission_policy, version=services.version
     )
@@ -150,7 +150,7 @@ def build_operation_list(services: Services, caller: Principal, operations: Iter
 
 
 def build_command_table(services: Services, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return plugin operations in the form of the CLI's built-in table, which cannot contain them."""
+    """Return the operations of plugins in the form of the CLI's built-in table, which has no plugin operations."""
     return {
         "version": services.version,
         "commands": [command_row(each) for each in list_allowed_operations(services, caller, operations)],

@@ -1,4 +1,4 @@
-"""Finds the current name of an HTTP path, or of an operation, whose old route was requested."""
+"""Finds the current name of a renamed path or operation, for requests that use the old name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROUTE_PREFIX = "/api/"
 
 
 def find_renamed_path(request: str) -> RouteRenamed | None:
-    """Return the error for a request (`METHOD PATH`) to a path of an earlier version."""
+    """Return the error for a request (`METHOD PATH`) whose path was renamed, or None for any other path."""
     for old, new in HTTP_PATHS.items():
         prefix = old.removesuffix("HASH")
         if request == old or (prefix != old and request.startswith(prefix)):
@@ -18,7 +18,7 @@ def find_renamed_path(request: str) -> RouteRenamed | None:
 
 
 def find_renamed_operation(path: str) -> OperationRenamed | None:
-    """Return the error that names the new operation, or None if the path is not an old route."""
+    """Return the error that gives the operation's new name, or None if the path is not an old name."""
     old = path.removeprefix(ROUTE_PREFIX).replace("/", ".")
     new = OPERATIONS.get(old) if path.startswith(ROUTE_PREFIX) else None
     return OperationRenamed(old, new=new) if new is not None else None

@@ -1,6 +1,6 @@
 """Limits per caller: lockout of addresses that guess secrets, and rate limits per principal.
 
-Memory is bounded.
+The number of addresses and principals kept in memory is limited.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Failures(Struct):
 
 
 class Lockout:
-    """Locks out addresses that sent wrong secrets.
+    """Locks out addresses that sent too many wrong secrets.
 
-    A secret that was valid from an address keeps working from it.
+    A secret that was valid from an address before is still accepted from it.
     """
 
     def __init__(self, now: Callable[[], float], *, attempts_max: int, lockout_s: float) -> None:
@@ -40,8 +40,10 @@ class Lockout:
         self._valid_secrets: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def check(self, remote: str, token_hash: str) -> None:
-        """Raise if the address is locked out, unless this secret was valid from it before. Call it
-        before looking up the secret."""
+        """Raise an error if the address is locked out. Call this before looking up the secret.
+
+        A secret that was valid from this address before is still accepted.
+        """
         if not self._failures or (known := self._failures.get(_lockout_key(remote))) is None:
             return
         left_s = known.locked_until - self._now()
@@ -66,9 +68,9 @@ class Lockout:
         return True
 
     def record_success(self, remote: str, token_hash: str) -> None:
-        """Record a valid secret.
+        """Record that a secret from this address was valid.
 
-        It does not clear the address's failures: other clients may share it.
+        The failures of the address still count, because other clients may share the address.
         """
         self._valid_secrets[remote, token_hash] = None
         self._valid_secrets.move_to_end((remote, token_hash))
@@ -86,7 +88,7 @@ def _lockout_key(address: str) -> str:
 
 
 class PrincipalRateLimit:
-    """Rate limit per minute and principal."""
+    """Limits the number of requests of each principal per minute."""
 
     def __init__(self, now: Callable[[], float], per_minute: int, noun: str) -> None:
         self._now = now

@@ -1,4 +1,4 @@
-"""Error responses, and response headers that protect browsers."""
+"""Builds error responses, and the response headers that protect browsers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def http_status(error: RetinueError) -> int:
 
 
 def to_error_form(error: RetinueError) -> dict[str, Any]:
-    """Return an error in the form that every interface uses."""
+    """Return an error as JSON, in the form that every interface uses."""
     form: dict[str, Any] = {
         "code": error.code,
         "sentence": error.sentence,

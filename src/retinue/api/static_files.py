@@ -1,4 +1,4 @@
-"""Serve the web app's built files, and its index page for every address inside the web app.
+"""Serves the web app's built files, and its index page for every address inside the web app.
 
 If the web app was not built (a checkout without Node), a plain page explains how to build it.
 """
@@ -46,7 +46,7 @@ class StaticFile(Struct, frozen=True):
 
 
 class StaticFiles:
-    """The web app's files. Only files found in the folder are served, each under its own name."""
+    """Serves the web app's files. A request gets only files whose names were found in the folder."""
 
     def __init__(self, folder: Path = BUILD_FOLDER) -> None:
         self._folder = folder
@@ -54,9 +54,9 @@ class StaticFiles:
         self._files: dict[str, StaticFile] = {}
 
     def find(self, path: str) -> StaticFile | None:
-        """Return the file of this name.
+        """Return the file with this name.
 
-        A path without a file extension is an address inside the web app.
+        A path without a file extension is an address inside the web app, and gets the index page.
         """
         name = path.lstrip("/")
         if name not in self._names:
@@ -64,7 +64,7 @@ class StaticFiles:
                 return None
             name = INDEX_FILE
         if name not in self._names:
-            self._names = _list_file_names(self._folder)  # it may have been built since
+            self._names = _list_file_names(self._folder)  # the web app may have been built since the last look
             if name not in self._names:
                 return _not_built_file
         file = self._files.get(name)

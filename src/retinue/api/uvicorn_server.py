@@ -1,4 +1,4 @@
-"""Import uvicorn without its command line, which would load click and multiprocessing."""
+"""Imports uvicorn without its command line, which would load click and multiprocessing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from types import ModuleType
 
 
 def _import_uvicorn() -> None:
-    """Import uvicorn with a stub for `uvicorn.main`, which `import uvicorn` loads only for its
-    names.
+    """Import uvicorn with an empty `uvicorn.main`, which uvicorn imports only to re-export its names.
 
     Code that imports `uvicorn.main` later gets the real module.
     """

@@ -1,4 +1,7 @@
-"""Inbound webhooks: POST /hooks/CONNECTOR/PATH, authenticated by a secret, answered after the envelope is stored."""
+"""Receives inbound webhooks at POST /hooks/CONNECTOR/PATH.
+
+A secret authenticates each request, which is answered after its envelope is stored.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ IGNORED_STATUS = 200
 _encode = msgspec.json.Encoder().encode
 
 ReadBody = Callable[[int], Awaitable[bytes]]
-"""Reads a body of at most this many bytes. A larger one is an error."""
+"""Reads the body of a request, of at most this many bytes. Raises an error if the body is larger."""
 
 
 class WebhookReceiver:
-    """Receives webhook requests within limits.
+    """Receives webhook requests and enforces their limits.
 
-    Addresses that guess secrets are locked out. The rate limit per connector counts only
-    authenticated requests, so that unauthenticated requests cannot use it up.
+    Addresses that guess secrets are locked out. The rate limit per connector counts only authenticated requests, so
+    unauthenticated requests cannot use it up.
     """
 
     def __init__(self, webhooks: WebhookIntake, now: Callable[[], float]) -> None:

@@ -53,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventFilterForm(msgspec.Struct, forbid_unknown_fields=True):
-    """Filter of a subscription. A list that is omitted allows everything."""
+    """The filter of a subscription, as a client sends it. A list that is omitted allows everything."""
 
     types: list[str] | None = None
     kinds: list[EventKind] | None = None
@@ -94,10 +94,9 @@ class FollowForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HelloFrame(_Frame, tag="hello"):
-    """First frame.
+    """The first frame that a client sends.
 
-    Envelopes sent with the same name in the header `x-retinue-client` are not echoed to this
-    client.
+    Envelopes sent with the same client name in the header `x-retinue-client` are not echoed to this client.
     """
 
     protocol: int
@@ -121,14 +120,17 @@ class PingFrame(_Frame, tag="ping"):
 
 
 class _ClientProtocol(msgspec.Struct):
-    """Only the protocol version of a hello frame, which clients of every version send."""
+    """The protocol version in a hello frame. Clients of every version send it."""
 
     type: str = ""
     protocol: int = PROTOCOL_VERSION
 
 
 class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
-    """One panel of a window. `binding` is the session that the panel shows, and `context` describes its content."""
+    """One panel in a browser window.
+
+    `binding` is the session that the panel shows, and `context` describes its content.
+    """
 
     id: str
     type: str
@@ -149,7 +151,10 @@ class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PanelsFrame(_Frame, tag="panels"):
-    """The panels of this window. Sent again on each change and when the window gets the focus."""
+    """The panels of the client's window.
+
+    A client sends them again on each change and when the window gets the focus.
+    """
 
     window: str
     panels: list[PanelForm]
@@ -158,7 +163,7 @@ class PanelsFrame(_Frame, tag="panels"):
 
 
 class PanelDoneFrame(_Frame, tag="panel_done"):
-    """Result of a `panel_command`. `panel` is the id of an opened panel."""
+    """The client's result of a `panel_command`. `panel` is the id of a panel that was opened."""
 
     command: str
     ok: bool
@@ -173,7 +178,7 @@ _decode_protocol = msgspec.json.Decoder(_ClientProtocol).decode
 
 
 class WebSocketClosed(Exception):
-    """The connection ends, with a code and a reason for the client, or has ended already."""
+    """Raised to end the connection with a code and a reason for the client, or because it has already ended."""
 
     def __init__(self, code: int = 0, reason: str = "") -> None:
         super().__init__(reason)
@@ -182,7 +187,7 @@ class WebSocketClosed(Exception):
 
 
 class LiveWebSocket:
-    """One WebSocket connection: hello, then frames from the client and messages to it."""
+    """Serves one WebSocket connection: reads hello, then reads frames from the client and sends messages to it."""
 
     ALL_SESSIONS: ClassVar[str] = "*"
 
@@ -212,7 +217,7 @@ class LiveWebSocket:
         except WebSocketClosed as closed:
             if closed.code:
                 await self._close(closed)
-        except RetinueError as error:  # the store does not answer; the client reconnects with its cursor
+        except RetinueError as error:  # the store does not answer: the client reconnects with its cursor
             await self._close(WebSocketClosed(CLOSE_SERVER_ERROR, error.sentence))
 
     async def _receive_hello(self) -> HelloFrame:
@@ -247,7 +252,7 @@ class LiveWebSocket:
                 self._own_envelopes.leave(self._caller, hello.client)
 
     async def _receive_and_send(self, feed: EventFeed) -> None:
-        """Receive and send until either ends, then end the other."""
+        """Receive and send at the same time. When one of the two ends, end the other."""
         listening = asyncio.create_task(self._receive_frames(feed))
         sending = asyncio.create_task(self._send_feed(feed))
         try:
@@ -261,7 +266,7 @@ class LiveWebSocket:
                 raise end
 
     async def _follow_session(self, feed: EventFeed, request: FollowForm) -> FeedMessage | None:
-        """Follow a session from the cursor in hello.
+        """Follow a session from the cursor in the hello frame.
 
         Returns an error message if that fails. Other sessions are still followed.
         """
@@ -319,7 +324,7 @@ class LiveWebSocket:
                     )
 
     def _update_window(self, feed: EventFeed, frame: PanelsFrame) -> None:
-        """Store what this window shows, for agents that work on behalf of its user."""
+        """Store what this browser window shows. Agents that work on behalf of its user may read it."""
         if self._services.ui_windows is None or self._caller.address.kind is not AddressKind.PERSON:
             raise WindowOwnerInvalid
         self._window = self._services.ui_windows.update_window(
@@ -367,7 +372,10 @@ class LiveWebSocket:
         raise WebSocketClosed(CLOSE_SERVER_STOPPING, "the server is stopping")
 
     async def _send_messages(self, messages: list[FeedMessage]) -> None:
-        """Send each message after the previous one has left, so that unread messages do not accumulate."""
+        """Send one message at a time.
+
+        The next waits until the last was sent, so that messages do not accumulate in memory.
+        """
         for event in messages:
             body = (
                 msgspec.to_builtins(event.data, builtin_types=(msgspec.Raw,))

@@ -1,4 +1,4 @@
-"""WebSocket connections with limits that uvicorn does not enforce."""
+"""Adds limits to WebSocket connections that uvicorn does not enforce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSENT_PONGS_BYTES_MAX = 64 * 1024
 
 
 class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket connection."""
+    """One WebSocket connection, with the limits of this module."""
 
     def __init__(self, limiter: ConnectionLimiter, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)

@@ -1,1 +1,1 @@
-"""The one assembly: builds, starts and stops each part of the server."""
+"""Builds, starts and stops every part of the server. No other package connects the parts."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OwnerPrograms:
-    """The owner's programs. `settings` returns the current settings. `send_message` delivers a hook's message."""
+    """Runs the owner's programs. `settings` returns the current settings. `send_message` delivers a hook's message."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OwnerPrograms:
     # --- speech ---
 
     async def speak(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
-        """Return an answer without its speech tags, and the spoken answer if the settings ask for it."""
+        """Return an answer without its speech tags, and its audio if the settings ask for a spoken answer."""
         if self._settings().speech.mode is SpeechMode.OFF:
             return parse_speech_tags(text).visible_text, None
         return await self._speech.prepare_answer(text, answers_voice)

@@ -1,4 +1,4 @@
-"""Gathers the context of a run's system prompt from the whole server. `agents` renders it."""
+"""Gathers what the system prompt of a run needs from all parts of the server. `agents` renders the prompt."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RunPrompts:
         offered_tools: Callable[[Agent, ToolPolicyContext], Sequence[ToolSpec]],
         model_facts: Callable[[Agent, SessionOptions], ModelFacts],
     ) -> None:
-        """`model_facts` returns the facts of the model that would be called first."""
+        """`model_facts` returns the facts about the model that would be called first."""
         self._data_dir = data_dir
         self._load_resources = load_resources
         self._offered_tools = offered_tools
@@ -92,7 +92,7 @@ class RunPrompts:
         self._windows = windows
         self._zone = zone
         self._agents: Sequence[Agent] | None = None
-        self._agent_changes = 0  # of agents, counted to detect a change during a read
+        self._agent_changes = 0  # changes of agents, counted to detect a change during a read
         self._visible_agents: dict[str, tuple[Agent, Sequence[Agent], tuple[VisibleAgent, ...]]] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], tuple[PromptTool, ...]]] = {}
         self._aliases: tuple[object, tuple[ModelAlias, ...]] = (None, ())
@@ -101,7 +101,7 @@ class RunPrompts:
     async def build(
         self, assignment: RunAssignment, resources: RunResources, facts: ModelFacts, tools: Sequence[ToolSpec]
     ) -> str:
-        """Return the system prompt of a run for this model."""
+        """Return the system prompt of a run that uses this model."""
         at = await self._build_context(assignment, resources, facts, tools)
         place = assignment.instructions_directory or assignment.workspace
         whose = PromptScope(assignment.agent, assignment.agent_directory, place, session=assignment.session)
@@ -117,7 +117,7 @@ class RunPrompts:
     ) -> SystemPrompt:
         """Return the system prompt that a run of this agent would get now, in this session or in a new session.
 
-        It changes nothing. `files` is a template to try instead of the agent's.
+        Nothing is stored or changed. `files` is a template to use instead of the agent's.
         """
         if session is not None and session.origin.kind is OriginKind.BACKGROUND:
             return SystemPrompt("", ())  # a background job has no system prompt, only its envelope
@@ -254,7 +254,7 @@ class RunPrompts:
         self._visible_agents.clear()
 
     def _prompt_panels(self, origin: Origin, tools: Sequence[PromptTool]) -> tuple[PromptPanel, ...]:
-        """Return the panels of the last used browser window, if the run has a tool for them."""
+        """Return the panels of the browser window that was used last, if the run has a tool for panels."""
         person = _person_of(origin)
         windows = self._windows.list_windows(person) if person else ()
         if not windows or not any(tool.name == "panels_list" for tool in tools):
@@ -272,7 +272,7 @@ class RunPrompts:
 
 
 def _new_session(agent: Agent) -> Session:
-    """Return a session that the owner is about to start."""
+    """Return a session as if the owner were about to start it. A preview without a session uses it."""
     return Session(
         id=SessionId(""),
         agent=agent.name,
@@ -291,10 +291,10 @@ def _new_session(agent: Agent) -> Session:
 
 
 def _read_subagent_task(conn: sa.Connection, session: Session) -> SubagentTask:
-    """Return the task of a subagent, and where it came from.
+    """Return the task of a subagent, and who or what gave it.
 
-    A task with untrusted content stays in its envelope, which is marked as untrusted. In the system
-    prompt it would have the authority of an instruction.
+    A task with untrusted content is left out: it would have the authority of an instruction in the system prompt. The
+    subagent reads it in its envelope, which is marked as untrusted.
     """
     parent = session.origin.parent
     asked = sessions.get(conn, parent) if parent is not None else None
@@ -355,11 +355,11 @@ def _sandbox_name(settings: Settings, assignment: RunAssignment) -> str:
 
 
 def _person_of(origin: Origin) -> str:
-    """Return the person to whom a session belongs, or an empty string."""
+    """Return the person that a session belongs to, or an empty string."""
     whose = origin.key.partition("/")[0]
     return whose.partition(":")[2] if whose.startswith("person:") and origin.belongs_to(whose) else ""
 
 
 def _id_or_empty(value: Any) -> str:
-    """Return a panel's value if it looks like an id. Any other text could come from an untrusted source."""
+    """Return a value of a panel if it looks like an id, or else an empty string. Other text may be untrusted."""
     return value if isinstance(value, str) and _ID_PATTERN.fullmatch(value) else ""

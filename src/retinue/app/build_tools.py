@@ -1,4 +1,4 @@
-"""Builds every built-in tool, and the parts that they need."""
+"""Builds every built-in tool, and the parts that tools share."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ DEFAULT_SKILL_SETTINGS = SkillSettings()
 
 
 class ToolServices(Struct):
-    """Functions that tools call. The engine and the intake are set later, because tools are built first."""
+    """The functions that tools call. The engine and the intake are set later, because tools are built first."""
 
     redact: Callable[[str], str]
     intake: EnvelopeAcceptor | None = None
@@ -112,7 +112,7 @@ class ToolServices(Struct):
         return self.get_connector(name) if self.get_connector is not None else None
 
     async def accept(self, draft: EnvelopeDraft) -> Receipt:
-        """Accept an envelope from a tool. Its text is redacted like a tool result."""
+        """Accept an envelope that a tool sends. Secrets in its text are redacted, as in a tool result."""
         assert self.intake is not None  # no tool is called before the server has started
         return await self.intake.accept(structs.replace(draft, text=self.redact(draft.text)))
 
@@ -265,14 +265,17 @@ class BuiltInTools:
         )
 
     def provenance_policy(self) -> ProvenancePolicy:
-        """Return the provenance policy: the owner's rules before the built-in ones. Cached by settings object."""
+        """Return the provenance policy.
+
+        The owner's rules come before the built-in rules. Cached per settings object.
+        """
         own = self._settings().provenance
         if self._cached_policy is None or self._cached_policy[0] is not own:
             self._cached_policy = (own, build_policy_with_defaults(own))
         return self._cached_policy[1]
 
     async def start(self) -> None:
-        """End commands that an earlier process left running, and report them.
+        """End commands that an earlier server process left running, and report them.
 
         Called once the intake exists and before any lane runs.
         """
@@ -281,7 +284,7 @@ class BuiltInTools:
             await settle_changes(self._store, doubted)  # no running command can change these files any more
 
     async def probe_sandbox(self) -> None:
-        """Probe the sandbox in the background. A call that needs it earlier probes it itself."""
+        """Check in the background whether the sandbox works. A call that needs the sandbox earlier checks it itself."""
         probe = await self.sandbox_choice.probe()
         if not probe.works:
             log.warning("sandbox not available", extra={"because": probe.because, "try": probe.try_this})
@@ -303,7 +306,7 @@ def _is_owner(context: ToolContext) -> bool:
 
 
 def _is_limited_to_spawned(settings: Callable[[], Settings]) -> Callable[[ToolContext], bool]:
-    """Return a predicate that says whether a call may only see sessions that its session has spawned."""
+    """Return a function that says whether a tool call may see only the sessions that its own session has spawned."""
 
     def confined(context: ToolContext) -> bool:
         main = context.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(context)
@@ -355,7 +358,7 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[CommandRule, ...]:
 async def load_run_resources(
     skills: Skills, plugins: PluginLoader, settings: Callable[[], Settings], assignment: RunAssignment
 ) -> RunResources:
-    """Return the skills and plugin sections of a run. Usually there are none, so little is looked up."""
+    """Return the skills and plugin sections of a run. Usually there are none, and then little is read."""
     agent, home = assignment.agent, assignment.tools_directory  # a subagent has the skills of the agent that started it
     now = settings()
     sandbox = merge_sandbox_settings(now.sandbox, agent, *assignment.delegating_agents)
@@ -411,7 +414,7 @@ async def list_skill_commands(
 async def measure_skills(
     skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
 ) -> Sequence[PromptPart]:
-    """Return the size of the prompt text about each skill of an agent."""
+    """Return the size of the system prompt text about each skill of an agent."""
     now = settings()
     home = ensure_agent_directory(now.home, agent.name)
     kit = await skills.load(

@@ -1,4 +1,4 @@
-"""The real clock, ids and random numbers: the only source of time and randomness in the server."""
+"""The real clock, ids and random numbers. No other module is a source of time or randomness."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class RealClock:
 
 
 class RandomIds:
-    """Random ids. They are drawn from the system in batches, because each system call may switch to another thread."""
+    """Generates random ids. Random bytes are read in batches, because each system call may switch to another thread."""
 
     def __init__(self) -> None:
         self._drawn: list[str] = []
 
     def new(self) -> str:
         try:
-            return self._drawn.pop()  # atomic: no two threads get the same
+            return self._drawn.pop()  # atomic: no two threads get the same id
         except IndexError:
             chance = os.urandom(ID_BYTES * IDS_PER_BATCH)
             self._drawn += [chance[i : i + ID_BYTES].hex() for i in range(ID_BYTES, len(chance), ID_BYTES)]
@@ -61,7 +61,7 @@ def new_random() -> random.Random:
 
 
 class CrashAtPoint:
-    """Kills the process, like `kill -9`, at the n-th time that a named point is reached."""
+    """Kills the process, like `kill -9`, when a named point in the code is reached for the nth time. For tests."""
 
     def __init__(self, point: str, nth: int) -> None:
         self._point = point
@@ -78,7 +78,7 @@ class CrashAtPoint:
 
 
 def crash_points_from(environment: dict[str, str]) -> CrashPoints:
-    """Parse `RETINUE_TEST_CRASH=point:n`. It is refused unless `RETINUE_TEST=1` is set."""
+    """Parse `RETINUE_TEST_CRASH=point:n`. Raises an error unless `RETINUE_TEST=1` is set."""
     wanted = environment.get("RETINUE_TEST_CRASH")
     if not wanted:
         return NO_FAULTS

@@ -96,7 +96,7 @@ class UnitTextInvalid(Invalid):
 
 
 class RestoreUnsupported(Invalid):
-    """An instance on PostgreSQL is restored with the tools of PostgreSQL."""
+    """`retinue restore` cannot restore an instance on PostgreSQL; the tools of PostgreSQL can."""
 
     code = "restore.postgres"
 
@@ -109,7 +109,7 @@ class RestoreUnsupported(Invalid):
 
 
 class OfflineStoreUnsupported(RetinueError):
-    """The server is not running, and without it only a SQLite file can be read, not a PostgreSQL database."""
+    """No server is running, and only a SQLite store can be read without a server."""
 
     code = "store.not_a_file"
 
@@ -122,7 +122,7 @@ class OfflineStoreUnsupported(RetinueError):
 
 
 class StoreSchemaMismatch(StoreError):
-    """The schema revision of the database is not the one that this version of retinue reads."""
+    """The database has a schema revision that this version of retinue cannot read."""
 
     code = "store.schema_mismatch"
 
@@ -148,7 +148,7 @@ class TokenFileUnreadable(NotFound):
 
 
 class CrashPointOutsideTest(Invalid):
-    """A crash point is set outside of a test."""
+    """A crash point is set, but this is not a test."""
 
     code = "config.test_only"
 
@@ -161,7 +161,7 @@ class CrashPointOutsideTest(Invalid):
 
 
 class CrashPointInvalid(Invalid):
-    """`RETINUE_TEST_CRASH` is not a crash point."""
+    """The value of `RETINUE_TEST_CRASH` is not a valid crash point."""
 
     code = "config.crash_point_invalid"
 

@@ -1,4 +1,4 @@
-"""The files of an instance besides its store: a lock, a socket, its address and the owner's token."""
+"""Files in the data directory besides the store: the lock, the socket, the listen address and the owner's token."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def instance_lock(data_dir: Path) -> Generator[None]:
 
 
 def _acquire(fd: int, data_dir: Path) -> None:
-    """Take the lock without waiting, or raise `ServerAlreadyRunning`.
+    """Take the lock of a data directory without waiting, or raise `ServerAlreadyRunning`.
 
-    If the holder was killed, retry briefly, because its child processes may keep the lock slightly
+    If the process that held the lock was killed, retry briefly, because its child processes may keep the lock slightly
     longer.
     """
     deadline = time.monotonic() + LOCK_RETRY_S_MAX
@@ -71,10 +71,10 @@ def is_process_gone(pid: str) -> bool:
 
 
 def socket_path(data_dir: Path, environment: Mapping[str, str]) -> Path:
-    """Return the path of the Unix socket.
+    """Return the path of the server's Unix socket.
 
-    It is in `XDG_RUNTIME_DIR` if that is set, else in the data directory. If the path would be too
-    long, it is in the temporary folder.
+    The socket is in `XDG_RUNTIME_DIR` if that is set, and otherwise in the data directory. If the path would be too
+    long, the socket is in the temporary folder.
     """
     name = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
     runtime = environment.get("XDG_RUNTIME_DIR")
@@ -95,7 +95,7 @@ def socket_path(data_dir: Path, environment: Mapping[str, str]) -> Path:
 def listening_socket(data_dir: Path, path: Path) -> Generator[socket.socket]:
     """Listen on a Unix socket with mode 0600, and record its path in the data directory.
 
-    The caller holds the lock, so a socket that is already there is stale.
+    The caller holds the lock, so an existing socket is left over from an earlier process.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -131,13 +131,13 @@ def listening_address(data_dir: Path, host: str, port: int) -> Generator[tuple[s
 
 @contextmanager
 def remove_address(data_dir: Path) -> Generator[None]:
-    """Remove the address that a crashed server left behind. For a server that does not listen on TCP."""
+    """Remove the listen address that a crashed server left behind. Called by a server that does not listen on TCP."""
     (data_dir / "address").unlink(missing_ok=True)
     yield
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically, so that a command that reads it at the same time does not get half an address."""
+    """Write a file atomically, so that a command that reads the file at the same time never gets half of it."""
     new = path.with_name(f".{path.name}-{os.getpid()}")
     new.write_text(text)
     os.replace(new, path)
@@ -161,7 +161,10 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def owner_token(data_dir: Path, create_token: Callable[[], str]) -> str:
-    """Return the owner's token. It is created at the first start, in a file that only the server's user can read."""
+    """Return the owner's token from its file.
+
+    The first start creates the file, which only the server's user can read.
+    """
     path = data_dir / "owner-token"
     if not path.exists():
         replace_private_file(path, f"{create_token()}\n".encode())

@@ -1,9 +1,8 @@
-"""Log lines: a fixed phrase and fields. Texts, tokens and prompts stay out.
+"""Formats and writes the log. A line is a fixed phrase and fields, without message texts, tokens or prompts.
 
-Secrets that get into a line are redacted in messages, fields and exception texts. Both known
-secrets (`set_known_secrets`) and texts that look like a secret are redacted, by stricter rules than
-elsewhere. A line that cannot be formatted is replaced by a line that says so, because logging must
-not stop the server.
+If a secret gets into a line anyway, it is redacted in the message, the fields and exception texts. This covers known
+secrets (`set_known_secrets`) and texts that look like a secret, by stricter rules than elsewhere. A line that cannot be
+formatted is replaced by a line that says so, because logging must not stop the server.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOGS_FOLDER = "logs"
 LOG_FILE = "retinue.log"
 REDACTED = "***"
 TEXT_CHARS_MAX = 32 * 1024
-OWN_SECRET_CHARS = 43  # 256 bits, as `secrets.token_urlsafe` writes them
+OWN_SECRET_CHARS = 43  # length of 256 bits as `secrets.token_urlsafe` writes them
 
 _UNQUOTED = re.compile(r"[A-Za-z0-9._:@/+*-]+")
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -98,9 +97,9 @@ def set_known_secrets(redactor: Redactor) -> None:
 
 
 def redact(text: str) -> str:
-    """Return the text without known secrets and texts that look like one. A long text is shortened visibly.
+    """Return the text without known secrets and texts that look like a secret. A long text is shortened visibly.
 
-    Known secrets are redacted before shortening, so that none is cut in two.
+    Known secrets are redacted before shortening, so that half of a secret cannot remain.
     """
     more = len(text) - TEXT_CHARS_MAX
     text = _known_secrets[0].redact_values(text[: 2 * TEXT_CHARS_MAX])
@@ -112,7 +111,9 @@ def redact(text: str) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """`2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`, with tracebacks indented below."""
+    """Formats a line as `2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`, with tracebacks indented
+    below.
+    """
 
     def __init__(self) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S%z")
@@ -164,7 +165,7 @@ def _escape_char(char: str, extra: str) -> str:
 
 
 class _SilentHandler(logging.Handler):
-    """Ignores lines that cannot be written, because the default of `logging` prints them unredacted."""
+    """Drops log lines that cannot be written. By default, `logging` would print them unredacted."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
@@ -239,5 +240,5 @@ def set_up_logs(stream: TextIO | None, *, data_dir: Path | None = None, logs: Lo
 
 
 def set_level(level: str) -> None:
-    """Set the level at once, without reopening files."""
+    """Set the log level at once, without reopening files."""
     logging.getLogger().setLevel(_LEVELS[level])

@@ -70,11 +70,11 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 NEVER_STARTED = "no server was ever started there"
 
 LOCAL_OWNER = Principal(address=address.person_address("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
-"""The caller if there is no store with tokens: the operating system already decides who can read these files."""
+"""The caller if no store with tokens can be opened. The operating system already decides who can read these files."""
 
 
 class OfflineStore:
-    """A store that no server uses. It is only read."""
+    """A read-only store that no server uses."""
 
     def __init__(self, path: Path) -> None:
         engine = sa.create_engine("sqlite://", creator=lambda: _open_sqlite(path), poolclass=NullPool)
@@ -100,7 +100,7 @@ class OfflineStore:
 
 
 class _Unavailable:
-    """Takes the place of services that only a running server has: each use raises an error."""
+    """Stands in for a service that only a running server has. Each use raises an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ServerNotRunning(None, because="this operation needs a running server")
@@ -116,7 +116,7 @@ def _open_sqlite(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def open_offline_store(settings: Settings) -> Generator[Store]:
-    """Open the store of an instance that is not running. No server can start while it is open."""
+    """Open the store of an instance whose server is not running. No server can start until the store is closed."""
     if not settings.home.is_dir():
         raise ServerNotRunning(settings.home, because=NEVER_STARTED)
     if isinstance(settings.store, str):
@@ -127,10 +127,10 @@ def open_offline_store(settings: Settings) -> Generator[Store]:
 
 @contextmanager
 def _open_upgraded(path: Path) -> Generator[Store]:
-    """Open a store file read-only. If its schema is older, a private copy is upgraded and read instead.
+    """Open a store file read-only. If its schema is older, upgrade a private copy and read that.
 
-    So `retinue ledger` or `retinue backup` work between the installation of a new version and its
-    first start, and change nothing.
+    Commands such as `retinue ledger` and `retinue backup` therefore work after an upgrade, before the first start of
+    the new version. They do not change the store.
     """
     if not path.exists():
         raise ServerNotRunning(path.parent, because=NEVER_STARTED)
@@ -150,7 +150,10 @@ def _open_upgraded(path: Path) -> Generator[Store]:
 
 @contextmanager
 def open_read_only(path: Path) -> Generator[Store]:
-    """Open a store file read-only. Without the instance lock, a running server may write to it at the same time."""
+    """Open a store file read-only.
+
+    If the caller does not hold the instance lock, a running server may write meanwhile.
+    """
     if not path.exists():
         raise ServerNotRunning(path.parent, because=NEVER_STARTED)
     try:
@@ -169,7 +172,7 @@ def refuse_other_schema(revision: str | None) -> None:
 
 
 async def perform_offline(settings: Settings, store: Store, operation: str, body: bytes, token: str) -> bytes:
-    """Perform an operation and return the encoded answer."""
+    """Perform an operation without a server, and return the encoded answer."""
     clock = RealClock()
     absent: Any = _Unavailable()
     caller = await store.scan(lambda conn: _authenticate(conn, token, now_ms=to_ms(clock.now())))
@@ -230,7 +233,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _doctor_without_store(settings: Settings, store_error: RetinueError, request: DoctorRequest) -> bytes:
-    """Run `doctor` although the store cannot be opened. That is one of its findings."""
+    """Run `doctor` although the store cannot be opened, and report that as one of the findings."""
     now = RealClock().now()
     if request.security or request.fix:
         security_context = SecurityContext(
@@ -246,7 +249,7 @@ async def _doctor_without_store(settings: Settings, store_error: RetinueError, r
 
 
 def _error_body(error: RetinueError) -> dict[str, Any]:
-    """Return the error in the format of the API."""
+    """Return an error as the API would send it."""
     form: dict[str, Any] = {
         "code": error.code,
         "sentence": error.sentence,

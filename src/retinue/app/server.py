@@ -1,4 +1,4 @@
-"""Builds every part of the server and connects them. Only this module knows all parts."""
+"""Builds every part of the server and connects the parts. Only this module knows all of them."""
 
 from __future__ import annotations
 
@@ -194,9 +194,9 @@ class RunningServer(Struct, frozen=True, kw_only=True):
 async def open_server(
     settings: Settings, parts: ServerParts, *, stop: Callable[[], None] | None = None
 ) -> AsyncGenerator[RunningServer]:
-    """Start everything except the API: store, engine, outbox, connectors. On exit, wait for running work.
+    """Start everything except the API: store, engine, outbox and connectors. On exit, wait for running work.
 
-    `stop` is called if another server takes over the database. The exit then raises the reason.
+    `stop` is called if another server takes over the database. In that case, the exit raises the reason.
     """
     clock, ids = parts.clock, parts.ids
     taken_over: list[StoreError] = []
@@ -436,12 +436,12 @@ async def open_server(
         }
 
         def update_tools() -> None:
-            """Set the current tools: the built-in ones, and those of plugins and MCP servers."""
+            """Set the current tools: the built-in tools, and those of plugins and MCP servers."""
             brought = build_operation_tools(registry.operations().values(), lambda: services)
             toolbox.set_tools([*tools, *registry.tools(), *brought, *built_in_tools.mcp_servers.list_tools()])
 
         def apply_plugin_change() -> None:
-            """Apply a change in the loaded plugins."""
+            """Update the server after a plugin was loaded, unloaded or has failed."""
             update_tools()
             model_router.set_built_in([*models, *registry.models()])
             run_in_background(credentials_changed())  # the plugin may add a model provider with its key
@@ -581,7 +581,7 @@ async def open_server(
         if model_router.catalog.needs_price_lookup:
             background_tasks.append(
                 asyncio.create_task(_load_prices())
-            )  # takes a while, and is needed for the first reply
+            )  # building it takes a while, and the first reply needs it
         try:
             yield RunningServer(store=store, engine=engine, outbox=outbox, services=services)
         finally:
@@ -615,7 +615,7 @@ async def open_server(
 
 
 def _access_rules(settings: Callable[[], Settings], connector: str) -> AccessSettings:
-    """Return the access rules of a connector. A connector that the settings do not name accepts no one."""
+    """Return the access rules of a connector. A connector that is not in the settings accepts messages from no one."""
     named = settings().connectors.get(connector)
     return DEFAULT_ACCESS if named is None else named.access
 
@@ -629,7 +629,7 @@ def _reply_delivery(settings: Callable[[], Settings], connector: str) -> ReplyDe
 
 
 def _first_model_facts(models: ModelRouter, agent: Agent, options: SessionOptions) -> ModelFacts:
-    """Return the facts of the model that would be called first, or a placeholder if none can be."""
+    """Return the facts about the model that would be called first, or a placeholder if no model can be called."""
     try:
         return models.catalog.get_facts(models.catalog.build_chain(agent=agent, session_options=options)[0])
     except RetinueError:
@@ -686,7 +686,7 @@ def _build_mirror(store: Store, settings: Settings) -> SessionMirror:
 
 
 def _default_permissions(plugins: PluginLoader) -> dict[str, PermissionLevel]:
-    """Return the default permission of each operation: the built-in ones, and those of plugins."""
+    """Return the default permission of each operation, including the operations of plugins."""
     return {**DEFAULT_PERMISSIONS, **{name: each.permission for name, each in plugins.operations().items()}}
 
 
@@ -703,7 +703,7 @@ def _slot_limits(settings: Settings) -> SlotLimits:
 
 
 def _add_owner_and_agents(conn: sa.Connection, *, first_agents: Sequence[Agent], at_ms: int) -> None:
-    """Add the owner and the first agents once. Later starts change nothing."""
+    """Add the owner and the first agents on the first start. Later starts change nothing."""
     if people.find(conn, OWNER.name) is None:
         people.add(conn, OWNER, at_ms=at_ms)
     for agent in first_agents:
@@ -734,7 +734,7 @@ async def _store_owner_token(data_dir: Path, store: Store, now: datetime) -> Non
 
 
 class _ApiServer(Server):
-    """A uvicorn server that leaves signals to us, because a stop must drain the engine too."""
+    """A uvicorn server that does not handle signals. The caller does, because a stop must also wait for the engine."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -798,7 +798,7 @@ async def _serve_locked(settings: Settings, parts: ServerParts, stop: asyncio.Ev
 
 
 def http_settings_from(settings: Settings, environment: Mapping[str, str]) -> HttpSettings:
-    """Return the API settings. `RETINUE_LISTEN` wins: HOST:PORT, or `off`."""
+    """Return the HTTP settings. `RETINUE_LISTEN` overrides the settings file: HOST:PORT, or `off`."""
     host, port, enabled = settings.listen.host, settings.listen.port, settings.listen.enabled
     if listen := environment.get("RETINUE_LISTEN"):
         named, _, digits = listen.rpartition(":")
@@ -864,7 +864,10 @@ async def _print_startup_message(settings: Settings, services: Services, socket_
 
 
 async def _web_address(services: Services, url: str) -> str:
-    """Return the web app's address. On a terminal it contains a one-time sign-in code. Other outputs may be stored."""
+    """Return the web app's address to print.
+
+    On a terminal it contains a single-use sign-in code. Other outputs may be stored, so they get no code.
+    """
     if not sys.stdout.isatty():
         return f"{url}/ (to sign in: retinue token code)"
     owner = Principal(address=address.person_address(OWNER.name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
@@ -873,7 +876,7 @@ async def _web_address(services: Services, url: str) -> str:
 
 
 def _command() -> str:
-    """Return the command to type for this program: its name if it is on the path, else its relative path."""
+    """Return how to type the name of this program: as a plain name if it is on the path, or else as a relative path."""
     beside = Path(sys.executable).with_name("retinue")
     on_path = any(Path(folder, "retinue") == beside for folder in os.environ.get("PATH", "").split(os.pathsep))
     return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)
@@ -884,9 +887,9 @@ def default_parts() -> ServerParts:
 
 
 def _set_up_server_logs(settings: Settings) -> bool:
-    """Log to the data directory, and to stderr too unless stderr goes to a file that is never rotated.
+    """Log to the data directory, and also to stderr unless stderr goes to a file that is never rotated.
 
-    Returns whether only the data directory has the log.
+    Returns whether the log goes only to the data directory.
     """
     in_background = bool(os.environ.pop("RETINUE_BACKGROUND", "")) and settings.logs.file
     set_up_logs(None if in_background else sys.stderr, data_dir=settings.home, logs=settings.logs)
@@ -894,10 +897,9 @@ def _set_up_server_logs(settings: Settings) -> bool:
 
 
 def _rename_settings(*, in_background: bool) -> Configuration:
-    """Rewrite settings files with names of an earlier version, and return the settings read from them.
+    """Replace old names in the settings files, and return the settings read from them.
 
-    Each renamed setting is logged. `retinue up` prints these lines too, because no terminal may
-    show the log.
+    Each renamed setting is logged. `retinue up` prints these lines too, because the log may not be visible.
     """
     from retinue.config.settings_upgrade import upgrade_settings_files  # lazy: imports what most starts never need
 
@@ -935,9 +937,8 @@ def run(settings: Settings, parts: ServerParts, *, announce: bool = True, keep_l
 def speed_up_enums() -> None:
     """Make access to enum members as fast as any attribute, as it is from Python 3.12 on.
 
-    Python 3.11 still has a `__getattr__` on `EnumType` from when members were not attributes. It
-    finds nothing any more, but makes each access ten times slower. A turn with a tool call makes
-    about 500 of them.
+    Python 3.11 still has a `__getattr__` on `EnumType` from when members were not attributes. It finds nothing any
+    more, but makes each access ten times slower. A turn with a tool call makes about 500 such accesses.
     """
     if "__getattr__" in vars(EnumType):
         delattr(EnumType, "__getattr__")
@@ -946,7 +947,7 @@ def speed_up_enums() -> None:
 
 
 def main() -> int:
-    """`python -m retinue.app.server`, which `retinue run` starts."""
+    """Entry point of `python -m retinue.app.server`, which `retinue run` starts."""
     set_up_logs(sys.stderr)
     try:
         parts = default_parts()

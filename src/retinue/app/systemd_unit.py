@@ -1,4 +1,4 @@
-"""The systemd user unit of the server: its text, and the commands that install it.
+"""Builds the systemd user unit of the server: its text, and the commands that install it.
 
 `python -m retinue.app.systemd_unit` prints both and changes nothing.
 """
@@ -82,7 +82,7 @@ WantedBy=default.target
 
 
 def _quote_word(word: str, *, keep_specifiers: bool) -> str:
-    """Quote a word as systemd expects it."""
+    """Quote a word as a systemd unit file requires."""
     if any(ord(char) < 32 for char in word):
         raise UnitTextInvalid
     text = word.replace("\\", "\\\\").replace('"', '\\"')

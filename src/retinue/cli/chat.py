@@ -94,7 +94,7 @@ def _handle_line(chat_session: ChatSession, line: str) -> None:
 
 
 def _dispatch_line(chat_session: ChatSession, line: str) -> None:
-    """Run a line as a local command, or send it as text. If it begins with two slashes, the server removes one."""
+    """Run a line as a local command, or send it as text. The server removes one of two leading slashes."""
     if not line.startswith("/") or line.startswith("//"):
         if line and (envelope := _send(chat_session, line)):
             chat_session.wait_for(envelope)
@@ -133,7 +133,7 @@ def _send(chat_session: ChatSession, text: str) -> str:
 
 
 def add_approval_id(command: str, arguments: str, open_approvals: Sequence[str]) -> str:
-    """Return the slash command with an approval id, which may be omitted if exactly one approval is open."""
+    """Return a slash command with its approval id. The user may omit the id if exactly one approval is open."""
     first = arguments.partition(" ")[0].casefold()
     if first and first not in GRANT_SCOPES and not (command == "approve" and first == "deny"):
         return f"/{command} {arguments}"
@@ -160,8 +160,10 @@ def _approval_pending_error(approvals: list[str]) -> CliError:
 
 
 def _read_keyboard(chat_session: ChatSession) -> Generator[str]:
-    """Yield lines typed at a terminal. Events appear above the prompt until a key is pressed.
-    Ctrl-C twice ends the chat."""
+    """Yield lines typed at a terminal. Events are shown above the prompt until a key is pressed.
+
+    Pressing Ctrl-C twice ends the chat.
+    """
     from retinue.cli.line_editor import LineEditor  # imports termios and readline, which only a terminal needs
 
     leaving = False

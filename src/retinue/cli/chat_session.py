@@ -1,7 +1,7 @@
-"""One run of `retinue chat`: sends messages and follows each to its outcome, across server restarts.
+"""Runs `retinue chat`: sends messages and follows each message to its outcome, across server restarts.
 
-Every message has a random idempotency key, and events are read by cursor. Each message is therefore
-accepted once, and each answer is shown once.
+Every message has a random idempotency key, and events are read by cursor. Therefore each message is accepted once, and
+each answer is shown once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ChatSession:
         self.view.close()
 
     def find_session(self) -> None:
-        """Follow the session that this conversation used before, if it is among the recent ones."""
+        """Find the session that this conversation used before among the recent sessions, and follow it."""
         origin = (
             f"terminal:{self._principal}/{self._conversation_name.casefold()}"
             if self._conversation_name
@@ -77,7 +77,7 @@ class ChatSession:
         self._follower.session = next(ours, "")
 
     def send(self, text: str) -> str:
-        """Send a text, retry until it is accepted, and return the envelope id. Ctrl-C stops the retries."""
+        """Send a text, retry until it is accepted, and return the id of its envelope. Ctrl-C stops the retries."""
         self.interrupts.set_deferring(False)
         self.set_footer("")
         where = (
@@ -97,13 +97,13 @@ class ChatSession:
         return sent["envelope"]
 
     def drain_events(self) -> None:
-        """Read the events that the last message sent here caused, such as a switch to another agent."""
+        """Read the events that the last message caused, such as a switch to another agent."""
         patience = time.monotonic() + DRAIN_EVENTS_S_MAX
         while self.state.cursor < self._sent_cursor and time.monotonic() < patience:
             self._receive_events([])
 
     def wait_for(self, envelope: str, *, through_approvals: bool = False) -> None:
-        """Show events until this envelope has an outcome, or its run is suspended to wait for a person."""
+        """Show events until this envelope has an outcome, or until its run is suspended to wait for a person."""
         self.interrupts.set_deferring(True)
         self.set_footer(f"{self.agent} is working; Ctrl-C stops it")
         while envelope in self.state.awaited_envelopes:
@@ -120,7 +120,7 @@ class ChatSession:
         self._report_ends()
 
     def wait_for_input(self, fd: int, footer_text: str = "") -> None:
-        """Show events until `fd` is readable."""
+        """Show events until the file descriptor `fd` is readable."""
         self.interrupts.set_deferring(False)
         self.set_footer(footer_text)
         while fd not in self._receive_events([fd]):
@@ -137,8 +137,10 @@ class ChatSession:
         return ready
 
     def _follow_switch(self, event: dict[str, Any]) -> None:
-        """If this principal switched agents, continue the chat with the new agent. Ignore a switch
-        by another principal."""
+        """Continue the chat with the new agent if this principal switched agents.
+
+        Ignore switches by other principals.
+        """
         self.state.pending_switch = None
         if event["by"] == self._principal:
             self.agent, self._switched_session = event["agent"], event["to"]
@@ -146,7 +148,7 @@ class ChatSession:
             self._follower.switch_session(self._switched_session)
 
     def set_footer(self, text: str) -> None:
-        """Set the bottom line, and above it a notice if the server is down."""
+        """Set the bottom line of the terminal. If the server is down, also show a notice above that line."""
         self._footer_text = text
         self.view.set_footer(text if self._is_server_up else "\n".join(filter(None, (SERVER_DOWN_TEXT, text))))
 
@@ -164,7 +166,7 @@ class ChatSession:
         return call("session.stop", {"session": self.session, "reason": reason})
 
     def _stop_on_interrupt(self) -> None:
-        """Stop the session after the first Ctrl-C. The result arrives as an event."""
+        """Stop the session's run after the first Ctrl-C. The result arrives as an event."""
         self.set_footer(f"stopping {self.agent}; press Ctrl-C again to leave")
         try:
             self.stop_session()
@@ -188,7 +190,7 @@ class ChatSession:
         return error
 
     def _recover_lost_ends(self) -> None:
-        """Request the outcomes of awaited envelopes, because the server no longer has the events after our cursor."""
+        """Ask for the outcomes of awaited envelopes, because the server has deleted the events after our cursor."""
         try:
             for envelope in list(self.state.awaited_envelopes):
                 self._look_up_end(envelope)
@@ -206,7 +208,7 @@ class ChatSession:
         self.state.show_requested_end(envelope, ending, answer["to"])
 
     def _report_ends(self) -> None:
-        """Report each new outcome: as JSON if requested, and as text if there is no answer to show."""
+        """Report each new outcome: as JSON if the user asked for JSON, and as text if there is no answer to show."""
         for envelope in list(self.state.unreported_ends):
             ending = self.state.unreported_ends.pop(envelope)
             if self._prints_json:

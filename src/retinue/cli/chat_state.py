@@ -1,7 +1,7 @@
-"""State of one session, built from events and deltas. Pure: it takes events, and calls methods of a view.
+"""Builds the state of one session from events and deltas. Pure: it takes events, and calls methods of a view.
 
-Events are authoritative: each arrives once and in order. Deltas arrive earlier and may be lost,
-repeated or replaced by a later attempt. Deltas therefore only form the unfinished text at the end.
+Events are authoritative: each arrives once and in order. Deltas arrive earlier and may be lost, repeated or replaced by
+a later attempt. Deltas are therefore used only for unfinished text at the end.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class ChatView(Protocol):
-        """Shows a conversation."""
+        """Shows a conversation, on a terminal or in a pipe."""
 
         def show_turn_text(self, thinking: str, text: str, *, is_ours: bool) -> None:
-            """Show the text of a turn that makes tool calls. `is_ours`: the run of the turn works
-            on a message sent here."""
+            """Show the text of a turn that makes tool calls.
+
+            `is_ours` is true if the turn's run works on a message that this process sent.
+            """
             ...
 
         def show_call(self, tool: str, arguments: dict[str, Any]) -> None: ...
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
         def show_result(self, tool: str, output: str, *, failed: bool) -> None: ...
 
         def show_approval(self, event: dict[str, Any]) -> None:
-            """Show an approval. `event` is the event that announces it."""
+            """Show an approval that waits for an answer. `event` is the event that announces the approval."""
             ...
 
         def show_decision(self, approval: str, state: str, by: str) -> None: ...
@@ -50,7 +52,7 @@ ENDED_RUNS_KEPT_MAX = 16
 
 
 class EnvelopeEnd:
-    """Outcome of an envelope or of its run, and the answer if there is one."""
+    """The outcome of an envelope or of its run, with the answer if there is one."""
 
     def __init__(self, outcome: str, *, because: str = "", answer_id: str | None = None, answer_text: str = "") -> None:
         self.outcome = outcome
@@ -73,7 +75,7 @@ class StreamedReply:
         self.thinking = ""
 
     def add_delta(self, kind: str, offset: int, text: str) -> None:
-        """Append a delta. Ignore a repeated one, and one after a gap: the next snapshot contains its text."""
+        """Append a delta. A repeated delta or a delta after a gap is ignored: the next snapshot contains its text."""
         current = self.thinking if kind == "thinking" else self.text
         if offset > len(current) or offset + len(text) <= len(current):
             return
@@ -85,7 +87,7 @@ class StreamedReply:
 
 
 class ChatState:
-    """State of one session as far as this process has read its events, up to `cursor`."""
+    """The state of one session, from the events up to `cursor` that this process has read."""
 
     def __init__(self, view: ChatView, *, cursor: int) -> None:
         self.cursor = cursor
@@ -106,7 +108,7 @@ class ChatState:
         self._last_answer = ("", "", "")  # id, text and recipient; its event precedes the end of the run
 
     def add_sent_envelope(self, envelope: str) -> None:
-        """Add an envelope sent here. Its text is not shown again, and its outcome is awaited."""
+        """Add an envelope that this process sent. Its text is not shown again, and its outcome is awaited."""
         self._sent_envelopes.add(envelope)
         self.awaited_envelopes.append(envelope)
 
@@ -116,8 +118,10 @@ class ChatState:
             self.unreported_ends[envelope] = end
 
     def show_requested_end(self, envelope: str, end: EnvelopeEnd, recipient: str) -> None:
-        """Show an outcome that was requested because its event was lost. If the event still
-        arrives, the outcome is not shown again."""
+        """Show an outcome that was requested because its event was lost.
+
+        If the event still arrives, the outcome is not shown again.
+        """
         if end.answer_id:
             self._shown_answers.add(end.answer_id)
             self._view.show_answer(end.answer_text, recipient, is_ours=True)
@@ -126,7 +130,7 @@ class ChatState:
 
     @property
     def streamed_reply(self) -> StreamedReply | None:
-        """The reply being streamed. A turn becomes visible once the reply before it is stored."""
+        """The reply that is being streamed. Its text becomes visible when the reply before it has been stored."""
         partial = self._streamed_replies.get(self._current_run)
         if partial is None or (self._last_stored_turn is not None and partial.turn != self._last_stored_turn + 1):
             return None
@@ -153,7 +157,7 @@ class ChatState:
                 pass  # a newer server may send events unknown to this version
 
     def _find_streamed_reply(self, data: dict[str, Any]) -> StreamedReply | None:
-        """Return the reply that a delta belongs to, or None if that reply is already stored or replaced."""
+        """Return the reply that a delta belongs to. Returns None if that reply has already been stored or replaced."""
         run, turn, attempt = data["run"], data["turn"], data["attempt"]
         if run in self._ended_runs or (
             run == self._current_run and self._last_stored_turn is not None and turn <= self._last_stored_turn

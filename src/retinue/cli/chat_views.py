@@ -1,4 +1,4 @@
-"""Views of a conversation: text as it streams on a terminal, or final text only into a pipe."""
+"""Views of a conversation: a terminal shows text as it streams, and a pipe gets only final text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def format_reset(because: str) -> str:
 
 
 def _format_grantee(event: dict[str, Any]) -> str:
-    """Return the agent that would get the permission, unless it is the agent that asks."""
+    """Return the agent that would get the permission, or an empty string if it is the agent that asks."""
     asker = event.get("agent", "")
     grantee = event.get("grantee") or event.get("for_whom", asker)  # of an event, or of an approval that was listed
     return "" if grantee == asker else f" for {grantee}"
@@ -70,10 +70,10 @@ def format_result_step(output: str, *, failed: bool) -> str:
 
 
 class PlainView:
-    """Writes to a pipe or a file: complete texts, each once, when they are final.
+    """Writes to a pipe or a file: each text once, when it is final.
 
-    Answers go to stdout, and with `show_steps` the text between calls does too. Notes go to stderr
-    if that is a terminal. Approvals always go to stderr, since a person must see them.
+    Answers go to stdout. With `show_steps`, so does the text between tool calls. Notes go to stderr if that is a
+    terminal. Approvals always go to stderr, because a person must see them.
     """
 
     accepts_commands = False  # whether slash commands such as /why can be typed
@@ -96,7 +96,7 @@ class PlainView:
         """Do nothing: written lines cannot be erased here."""
 
     def show_server_state(self, text: str) -> None:
-        """Show on stderr whether the server answers."""
+        """Show on stderr whether the server responds."""
         _write_line(self._err, text)
 
     def show_note(self, lines: Sequence[str]) -> None:
@@ -150,7 +150,7 @@ class PlainView:
 
 
 class TerminalView:
-    """Writes to a terminal: text as it streams, redrawn if a later attempt differs."""
+    """Writes to a terminal: text as it streams, which is redrawn if a later attempt differs."""
 
     can_grant_always = False  # whether this user may grant permanently
     accepts_commands = True
@@ -166,7 +166,7 @@ class TerminalView:
         self._is_header_due = True
 
     def set_agent(self, agent: str) -> None:
-        """Set the name for the header of the next answers."""
+        """Set the agent's name for the header of the next answers."""
         self._agent = agent
 
     def show_partial(self, thinking: str, text: str, *, is_ours: bool) -> None:
@@ -177,12 +177,12 @@ class TerminalView:
         self._paint(escape_controls(thinking), escape_controls(text), is_growing=True)
 
     def set_footer(self, text: str) -> None:
-        """Set the bottom line, which the next output overwrites."""
+        """Set the bottom line of the terminal. The next output overwrites the line."""
         self._footer = text
         self._paint(self._region.dim, self._region.plain)
 
     def show_server_state(self, text: str) -> None:
-        """Do nothing: the footer shows it."""
+        """Do nothing: the footer shows whether the server responds."""
 
     def show(self, lines: Sequence[str]) -> None:
         self._write_above([escape_controls(line) for line in lines])
@@ -222,7 +222,10 @@ class TerminalView:
         self._write_above([self._apply_style(DIM, line) for line in escape_controls(text).split("\n")])
 
     def show_end(self, end: EnvelopeEnd) -> None:
-        """Keep and mark the unfinished text of a failed run. Erase text that is not part of an answer."""
+        """Show the end of a run.
+
+        If the run failed, its unfinished text stays, with a mark. Other unfinished text is erased.
+        """
         mark = ""
         if end.is_answered:
             self._paint("", "")
@@ -240,21 +243,21 @@ class TerminalView:
         self._finish_region()
 
     def _write_final(self, dim: str, plain: str) -> None:
-        """Replace the live text with the final one and keep it."""
+        """Replace the streamed text with the final text."""
         if dim or plain:
             self._write_header()
         self._paint(dim, plain)
         self._finish_region()
 
     def _finish_region(self, mark: str = "") -> None:
-        """Keep the live text, add a mark below it, then write the deferred lines."""
+        """Stop updating the streamed text, add a mark below it, then write the deferred lines."""
         columns, rows = self._get_size()
         self._write(self._region.finish(columns=columns, rows=rows))
         later, self._deferred_lines = self._deferred_lines, []
         self._write_above([*([self._apply_style(DIM, mark)] if mark else []), *later])
 
     def _insert_before(self, lines: Sequence[str]) -> None:
-        """Write lines above the live text: what they describe happened earlier, but its event arrived later."""
+        """Write lines above the streamed text, because they describe something that happened before it."""
         columns, rows = self._get_size()
         if not self._region.fits(columns=columns, rows=rows):
             self.show_note(lines)
@@ -265,7 +268,7 @@ class TerminalView:
         self._paint(dim, plain)
 
     def _write_above(self, lines: Sequence[str]) -> None:
-        """Write lines above the footer. While an answer streams, they are deferred to its end."""
+        """Write lines above the footer. While an answer streams, the lines wait until it ends."""
         if not self._region.is_empty:
             self._deferred_lines += lines
             return
@@ -309,7 +312,10 @@ class TerminalView:
 
 
 class OnceView(TerminalView):
-    """Shows the answer to `--once` on a terminal: the answer streams to stdout, everything else goes to stderr."""
+    """Shows the answer to `retinue chat --once` on a terminal.
+
+    The answer streams to stdout, and everything else goes to stderr.
+    """
 
     accepts_commands = False
 

@@ -72,7 +72,7 @@ def _list_choices(parser: CommandParser) -> list[tuple[str, str]]:
 
 
 def _build_parsers() -> list[tuple[str, str, CommandParser]]:
-    """Return the first word, the second word (empty for an alias) and the parser of every command."""
+    """Return the parser of every command, with the command's first and second word. An alias has no second word."""
     found = [(name, "", build_alias_parser(name)) for name in ALIASES]
     return found + [(*split_command(each[0]), build_operation_parser(each)) for each in OPERATIONS]
 

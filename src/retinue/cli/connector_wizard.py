@@ -1,4 +1,4 @@
-"""`retinue connector add`: prompts for missing values at a terminal. Programs pass all values as options."""
+"""Runs `retinue connector add`: prompts for missing values at a terminal. Programs pass all values as options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def prompt_for_parameters(parameters: JsonObject) -> JsonObject:
-    """Return the parameters with prompted values added. Secrets are read without echo and without history."""
+    """Return the parameters, after prompting for missing values.
+
+    Secrets are read without echo and kept out of history.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return parameters
     platform = next((each for each in _fetch_platforms() if each["platform"] == parameters.get("platform")), None)
@@ -42,7 +45,7 @@ def _fetch_platforms() -> list[JsonObject]:
 
 
 def _find_unanswered(questions: list[JsonObject], parameters: JsonObject) -> list[JsonObject]:
-    """Return the questions that no option has answered."""
+    """Return the questions whose settings were not given as options."""
     given = {key for part in ("settings", "answers", "secrets") for key in parameters.get(part) or ()}
     return [each for each in questions if not {each["key"], f"{each['key']}_env", f"{each['key']}_file"} & given]
 
@@ -64,7 +67,7 @@ def _prompt_secret(prompt: str) -> str:
 
 
 def format_added(data: JsonObject) -> list[str]:
-    """Format the answer of `connector add`."""
+    """Format the response of `connector add`."""
     account = f" as {data['account']}" if data["account"] else ""
     connector = data["connector"]
     steps = [f"  {number}. {step}" for number, step in enumerate(data["next"], start=1)]

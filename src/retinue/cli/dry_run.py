@@ -1,4 +1,4 @@
-"""The dry-run command: simulates the coming days on a copy in a child process, and prints a report."""
+"""Runs `retinue dry-run`: simulates the coming days on a copy in a child process, and prints a report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _run_child(request_json: str) -> bytes:
 
 
 def format_report(report: JsonObject, *, all_runs: bool) -> list[str]:
-    """Format a report. The summary comes last, because that part stays visible on a terminal."""
+    """Format a dry-run report. The summary comes last, because the end stays visible on a terminal."""
     width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else DEFAULT_WIDTH
     runs, skips = report["runs"], report["skips"]
     shown = len(runs) if all_runs else RUNS_SHOWN_MAX
@@ -134,7 +134,7 @@ def _build_run_row(run: JsonObject) -> JsonObject:
 
 
 def _format_late_start(run: JsonObject) -> str:
-    """Return the start time if the run started late, because its agent or all slots were busy."""
+    """Return the start time of a run that started late because its agent or all slots were busy."""
     return "" if run["started_at"] == run["at"] else _format_time(run["started_at"])
 
 

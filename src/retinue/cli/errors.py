@@ -35,7 +35,7 @@ class CliError(Exception):
         return shown
 
     def to_dict(self) -> dict[str, object]:
-        """Return the error as an API response has it."""
+        """Return the error in the form that API responses have."""
         return {"code": self.code, "sentence": self.sentence, "because": self.because, "try": self.try_this}
 
 
@@ -49,9 +49,9 @@ class UsageError(CliError):
 
 
 class ServerNotAnswering(CliError):
-    """No server is running, or its connection was lost.
+    """No server is running, or the connection to the server was lost.
 
-    `may_have_arrived`: the connection was lost after the request was sent.
+    `may_have_arrived` is true if the connection was lost after the request was sent.
     """
 
     def __init__(self, because: str, *, may_have_arrived: bool = False) -> None:
@@ -70,7 +70,7 @@ def _get_server_place() -> str:
 
 
 def find_nearest(word: str, candidates: list[str]) -> str:
-    """Return the closest candidate, or an empty string."""
+    """Return the candidate that is most similar to a mistyped word, or an empty string."""
     import difflib  # imported here because only mistyped input needs it
 
     found = difflib.get_close_matches(word, candidates, n=1)

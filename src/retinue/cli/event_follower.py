@@ -18,7 +18,7 @@ SILENCE_MAX_S = 45.0  # the server sends at least a keep-alive comment every 15 
 
 
 class EventFollower:
-    """Feeds a chat state from its session's event stream, and reconnects when the connection breaks."""
+    """Follows the event stream of a session, updates the chat state, and reconnects when the connection breaks."""
 
     def __init__(self, chat_state: ChatState, on_server_change: Callable[[bool], None]) -> None:
         self.session = ""  # nothing is followed while this is empty
@@ -32,11 +32,11 @@ class EventFollower:
 
     @property
     def down_s(self) -> float:
-        """Seconds since the server stopped answering, or 0."""
+        """Seconds since the server stopped responding, or 0."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def step(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
-        """Wait for input, apply new events, and return those of `extra_fds` that are readable."""
+        """Wait for input and apply new events. Returns the file descriptors in `extra_fds` that are readable."""
         now = time.monotonic()
         if self._stream is None and self.session:
             if now >= self._retry_at and self._connect(now):
@@ -50,7 +50,7 @@ class EventFollower:
         return [fd for fd in readable if fd in extra_fds]
 
     def switch_session(self, session: str) -> None:
-        """Follow another session instead of the current one."""
+        """Follow the given session instead of the current session."""
         self.close()
         self.session = session
         self._retry_at = 0.0

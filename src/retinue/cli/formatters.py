@@ -1,5 +1,7 @@
-"""Formats operation responses: some in a special layout, others as `key: value` lines, and lists as
-blocks or tables."""
+"""Formats the responses of operations.
+
+Some have a special layout. Others become `key: value` lines, and lists become blocks or tables.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +98,9 @@ def _format_value(key: str, value: Any) -> list[str]:
 
 
 def format_table(rows: list[JsonObject], width: int, columns: tuple[str, ...] | None = None) -> list[str]:
-    """Format one line per row, and omit columns without values.
+    """Format a list of objects as a table, with one line per row. Columns without values are omitted.
 
-    Cells that do not fit are truncated visibly. If that is not enough, the last columns are dropped.
+    Cells that do not fit are truncated visibly. If the table is still too wide, the last columns are dropped.
     """
     names = list(columns or dict.fromkeys(key for row in rows for key in row if key != "short"))
     names = [name for name in names if any(_format_cell(row, name) for row in rows)]
@@ -207,7 +209,7 @@ def format_queue(data: JsonObject) -> list[str]:
 
 
 def format_models(data: JsonObject) -> list[str]:
-    """Format the models of each agent, in the order in which they are tried."""
+    """Format the models of each agent, in the order in which the agent tries them."""
     shown = [
         format_pair("default", f"{data['default']} ({data['default_because']})") + format_pairs(data, ("catalog_date",))
     ]

@@ -1,4 +1,4 @@
-"""Text of `retinue help`: an overview, or the verbs of one noun."""
+"""Formats the text of `retinue help`: an overview, or the verbs of one noun."""
 
 from __future__ import annotations
 

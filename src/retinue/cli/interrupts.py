@@ -1,4 +1,4 @@
-"""Makes Ctrl-C available as a readable file descriptor, so that `select` can wait for it."""
+"""Makes Ctrl-C readable from a file descriptor, so that `select` can wait for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import signal
 
 
 class InterruptHandler:
-    """Handles Ctrl-C. While it defers, the first Ctrl-C only makes `fd` readable. Each further one
-    raises KeyboardInterrupt."""
+    """Handles Ctrl-C.
+
+    While the handler defers interrupts, the first Ctrl-C only makes `fd` readable. Each further Ctrl-C raises
+    KeyboardInterrupt.
+    """
 
     def __init__(self) -> None:
         self.fd, self._writer = os.pipe()

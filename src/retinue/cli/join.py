@@ -1,4 +1,4 @@
-"""`retinue join`: exchanges an invitation for a token."""
+"""Runs `retinue join`: exchanges an invitation for a token."""
 
 from __future__ import annotations
 

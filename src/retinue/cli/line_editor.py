@@ -14,7 +14,7 @@ except ImportError:
 
 
 class LineEditor:
-    """Terminal input. Echo is off between prompts, and text typed ahead is kept for the next prompt."""
+    """Reads lines from a terminal. Between prompts, echo is off and typed text is kept for the next prompt."""
 
     def __init__(self, *, use_colors: bool) -> None:
         self.fd = sys.stdin.fileno()

@@ -1,7 +1,7 @@
-"""Computes what to write to update the last rows of a terminal, where an answer is still growing.
+"""Computes what to write to update the last rows of a terminal while an answer grows.
 
-Pure: strings in, strings out. Callers pass text through `escape_controls` first. So no text can move
-the cursor, recolor the screen or hide part of an approval.
+Pure: strings in, strings out. Callers pass text through `escape_controls` first, so no text can move the cursor,
+recolor the screen or hide part of an approval.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def common_prefix_length(one: str, other: str) -> int:
 
 
 class LiveRegion:
-    """The bottom of the screen, which may still change: dim text, plain text, and a dim footer below.
+    """The bottom rows of the screen that may still change: dim text, plain text, and a dim footer below.
 
-    Text that only grows is appended. If it changes, the rows from the change on are erased and
-    rewritten. If these have scrolled off the screen, all text is repeated below a line that says so.
+    Text that only grows is appended. If earlier text changes, the rows from the change on are erased and rewritten. If
+    these rows have scrolled off the screen, all text is repeated below a line that says so.
     """
 
     def __init__(self, *, use_colors: bool) -> None:
@@ -111,17 +111,17 @@ class LiveRegion:
         return not self._dim and not self._plain
 
     def fits(self, *, columns: int, rows: int) -> bool:
-        """Whether all rows are still on the screen and can be rewritten."""
+        """Whether all rows are still on the screen, so that they can be rewritten."""
         return len(find_row_starts(self._full_text(), max(columns, 2))) <= rows
 
     def extend(self, dim: str, plain: str, *, columns: int, rows: int) -> str:
-        """Draw streamed text. If it is a prefix of the text on the screen, the longer text stays."""
+        """Draw streamed text. If the new text is only a prefix of the text on the screen, the longer text stays."""
         if _join_texts(self._dim, self._plain).startswith(_join_texts(dim, plain)):
             dim, plain = self._dim, self._plain
         return self.paint(dim, plain, "", columns=columns, rows=rows)
 
     def paint(self, dim: str, plain: str, footer: str, *, columns: int, rows: int) -> str:
-        """Draw exactly this text."""
+        """Draw exactly the given text."""
         if (dim, plain, footer) == (self._dim, self._plain, self._footer):
             return ""
         before, after = self._full_text(), _append_footer(_join_texts(dim, plain), footer)
@@ -142,7 +142,7 @@ class LiveRegion:
         return "\r" + (f"\x1b[{up}A" if up else "") + "\x1b[J" + self._style_from(after, starts[row])
 
     def finish(self, *, columns: int, rows: int) -> str:
-        """Keep the text on the screen, remove the footer and move below."""
+        """Leave the text on the screen for good, remove the footer and move the cursor below the text."""
         written = self.paint(self._dim, self._plain, "", columns=columns, rows=rows)
         whole = self._full_text()
         self._dim = self._plain = ""
@@ -152,7 +152,7 @@ class LiveRegion:
         return _append_footer(_join_texts(self._dim, self._plain), self._footer)
 
     def _style_from(self, text: str, begin: int) -> str:
-        """Return the text from `begin` on, with its styles."""
+        """Return the text from position `begin` on, with its styles."""
         dim_end = len(self._dim)
         plain_end = len(_join_texts(self._dim, self._plain))
         parts = (

@@ -93,9 +93,9 @@ def _print_version() -> int:
 
 
 def _exec_module(module: str, *arguments: str) -> int:
-    """Replace this process with a module of the server.
+    """Replace this process with a Python module of the server.
 
-    `-P` keeps the working directory off `sys.path`, because files there are not ours.
+    `-P` keeps the working directory off `sys.path`, because the files there may belong to another project.
     """
     import os
 
@@ -104,7 +104,7 @@ def _exec_module(module: str, *arguments: str) -> int:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null: its reader is gone, and the interpreter flushes it at exit."""
+    """Redirect stdout to /dev/null. Its reader has closed the pipe, and the interpreter flushes stdout at exit."""
     import os
 
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,7 @@
-"""`retinue mcp serve`: an MCP server on stdin and stdout that forwards every request to the server.
+"""Runs `retinue mcp serve`: an MCP server on stdin and stdout that forwards every request to the server.
 
-For MCP clients that start their servers themselves. Requests are made with `RETINUE_TOKEN`, or with
-the owner's token from the data directory.
+For MCP clients that start their servers themselves. Requests use `RETINUE_TOKEN`, or the owner's token from the data
+directory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def run_command(arguments: list[str]) -> int:
 
 
 def serve(agent: str = "", *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> int:
-    """Forward requests until stdin ends. They run concurrently, and each response is written when it is ready."""
+    """Forward MCP requests until stdin ends.
+
+    Requests run concurrently, and each response is written when it is ready.
+    """
     from concurrent.futures import ThreadPoolExecutor
     from threading import BoundedSemaphore, Lock
     from urllib.parse import quote
@@ -77,7 +80,7 @@ def serve(agent: str = "", *, stdin: BinaryIO | None = None, stdout: BinaryIO | 
 
 
 def _forward_request(path: str, line: bytes) -> bytes:
-    """Return the server's response. A connection error becomes a response too, so that the client sees it."""
+    """Forward one request and return the server's response. A connection error is returned as a response too."""
     try:
         build_request = client._build_request  # pyright: ignore[reportPrivateUsage]
         send_request = client._send_request  # pyright: ignore[reportPrivateUsage]

@@ -25,7 +25,7 @@ OFFLINE_OPERATIONS = (
     "audit.verify",
     "audit.export",
 )
-"""Operations that also work without a running server, by opening its store: see `retinue.app.offline`."""
+"""Operations that also work without a running server: a child process reads the store. See `retinue.app.offline`."""
 SLOW_CALL_TIMEOUT_S = 900.0
 SLOW_OPERATIONS = (
     "server.ledger",
@@ -53,7 +53,7 @@ def run_operation(options: Namespace) -> int:
 
 
 def collect_parameters(options: Namespace) -> dict[str, Any]:
-    """Return the parameters that were typed. Others are omitted, so that the operation's defaults apply."""
+    """Return the parameters that the user typed. Others are omitted, so that the operation's defaults apply."""
     from retinue.cli.parser import NULL, find_operation, to_dest
 
     parameters: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def collect_parameters(options: Namespace) -> dict[str, Any]:
 
 
 def run_send(options: Namespace, parameters: dict[str, Any]) -> int:
-    """Send an envelope until it is accepted. Its idempotency key makes a retry after a lost response safe."""
+    """Send an envelope until it is accepted. The idempotency key makes it safe to retry after a lost response."""
     parameters["key"] = parameters.get("key") or os.urandom(16).hex()
     try:
         sent = send_until_accepted(parameters, wait_s=options.wait, on_waiting=_print_waiting)
@@ -98,7 +98,10 @@ def _print_waiting() -> None:
 
 
 def run_call(options: Namespace, parameters: dict[str, Any]) -> int:
-    """Call an operation and print its response. Without a server, some are answered from the store."""
+    """Call an operation and print the response.
+
+    If no server is running, some operations are answered from the store.
+    """
     import json
 
     timeout_s = SLOW_CALL_TIMEOUT_S if options.operation in SLOW_OPERATIONS else CALL_TIMEOUT_S
@@ -179,7 +182,7 @@ def run_offline(operation: str, parameters: dict[str, Any]) -> bytes:
 
 
 def read_text(value: str) -> str:
-    """Return the text, or for `-` the text from stdin without the newline that tools append."""
+    """Return the given text. For `-`, return the text from stdin without the newline that tools append."""
     if value != "-":
         return value
     data = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)

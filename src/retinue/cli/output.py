@@ -1,4 +1,4 @@
-"""Prints lines for people: `key: value` in kebab-case, short ids, colors only on a terminal."""
+"""Prints output for people: `key: value` lines with keys in kebab-case, short ids, and colors only on a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_colors(stream: TextIO) -> bool:
 
 
 def configure_stream(stream: TextIO) -> None:
-    """Use UTF-8 for pipes, whatever the locale. On a terminal, replace characters that it cannot encode."""
+    """Use UTF-8 for pipes, whatever the locale. On a terminal, replace characters that the terminal cannot encode."""
     reconfigure = getattr(stream, "reconfigure", None)  # missing on simple streams in tests
     if reconfigure is None:
         return
@@ -58,7 +58,7 @@ def _write(stream: TextIO, text: str, *, red_prefix: str = "") -> None:
 
 
 def shorten_id(value: str) -> str:
-    """Shorten an id, or the session id that ends an address. Return any other value unchanged."""
+    """Shorten an id, or the session id at the end of an address. Return any other value unchanged."""
     head, slash, tail = value.rpartition("/")
     is_id = len(tail) == ID_LENGTH and all(digit in "0123456789abcdef" for digit in tail)
     return head + slash + tail[:SHORT_ID_LENGTH] if is_id else value
@@ -77,7 +77,7 @@ def format_quantity(count: int, noun: str) -> str:
 
 
 def format_pair(key: str, value: object) -> list[str]:
-    """Format `key: value`. A value of several lines becomes an indented block below the key."""
+    """Format one `key: value` line. A value of several lines becomes an indented block below the key."""
     match value:
         case None | "":
             return [f"{key}: none"]
@@ -92,12 +92,12 @@ def format_pair(key: str, value: object) -> list[str]:
 
 
 def format_pairs(data: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """Format the keys that the object has, in the order in which they are given."""
+    """Format the given keys of an object, in the given order. Keys that the object lacks are omitted."""
     return [line for key in keys if key in data for line in format_pair(to_kebab_case(key), data[key])]
 
 
 def join_blocks(line_blocks: Sequence[list[str]]) -> list[str]:
-    """Join blocks of lines with an empty line between them."""
+    """Join blocks of lines with an empty line between blocks."""
     lines: list[str] = []
     for form in line_blocks:
         lines += ["", *form] if lines else form

@@ -1,5 +1,7 @@
-"""`up`, `down` and `logs`. The running server holds a `flock`, which ends with its process, so a
-crash leaves no stale state."""
+"""Implements `up`, `down` and `logs`.
+
+The running server holds a `flock`. The lock ends with its process, so a crash leaves no stale state.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ SETTINGS_PREFIX = "settings: "  # of lines about renamed settings in the start l
 
 
 def find_server_pid(data_dir: str) -> int:
-    """Return the process id of the server in this data directory: 0 if no server runs, -1 if the id is unknown.
+    """Return the process id of the server that uses this data directory.
 
-    After a kill, a child process that the server had just started may hold the lock a moment longer.
+    Returns 0 if no server is running, and -1 if the id is unknown. After a kill, a child process that the server had
+    just started may hold the lock a moment longer.
     """
     deadline = time.monotonic() + LOCK_RELEASE_S_MAX
     while (process := _read_lock_holder(data_dir)) > 0 and _is_gone(process) and time.monotonic() < deadline:
@@ -91,7 +94,7 @@ def start_server(options: Namespace) -> int:
 
 
 def _print_renamed_settings(start_log: list[str]) -> None:
-    """Print to stderr, which programs do not parse, which old names of settings the server found at its start."""
+    """Print to stderr which old names of settings the server found at its start. Programs do not parse stderr."""
     for line in start_log:
         if line.startswith(SETTINGS_PREFIX):
             sys.stderr.write(f"{line.removeprefix(SETTINGS_PREFIX)}\n")
@@ -120,7 +123,7 @@ def _spawn_server(log: int) -> int:
 
 
 def _wait_until_running(data_dir: str, pid: int, path: str, log: int, *, wait_s: float) -> None:
-    """Wait until this process answers, since another process may have started a server just before us."""
+    """Wait until this server process responds. Another process may have started a server just before it."""
     deadline = time.monotonic() + wait_s
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -149,7 +152,7 @@ def _is_answering() -> bool:
 
 
 def _read_start_log(log: int) -> list[str]:
-    """Read the start log by descriptor, since its name may refer to a newer log by now."""
+    """Read the start log through its open descriptor, because a newer log may have its name by now."""
     return os.pread(log, READ_BYTES, 0).decode(errors="replace").splitlines()
 
 
@@ -175,7 +178,10 @@ def _start_failed_error(path: str, lines: list[str], exit_code: int) -> CliError
 
 
 def _new_start_log(data_dir: str) -> tuple[str, int]:
-    """Open a new log for output during the start and crashes that cannot be logged. Rotates older ones."""
+    """Open a new start log and rotate older ones.
+
+    It gets the output during the start, and of crashes that cannot be logged.
+    """
     logs = os.path.join(data_dir, "logs")
     os.makedirs(logs, mode=0o700, exist_ok=True)
     path = os.path.join(logs, "start.log")
@@ -204,7 +210,7 @@ def stop_server(options: Namespace) -> int:
 
 
 def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
-    """Ask the server to stop, and kill it if it does not. In both cases, its work resumes at the next start."""
+    """Ask the server to stop, and kill it if it does not. Either way, interrupted work resumes at the next start."""
     if pid < 0:
         raise CliError(
             f"cannot stop the server in {data_dir}",
@@ -241,7 +247,7 @@ def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
 
 
 def _find_log(data_dir: str) -> str:
-    """Return the path of the server's log, or of the start log if there is none."""
+    """Return the path of the server's log, or of the start log if the server has no log yet."""
     logs = os.path.join(data_dir, "logs")
     own = os.path.join(logs, "retinue.log")
     return own if os.path.exists(own) else os.path.join(logs, "start.log")
@@ -278,7 +284,7 @@ def _tail(data: bytes, lines: int) -> bytes:
 
 
 def _reopen_if_rotated(file: _File, path: str) -> _File:
-    """Return the same file, or the file that replaced it in a rotation."""
+    """Return the open log file, or the new file if the log was rotated."""
     try:
         if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
             return file

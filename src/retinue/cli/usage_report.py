@@ -1,4 +1,4 @@
-"""Formats usage, costs and budgets: bars on a terminal, `key: value` lines into a pipe."""
+"""Formats usage, costs and budgets: as bars on a terminal, and as `key: value` lines in a pipe."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _format_remarks(data: JsonObject) -> list[str]:
 
 
 def draw_budget_gauges(data: JsonObject, width: int) -> list[str]:
-    """Draw each budget and the share of it that is spent."""
+    """Draw a bar for each budget that shows how much of it is spent."""
     budgets: list[JsonObject] = data["budgets"]
     if not budgets:
         return ["no budgets: set one under [budgets] in retinue.toml, or with `retinue agent set`"]
@@ -137,7 +137,7 @@ def _fill_missing_days(data: JsonObject) -> list[JsonObject]:
 
 
 def _draw_bars(labels: list[str], sizes: list[int], amounts: list[str], sides: list[str], width: int) -> list[str]:
-    """Draw labeled bars. If they do not fit, omit the details beside the amounts, then the bars."""
+    """Draw labeled bars. If they do not fit, omit first the details beside the amounts, then the bars."""
     label = min(max(map(len, labels)), LABEL_CHARS_MAX, max(width // 2, BAR_CHARS_MIN))
     amount, side = max(map(len, amounts)), max(map(len, sides)) + len(GAP)
     room = width - label - amount - 2 * len(GAP)
@@ -154,7 +154,7 @@ def _draw_bars(labels: list[str], sizes: list[int], amounts: list[str], sides: l
 
 
 def _draw_bar(share: float, width: int, empty_char: str = "") -> str:
-    """Draw a bar with a resolution of an eighth of a character. It is empty only if the share is zero."""
+    """Draw a bar in steps of an eighth of a character. A bar is empty only if the share is zero."""
     full, _, fine = _get_bar_chars()
     eighths = max(round(share * width * 8), 1) if share > 0 else 0
     bar = full * (eighths // 8)
@@ -164,7 +164,7 @@ def _draw_bar(share: float, width: int, empty_char: str = "") -> str:
 
 
 def _get_bar_chars() -> tuple[str, str, bool]:
-    """Return the characters for the full and the empty part, and whether eighths can be drawn."""
+    """Return the characters for the full and the empty part of a bar, and whether eighths can be drawn."""
     can = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf8")
     return (FULL_BLOCK, EMPTY_BLOCK, True) if can else ("#", ".", False)
 

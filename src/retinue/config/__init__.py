@@ -1,7 +1,7 @@
-"""Settings: texts and environment variables in, types or errors out. Only `loader` and `file_writer` access files.
+"""Reads settings files and environment variables into typed settings. Only `loader` and `file_writer` access files.
 
-`retinue.config.file_writer` changes a file and keeps its comments. This package does not import it,
-because it needs tomlkit.
+`retinue.config.file_writer` changes a settings file and keeps its comments. The rest of the package does not import
+that module, because it needs tomlkit.
 """
 
 from __future__ import annotations

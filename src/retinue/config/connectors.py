@@ -1,8 +1,7 @@
-"""Connectors in the settings file: `[connectors.NAME]`, where NAME stands for one of our accounts on a platform.
+"""Connectors in the settings file: `[connectors.NAME]`, where NAME is a name for one account on a platform.
 
-The keys that every connector has are declared here, all others by the settings class of its
-platform. That class is imported by name, as for a plugin, so an instance without connectors imports
-no such class.
+Keys that every connector has are declared here. The settings class of each platform declares the others. That class is
+imported by name, as for a plugin, so an instance without connectors imports no such class.
 """
 
 from __future__ import annotations
@@ -70,7 +69,10 @@ def check_platform_name(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnparsedConnectorSettings:
-    """The keys of a platform that is not built in. They are not parsed, because a plugin may provide the platform."""
+    """The settings of a connector whose platform is not built in.
+
+    They are parsed later, because a plugin may provide it.
+    """
 
     table: Mapping[str, Any] = field(
         default_factory=dict[str, Any], metadata={**FLAT_METADATA, "rule": SettingRule(in_file=False)}
@@ -79,7 +81,7 @@ class UnparsedConnectorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSettings:
-    """One account on one platform. Each platform adds keys to these."""
+    """The settings that every connector has: one account on one platform. Each platform adds its own keys."""
 
     platform: str = setting(
         "", "Platform of this connector, such as `telegram`. Required.", check=check_platform_name, example="irc"
@@ -93,7 +95,7 @@ class ConnectorSettings:
 
 
 def parse_connectors(value: object, faults: FaultCollector, *, allow_unknown: bool) -> dict[str, ConnectorSettings]:
-    """Parse all connectors. An invalid one is reported and left out.
+    """Parse all connectors. An invalid connector is reported and left out.
 
     With `allow_unknown`, an unknown platform is no error, because a plugin may provide it.
     """
@@ -138,7 +140,7 @@ def _parse_connector(
 
 
 def load_platform_settings(platform: str) -> type[Any]:
-    """Return the settings class of a built-in platform, importing it by name."""
+    """Import the settings class of a built-in platform by name, and return it."""
     module: Any = import_module(BUILT_IN_PLATFORMS[platform])
     return module.PLATFORM.settings
 
@@ -146,8 +148,7 @@ def load_platform_settings(platform: str) -> type[Any]:
 def parse_connector_settings(
     platform_settings: type[Any] | None, table: Table, path: KeyPath, faults: FaultCollector
 ) -> ConnectorSettings:
-    """Parse the table of a connector. Keys of its platform are parsed with the platform's settings
-    class, if it is known."""
+    """Parse the table of a connector. If the settings class of its platform is known, it parses the platform's keys."""
     common = {group: _field_names(group) for group in (ConnectorSettings, AccessSettings)}
     theirs = (
         _field_names(platform_settings)
@@ -178,8 +179,8 @@ def _field_names(cls: type[Any]) -> frozenset[str]:
 def iterate_secrets(settings: Any) -> Iterator[tuple[str, str, str]]:
     """Yield each secret that the settings of a platform refer to, as (purpose, environment variable, file).
 
-    A secret is a value for which both an environment variable and a file can be set. A value with a
-    file only may be anything, such as a certificate.
+    A setting refers to a secret if it can name either an environment variable or a file. A setting that names only a
+    file may refer to anything, such as a certificate.
     """
     for stem in iterate_secret_names(cast("type[Any]", type(settings))):
         env, file = str(getattr(settings, f"{stem}_env") or ""), str(getattr(settings, f"{stem}_file") or "")

@@ -1,5 +1,7 @@
 """Exports agents and people as a settings file, from which `retinue apply` can create them again.
-It never contains a secret."""
+
+It never contains a secret.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ _OMITTED_FIELDS = frozenset({"name", "version"})
 
 
 def export_declarations(agents: Iterable[Agent], people: Iterable[Person]) -> str:
-    """Return the file as TOML. It contains only values that differ from the defaults. The owner is
-    left out, because every instance has an owner."""
+    """Return a settings file as TOML, with only the values that differ from the defaults.
+
+    The owner is left out, because every instance has an owner.
+    """
     document = tomlkit.document()
     document["config_version"] = 2
     staff: dict[str, Any] = {agent.name: _changed_fields(agent, _DEFAULT_AGENT) for agent in agents}

@@ -1,4 +1,4 @@
-"""Errors in a settings file: each with its path, file and line, reported together."""
+"""Errors in a settings file. Each has the path of the setting, the file and the line. All are reported together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Format a path, such as `server.listen.port`, `include[0]` or `server.permission_policy."agent.set"`."""
+    """Format the path of a setting, such as `server.listen.port` or `include[0]`.
+
+    A key with special characters is quoted: `server.permission_policy."agent.set"`.
+    """
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -35,7 +38,7 @@ def format_key_path(path: KeyPath) -> str:
 
 
 class SettingPosition(Struct, frozen=True):
-    """The place of a setting. The position of an environment variable has no file, and some positions have no line."""
+    """Where a setting is: its file and line. An environment variable has no file, and some settings have no line."""
 
     file: Path | None = None
     line: int | None = None
@@ -71,8 +74,10 @@ class FaultCollector:
         self._faults: dict[SettingFault, None] = {}
 
     def add(self, path: KeyPath, predicate: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
-        """Add an error. `predicate` continues a sentence that starts with the path, such as "must
-        be a whole number"."""
+        """Add an error in a setting.
+
+        `predicate` continues a sentence that starts with the path: "must be a whole number".
+        """
         name = format_key_path(path)
         sentence = f"{name} {predicate}"
         self._add(
@@ -96,15 +101,14 @@ class FaultCollector:
         try_this: str = "",
         code: str = "",
     ) -> None:
-        """Add an error whose sentence does not start with a path: of an unreadable file, an
-        environment variable or an old name."""
+        """Add an error that is not about one setting: an unreadable file, an environment variable or an old name."""
         self._add(
             SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this, code=code)
         )
 
     @property
     def is_full(self) -> bool:
-        """Whether the maximum number of errors has been collected."""
+        """Whether the maximum number of errors has been collected, so further errors are dropped."""
         return len(self._faults) >= FAULTS_KEPT_MAX
 
     def in_file_order(self) -> tuple[SettingFault, ...]:
@@ -112,7 +116,7 @@ class FaultCollector:
         return tuple(sorted(self._faults, key=lambda fault: (str(fault.position.file or ""), fault.position.line or 0)))
 
     def position_of(self, path: KeyPath) -> SettingPosition:
-        """Return the position of a path, or of the nearest table around it."""
+        """Return the position of the setting at a path, or of the nearest table that contains it."""
         for length in range(len(path), -1, -1):
             if found := self.positions.get(path[:length]):
                 return found
@@ -170,7 +174,7 @@ def _format_faults(faults: tuple[SettingFault, ...]) -> str:
 
 
 class EnvironmentPathInvalid(Invalid):
-    """An environment variable of the server is not an absolute path, but must be one."""
+    """An environment variable that must be an absolute path is not."""
 
     code = "config.path_invalid"
 
@@ -220,7 +224,7 @@ class SettingsFileUnchangeable(RetinueError):
 
 
 class SettingRenamed(Invalid):
-    """A change of settings uses the name that a setting had in an earlier version."""
+    """A change of settings uses the old name of a renamed setting."""
 
     code = "config.renamed"
 
@@ -233,7 +237,7 @@ class SettingRenamed(Invalid):
 
 
 class SettingInexpressible(Invalid):
-    """TOML cannot express a value, so it cannot be written to the settings file."""
+    """A value cannot be written to the settings file, because TOML cannot express it."""
 
     code = "config.value_invalid"
 

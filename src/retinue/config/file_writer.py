@@ -27,14 +27,14 @@ NEW_FILE_MODE = 0o600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFileChange:
-    """The configuration after a change of the settings file, and the settings that changed."""
+    """The result of changing the settings file: the new configuration and the settings that changed."""
 
     configuration: Configuration
     changes: tuple[SettingChange, ...]
 
 
 def patch_settings_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> SettingsFileChange:
-    """Patch the settings file of this instance. The file is written completely or not at all."""
+    """Change some settings in the settings file of this instance. The file is written completely or not at all."""
     file = find_settings_file(environment, find_data_directory(environment))
     text = read_current_text(file)
     result = patch_settings_text(
@@ -52,8 +52,10 @@ def patch_settings_file(environment: Mapping[str, str], changes: Changes, *, exp
 
 
 def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
-    """Replace a settings file atomically and durably. Its mode stays. Raises `SettingsFileChanged`
-    if its hash is not the expected one."""
+    """Replace a settings file atomically and durably, with the same file mode.
+
+    Raises `SettingsFileChanged` if the hash of the current file is not the expected hash.
+    """
     file = file.resolve()  # A symlink stays, and its target is replaced.
     try:
         mode = file.stat().st_mode & 0o7777
@@ -69,8 +71,10 @@ def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
 
 
 def write_durably(file: Path, text: str, *, mode: int, before_rename: Callable[[], None] = lambda: None) -> None:
-    """Write a file completely or not at all, and flush it to disk. If `before_rename` raises an
-    error, the file is not changed."""
+    """Write a file completely or not at all, and flush it to disk.
+
+    If `before_rename` raises an error, the file is not changed.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as opened:
@@ -91,7 +95,7 @@ def write_durably(file: Path, text: str, *, mode: int, before_rename: Callable[[
 
 
 def read_current_text(file: Path) -> str:
-    """Return the current text of a settings file; empty if there is no file."""
+    """Return the current text of a settings file, or an empty string if the file does not exist."""
     try:
         return read_settings_text(file)
     except FileNotFoundError:

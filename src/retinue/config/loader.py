@@ -65,10 +65,10 @@ T = TypeVar("T")
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """The settings and declarations of the environment and the files.
+    """The settings and declarations from the environment and the settings files.
 
-    `hash` is the hash of the main file's text. A patch must name it. `renamed` has the files that
-    still contain names of an earlier version.
+    `hash` is the hash of the main file's text. A patch must pass this hash. `renamed` has the files that still contain
+    names of an earlier version.
     """
 
     settings: Settings
@@ -80,17 +80,19 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
     @property
     def default_agent(self) -> str | None:
-        """The agent that answers if none is named: the configured one, otherwise `main`, otherwise
-        the first declared."""
+        """The agent that answers if a message names no agent.
+
+        It is the configured agent, otherwise `main`, otherwise the first declared agent.
+        """
         return choose_default_agent(self.settings.default_agent, [agent.name for agent in self.declarations.agents])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedSettings:
-    """Settings with defaults in place of invalid values, and all errors. For the diagnosis of invalid settings.
+    """All errors in the settings, and the settings with defaults in place of invalid values. For diagnosis.
 
-    `tree` is the content of the files. Texts with a variable are `ExpandedText`. `positions` has
-    the file and line of each key.
+    `tree` is the content of the files. Texts with a variable are `ExpandedText`. `positions` has the file and line of
+    each key.
     """
 
     configuration: Configuration
@@ -101,9 +103,9 @@ class ExaminedSettings:
 
 
 class ReloadResult(Struct, frozen=True, kw_only=True):
-    """The result of a reload. `settings` can be used at once: settings that need a restart have their old values in it.
+    """The result of a reload: the settings to use now, and the changes that wait for a restart.
 
-    Changes that take effect only at a restart are in `pending_restart`.
+    In `settings`, settings that need a restart have their old values. Their changes are in `pending_restart`.
     """
 
     configuration: Configuration
@@ -119,8 +121,10 @@ class ReloadResult(Struct, frozen=True, kw_only=True):
 
 
 def load_settings(environment: Mapping[str, str]) -> Settings:
-    """Return the settings from the settings file, if there is one, and the environment. The
-    environment overrides the file."""
+    """Return the settings from the environment and the settings file, if there is one.
+
+    The environment overrides the file.
+    """
     return load_configuration(environment).settings
 
 
@@ -131,10 +135,10 @@ def load_configuration(
     runners: frozenset[str] = RUNNERS,
     accept_old_names: bool = False,
 ) -> Configuration:
-    """Return the configuration, or raise InvalidSettings with all errors.
+    """Return the configuration, or raise `InvalidSettings` with all errors.
 
-    If `text` is given, it is used in place of the main file. With `accept_old_names`, a setting may
-    have the name of an earlier version. `Configuration.renamed` lists these settings.
+    If `text` is given, it replaces the text of the main file. With `accept_old_names`, settings may have names of an
+    earlier version. `Configuration.renamed` lists these settings.
     """
     examined = examine_configuration(environment, text=text, runners=runners, accept_old_names=accept_old_names)
     if examined.faults:
@@ -149,8 +153,10 @@ def examine_configuration(
     runners: frozenset[str] = RUNNERS,
     accept_old_names: bool = False,
 ) -> ExaminedSettings:
-    """Like `load_configuration`, but errors in a file are returned, not raised. For commands that
-    inspect a broken instance."""
+    """Return the configuration together with all errors in it, instead of raising them.
+
+    For commands that inspect an instance with invalid settings.
+    """
     home = find_data_directory(environment)
     file = find_settings_file(environment, home)
     faults = FaultCollector()
@@ -184,12 +190,13 @@ def examine_configuration(
 
 
 def reload_configuration(current: Configuration, environment: Mapping[str, str]) -> ReloadResult:
-    """Read the settings again. Raises InvalidSettings if they are invalid.
+    """Read the settings again. Raises `InvalidSettings` if they are invalid.
 
-    A setting that needs a restart keeps its old value, and every reload reports the change as
-    pending until the restart. Old names of settings are refused, because a reload must not rewrite
-    a file that a person is editing. They are accepted only if the server could not rewrite its file
-    when it started.
+    A setting that needs a restart keeps its old value, and every reload reports the change as pending until the
+    restart.
+
+    Old names of settings are refused, because a reload must not rewrite a file that a person is editing. They are
+    accepted only if the server could not rewrite the file when it started.
     """
     found = load_configuration(environment, accept_old_names=bool(current.renamed))
     settings = _keep_until_restart(current.settings, found.settings)
@@ -202,7 +209,7 @@ def reload_configuration(current: Configuration, environment: Mapping[str, str])
 
 
 def hash_settings_text(text: str) -> str:
-    """Return the hash of a settings text. It ensures that a patch is applied only to the text for which it was made."""
+    """Return the hash of a settings text. It ensures that a patch changes only the text for which it was made."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -215,8 +222,10 @@ def find_data_directory(environment: Mapping[str, str]) -> Path:
 
 
 def find_settings_file(environment: Mapping[str, str], data_directory: Path) -> Path:
-    """Return the path of the settings file: RETINUE_CONFIG if that is set, otherwise `retinue.toml`
-    in the data directory. Only a file named by RETINUE_CONFIG must exist."""
+    """Return the path of the settings file: RETINUE_CONFIG if set, otherwise `retinue.toml` in the data directory.
+
+    A file named by RETINUE_CONFIG must exist; `retinue.toml` need not.
+    """
     named = environment.get("RETINUE_CONFIG")
     file = Path(named).expanduser() if named else data_directory / FILE_NAME
     if not file.is_absolute():
@@ -225,7 +234,7 @@ def find_settings_file(environment: Mapping[str, str], data_directory: Path) -> 
 
 
 def read_settings_text(file: Path) -> str:
-    """Return the exact text of a settings file. Raises ValueError if it is too large."""
+    """Return the exact text of a settings file. Raises `ValueError` if the file is too large."""
     with file.open("rb") as opened:
         content = opened.read(FILE_BYTES_MAX + 1)
     if len(content) > FILE_BYTES_MAX:
@@ -271,7 +280,10 @@ def _matching_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _is_excluded(file: Path) -> bool:
-    """Whether includes skip a file: a backup, or a hidden file, such as the leftover of a write that was killed."""
+    """Whether to skip a file that an include pattern matches: a backup or a hidden file.
+
+    Killing a process while it writes can leave a hidden file behind.
+    """
     return file.name.endswith(BACKUP_SUFFIX) or file.name.startswith(".")
 
 
@@ -329,8 +341,10 @@ def _check_password(store: object, faults: FaultCollector) -> None:
 
 
 def _environment_overrides(environment: Mapping[str, str], faults: FaultCollector) -> dict[str, Any]:
-    """Return the values of RETINUE_STORE and RETINUE_ZONE. They override the file, so that a single
-    command can use another store."""
+    """Return the values of RETINUE_STORE and RETINUE_ZONE.
+
+    They override the file, so that a single command can use another store.
+    """
     found: dict[str, Any] = {}
     if store := environment.get("RETINUE_STORE"):
         if validators.check_store(store):
@@ -358,7 +372,7 @@ def _environment_overrides(environment: Mapping[str, str], faults: FaultCollecto
 
 
 def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
-    """Check that the TCP port can be reached from other machines only through a trusted proxy with TLS."""
+    """Report an error if other machines can reach the TCP port without a trusted proxy with TLS."""
     if not settings.listen.enabled or validators.is_loopback(settings.listen.host):
         return
     missing = [
@@ -379,7 +393,7 @@ def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
 
 
 def _keep_until_restart(old: T, new: T) -> T:
-    """Return the new settings, with the old values of settings that need a restart."""
+    """Return the new settings, but keep the old values of settings that need a restart."""
     kept: dict[str, Any] = {}
     for each in fields(cast(Any, new)):
         before, after = getattr(old, each.name), getattr(new, each.name)

@@ -1,4 +1,4 @@
-"""Parses the top-level sections of the file, and checks that references to models and providers are valid."""
+"""Parses the top-level sections of the settings file, and checks references to models and providers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GLOB_CHARS = frozenset("*?[")
 
 
 def parse_top_level_sections(tree: Table, faults: FaultCollector) -> dict[str, Any]:
-    """Parse the settings that have a top-level section. Invalid values are reported and left out."""
+    """Parse the settings that have their own top-level section. Invalid values are reported and left out."""
     written = {name: tree[name] for name in TOP_LEVEL_SECTIONS if name in tree}
     others = [each.name for each in fields(Settings) if each.name not in TOP_LEVEL_SECTIONS]
     connectors = written.pop("connectors", None)
@@ -39,12 +39,12 @@ def parse_top_level_sections(tree: Table, faults: FaultCollector) -> dict[str, A
     models: ModelRoutingSettings = found.get("models", ModelRoutingSettings())
     _check_entries(models, entries, faults)
     if not found.get("plugins"):
-        _check_references(models, providers, faults)  # with plugins, an unknown provider may come from one of them
+        _check_references(models, providers, faults)  # an unknown provider may come from a plugin
     return found
 
 
 def _canonical_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
-    """Return the canonical spelling of a provider: as in [providers], otherwise as built in."""
+    """Return the name of a provider with the spelling of [providers], or else of the built-in provider."""
     folded = name.casefold()
     declared = {each.casefold(): each for each in providers}
     return declared.get(folded) or PROVIDER_ALIASES.get(folded, folded)
@@ -85,7 +85,7 @@ def _check_providers(providers: Mapping[str, ProviderSettings], faults: FaultCol
 
 
 def _check_entries(models: ModelRoutingSettings, written: Table, faults: FaultCollector) -> None:
-    """Report entries with an invalid model name, and aliases that name more than one model."""
+    """Report model entries with an invalid name, and aliases that several models share."""
     aliases: dict[str, str] = {}
     for name in written:
         if wrong := validators.check_model_reference(name):

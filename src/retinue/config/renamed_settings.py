@@ -1,7 +1,7 @@
-"""Finds keys and values of a settings file that have a new name, with the table `renamed_names.SETTINGS`.
+"""Finds settings in a file that have been renamed, and their new names. The table is `renamed_names.SETTINGS`.
 
-A path is matched level by level, below the new names of the tables around it. So a file may use old
-and new names side by side, such as `[server.retention]` with `news_days`.
+A path is matched level by level, with the new names of the tables around it. So a file may use old and new names side
+by side, such as `news_days` in `[server.retention]`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _ANY = "*"
 
 
 class RenamedSetting(Struct, frozen=True):
-    """An old key or value in a file, and the new one, in the form that a person reads.
+    """An old key or value in a file, and the new name, as a person reads them.
 
-    `path` is its path in the file, with the old names. If a value was renamed, `value` is the new
-    value.
+    `path` is the path in the file, with the old names. If a value was renamed, `value` is the new value.
     """
 
     old: str
@@ -39,7 +38,7 @@ class RenamedSetting(Struct, frozen=True):
 
 
 class SettingRenames(Struct, frozen=True, kw_only=True):
-    """The renamed keys and values of one file. `tree` is its content with the new names.
+    """The renamed keys and values of one file. `tree` is the content of the file with the new names.
 
     `conflicts` are keys that the file has under both names. A person must choose between them.
     """
@@ -51,7 +50,7 @@ class SettingRenames(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Level:
-    """The renamed keys and values of one table, and the tables in it, by their new names."""
+    """The renames that apply in one table: its keys, its values and the tables in it, by their new names."""
 
     tables: dict[str, _Level] = field(default_factory=dict[str, "_Level"])
     keys: dict[str, str] = field(default_factory=dict[str, str])
@@ -85,8 +84,10 @@ def _renames() -> _Level:
 
 
 def _enter(levels: Sequence[_Level], path: KeyPath, key: str, platforms: Platforms) -> list[_Level]:
-    """Return the levels of the table `key` at this path. There may be two: one for any connector,
-    and one for its platform."""
+    """Return the renames that apply in the table `key` at this path.
+
+    A connector has two sets of renames: for every connector, and for its platform.
+    """
     names = [key, _ANY]
     if path == ("connectors",):
         names.append(f"{_ANY}({platforms.get(key, '')})")
@@ -99,7 +100,7 @@ def list_connectors(tree: Table) -> set[str]:
 
 
 def find_platforms(tree: Table) -> dict[str, str]:
-    """Return the platform of each connector in a tree, under the old or the new name of the key."""
+    """Return the platform of each connector in the settings, whether the key has the old or the new name."""
     connectors = tree.get("connectors")
     if not isinstance(connectors, dict):
         return {}
@@ -113,7 +114,7 @@ def find_platforms(tree: Table) -> dict[str, str]:
 
 
 def rename_settings(tree: Table, platforms: Platforms) -> SettingRenames:
-    """Return the tree with the new names, and the keys and values that were renamed."""
+    """Return the content of a file with the new names, and the keys and values that were renamed."""
     renamed: list[RenamedSetting] = []
     conflicts: list[RenamedSetting] = []
 
@@ -153,8 +154,10 @@ def rename_settings(tree: Table, platforms: Platforms) -> SettingRenames:
 
 
 def list_old_names(renamed: Sequence[RenamedSetting], tree: Table, platforms: Platforms) -> list[RenamedSetting]:
-    """Return the old names, without duplicates. A table with only one key is listed as that key:
-    `house.zone`, not `house`."""
+    """Return the old names in a file, without duplicates.
+
+    A table with only one key is listed as that key: `house.zone`, not `house`.
+    """
     shown: dict[str, RenamedSetting] = {}
     for each in renamed:
         if each.value is None:
@@ -175,7 +178,7 @@ def _follow_only_keys(tree: Table, path: KeyPath) -> KeyPath:
 
 
 def rename_path(path: KeyPath, platforms: Platforms) -> KeyPath:
-    """Return the path of a key with the new names."""
+    """Return the path of a setting with the new names in place of old ones."""
     levels: Sequence[_Level] = (_renames(),)
     made: KeyPath = ()
     for part in path:
@@ -188,8 +191,10 @@ def rename_path(path: KeyPath, platforms: Platforms) -> KeyPath:
 
 
 def find_new_name(path: KeyPath, key: str) -> str | None:
-    """Return the new name of an unknown key in the table at this path. For a connector, renames of
-    all platforms are searched."""
+    """Return the new name of an unknown key in the table at this path.
+
+    For a connector, the renames of all platforms are searched.
+    """
     levels: Sequence[_Level] = (_renames(),)
     for part in _without_indexes(path):
         names = {part, _ANY}
@@ -203,8 +208,10 @@ def find_new_name(path: KeyPath, key: str) -> str | None:
 
 
 def find_new_parameter(key: str, known: Sequence[str]) -> str | None:
-    """Return the new name of a parameter that has the old name of a setting. None unless the
-    operation has the new parameter."""
+    """Return the new name of an operation's parameter, if the given name is an old name of a setting.
+
+    Returns None if the operation has no parameter of the new name.
+    """
     return next((new for old, new in _parameters() if old == key and new in known), None)
 
 

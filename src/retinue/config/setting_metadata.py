@@ -23,7 +23,7 @@ class SettingEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRule:
-    """The description of a setting, and requirements besides its type."""
+    """The description of a setting, and what its value must satisfy besides the type."""
 
     description: str = ""
     effect: SettingEffect = SettingEffect.HOT
@@ -37,11 +37,14 @@ class SettingRule:
 
 NO_RULE = SettingRule()
 FLAT_METADATA: Mapping[str, bool] = {"flat": True}
-"""The metadata of a group whose keys are in the table of the group that contains it, not in a table of their own."""
+"""Metadata for a group of settings without its own table: its keys are in the table of the group that contains it."""
 
 
 def setting(default: T, description: str, **rule: Any) -> T:
-    """Declare a field of a settings class. For the type checker, the return type is the type of the default."""
+    """Declare a setting: a field of a settings class, with its metadata.
+
+    For the type checker, the return type is the type of the default.
+    """
     made: Any
     metadata = {"rule": SettingRule(description=description, **rule)}
     if isinstance(default, dict):

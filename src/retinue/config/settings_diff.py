@@ -1,4 +1,4 @@
-"""The differences between two configurations: the changed paths, and when each change takes effect."""
+"""Compares two configurations: which settings changed, and when each change takes effect."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from retinue.config.table_parser import setting_rule
 
 @dataclass(frozen=True, slots=True, order=True)
 class SettingChange:
-    """The path of one changed setting. The values are left out, because some are secret."""
+    """The path of one changed setting. Its values are left out, because some are secret."""
 
     path: str
     effect: SettingEffect
 
 
 def diff_configurations(old: tuple[Settings, Declarations], new: tuple[Settings, Declarations]) -> list[SettingChange]:
-    """Return every changed path, sorted. For an added or removed agent or person there is one path,
-    for a changed one a path per key."""
+    """Return the path of every changed setting, sorted.
+
+    An added or removed agent or person has one path. A changed agent or person has a path for each changed key.
+    """
     settings = _changed_paths(dict(_setting_values(old[0])), dict(_setting_values(new[0])))
     staff = _declaration_changes(_declared_tables(old[1]), _declared_tables(new[1]))
     return sorted([*settings, *staff])
 
 
 def _setting_values(settings: Settings) -> Iterator[tuple[KeyPath, tuple[object, SettingEffect]]]:
-    """Yield each setting by its path in the file."""
+    """Yield each setting with its path in the file."""
     for path, leaf in _iterate_values(settings, ()):
         yield (path if path[0] in TOP_LEVEL_SECTIONS else ("server", *path)), leaf
 
@@ -71,8 +73,7 @@ def _declared_tables(declarations: Declarations) -> dict[KeyPath, object]:
 def _iterate_values(
     value: object, path: KeyPath, effect: SettingEffect = SettingEffect.HOT
 ) -> Iterator[tuple[KeyPath, tuple[object, SettingEffect]]]:
-    """Yield each single value below `value` by its path. Mappings are expanded; a list is one
-    value."""
+    """Yield each single value below `value` with its path. Mappings are expanded; a list is one value."""
     if is_dataclass(value) and not isinstance(value, type):
         for each in fields(cast(Any, value)):
             at = path if each.metadata.get("flat") else (*path, each.name)

@@ -1,4 +1,4 @@
-"""The settings as a form: each setting with its current value and the origin of that value."""
+"""Builds a form of the settings: each setting with its current value and where that value was set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PRIVATE_PATHS: frozenset[KeyPath] = frozenset({("server", "store")})  # a datab
 
 
 class SettingControl(StrEnum):
-    """The form control of a setting. A setting with `OTHER` can be changed in the file only."""
+    """The form control for a setting. A setting with the control `OTHER` can be changed only in the file."""
 
     SWITCH = "switch"
     INTEGER = "integer"
@@ -84,8 +84,10 @@ class SettingSection(Struct, frozen=True, kw_only=True):
 
 
 def build_settings_form(examined: ExaminedSettings, environment: Mapping[str, str]) -> list[SettingSection]:
-    """Return all sections, in the order of the reference page. Of tables with chosen names, those
-    that exist are included."""
+    """Return all sections of the form, in the order of the reference page.
+
+    Tables whose names people choose, such as connectors, are included if they exist.
+    """
     return list(_FormBuilder(examined, environment).sections())
 
 
@@ -160,7 +162,7 @@ class _FormBuilder(Struct, frozen=True):
         )
 
     def _listen_value(self, name: str, value: Any) -> Any:
-        """Return the value that the server derives from RETINUE_LISTEN at startup."""
+        """Return the listen address that the server derives from RETINUE_LISTEN at startup."""
         listen = self.environment["RETINUE_LISTEN"]
         host, _, port = listen.rpartition(":")
         if name == "enabled":
@@ -171,7 +173,7 @@ class _FormBuilder(Struct, frozen=True):
 
 
 def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """Yield the keys of one table with their types and values. The keys of flat groups in this group are included."""
+    """Yield the keys of one table with their types and values. Groups without their own table are included."""
     hints = cached_type_hints(cast("type[Any]", type(group)))
     for each in fields(group):
         value = getattr(group, each.name)
@@ -183,7 +185,7 @@ def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
 
 
 def _is_group(value: Any, hint: Any) -> bool:
-    """Whether a value has a section of its own. A group that can be written as a plain text (`SHORT`) has none."""
+    """Whether a value has its own section in the form. A group that can be written as plain text (`SHORT`) has none."""
     if is_dataclass(value):
         return not hasattr(type(value), "SHORT") and not isinstance(value, SecretReference)
     held = typing.get_args(hint)[-1] if isinstance(value, Mapping) and typing.get_args(hint) else None
@@ -235,7 +237,7 @@ def _has_variable(value: object) -> bool:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to JSON values. A secret becomes its location, and a text with a variable stays as written."""
+    """Convert a setting's value to JSON. A secret becomes its location, and a text with a variable stays as written."""
     match value:
         case ExpandedText():
             return value.original

@@ -1,8 +1,8 @@
-"""Rewrites settings files of an earlier version, so that all settings have their new names.
+"""Rewrites settings files of an earlier version so that all settings have their new names.
 
-Only the names change. All other bytes stay, including comments, order and indentation. tomlkit
-cannot rename a key in its place. So the text is edited at the position of each name, and the result
-is parsed and compared before it is written.
+Only the names change. All other bytes stay, including comments, order and indentation. tomlkit cannot rename a key in
+its place. So this module edits the text at the position of each name, then parses and compares the result before
+writing it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from retinue.config.toml_positions import find_spans
 
 
 class RewrittenFile(Struct, frozen=True, kw_only=True):
-    """One settings file, and the names that were renamed in it. `problem` says why it could not be written, if so."""
+    """One settings file, and the names that were renamed in it.
+
+    If the file could not be written, `problem` says why.
+    """
 
     file: Path
     renamed: tuple[RenamedSetting, ...]
@@ -85,7 +88,7 @@ def _upgrade_file(file: Path, platforms: Platforms) -> RewrittenFile:
 
 
 def rename_text(text: str, platforms: Platforms) -> str | None:
-    """Return the text with the new names. None if this would change anything else."""
+    """Return the text with the new names, or None if the renaming would change anything else."""
     tree = cast(Table, tomllib.loads(text))
     found = rename_settings(tree, platforms)
     values = {each.path: each.value for each in found.renamed if each.value is not None}

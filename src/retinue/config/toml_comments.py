@@ -36,11 +36,11 @@ class CommentedDocument:
         return _PLACEHOLDER.sub(lambda mark: above[int(mark[1])], written) + above[-1]
 
     def _comments_for_remaining(self, remaining: set[int]) -> list[str]:
-        """Return the comment lines above each table, empty for removed tables, and as the last item
-        those at the end of the file.
+        """Return the comment lines above each table that remains.
 
-        Some lines above a removed table do not belong to it: the file header, and comments followed
-        by a blank line. They go to the next table.
+        The last item has the comments at the end of the file. A removed table has no comment lines. But some lines
+        above it do not belong to it: the file header, and comments followed by a blank line. They move to the next
+        table.
         """
         above: list[str] = []
         carried = ""
@@ -78,8 +78,10 @@ class CommentedDocument:
 
 
 def _has_no_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
-    """Return for each item whether no key of this table follows it. Then the item is above the next
-    table or at the end."""
+    """Return for each item of a table whether no key of this table follows it.
+
+    If none follows, the item is above the next table or at the end of the file.
+    """
     found: list[bool] = []
     is_last = True
     for _, item in reversed(body):

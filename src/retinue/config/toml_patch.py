@@ -30,11 +30,11 @@ Changes = Mapping[str, Any]
 
 
 def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, validate: Callable[[str], object]) -> str:
-    """Return the text with the changes applied. `validate` raises if the result is invalid.
+    """Return the text with the changes applied. `validate` raises an error if the result is invalid.
 
-    `changes` is a nested mapping: a table is merged into the existing one, None removes a key, and
-    anything else replaces the value. If all tables of an array have an `id`, or all have a `name`,
-    existing tables are merged and new ones added. Any other array is replaced.
+    `changes` is a nested mapping: a table is merged into the existing table, None removes a key, and anything else
+    replaces the value. If all tables of an array have an `id`, or all have a `name`, existing tables are merged and new
+    tables added. Any other array is replaced.
     """
     if hash_settings_text(text) != expected_hash:
         raise SettingsFileChanged
@@ -51,7 +51,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
 
 
 def _apply_changes(text: str, changes: Changes) -> str | None:
-    """Return the new text. None if its values would not be exactly the old values with the changes."""
+    """Return the new text, or None if its values would differ from the old values with the changes."""
     try:
         before = tomllib.loads(text)
         wanted = _merge_changes(before, changes)
@@ -64,8 +64,10 @@ def _apply_changes(text: str, changes: Changes) -> str | None:
 
 
 def _has_values(text: str, wanted: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether a text has exactly the wanted values. A table that contained only tables may be
-    missing if all of these were removed."""
+    """Whether a text has exactly the wanted values.
+
+    A table that contained only tables may be missing if all of these were removed.
+    """
     found = tomllib.loads(text)
     _drop_emptied(wanted, found, before)
     return repr(_normalize(found)) == repr(_normalize(wanted))
@@ -81,8 +83,7 @@ def _drop_emptied(wanted: dict[str, Any], found: dict[str, Any], before: dict[st
 
 
 def _check_names(text: str, changes: Changes) -> None:
-    """Raise SettingRenamed if a change sets a value under a name of an earlier version. A change
-    may remove such a key."""
+    """Raise `SettingRenamed` if a change sets a value under an old name. A change may remove a key with an old name."""
     try:
         platforms = find_platforms(merge_tables(tomllib.loads(text), dict(changes)))
     except tomllib.TOMLDecodeError:
@@ -94,7 +95,7 @@ def _check_names(text: str, changes: Changes) -> None:
 
 
 def _sets_value(changes: Changes, path: KeyPath) -> bool:
-    """Whether the changes set a value at this path or below it. If not, they only remove values."""
+    """Whether the changes set any value at or below this path. Otherwise they only remove values there."""
     found: Any = changes
     for part in path:
         found = found[part]
@@ -109,7 +110,7 @@ def _sets_value(changes: Changes, path: KeyPath) -> bool:
 
 
 def _check_expressible(value: object, path: str) -> None:
-    """Raise SettingInexpressible if TOML cannot express the value."""
+    """Raise `SettingInexpressible` if TOML cannot express a value in the changes."""
     if isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):
@@ -152,7 +153,7 @@ def _patch_array(array: object, changes: Sequence[Changes], identity: str) -> No
 
 
 def _merge_changes(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Compute the expected values as plain dicts. The new text is compared with them."""
+    """Return the values that the new text must have, as plain dictionaries."""
     merged = dict(table)
     for key, change in changes.items():
         value: object = change
@@ -172,8 +173,10 @@ def _merge_changes(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]
 
 
 def _shared_identity_key(there: object, value: object) -> str | None:
-    """Return the key by which two arrays of tables can be merged. Every table has this key, with a
-    different value in each table of an array."""
+    """Return the key by which the tables of two arrays can be matched, such as `id`.
+
+    Every table has this key, with a different value in each table of an array.
+    """
     if not isinstance(there, list) or not isinstance(value, list | tuple) or not there or not value:
         return None
     arrays = [list(cast("Sequence[object]", there)), list(cast("Sequence[object]", value))]
@@ -189,7 +192,7 @@ def _is_unique_key(array: list[object], key: str) -> bool:
 
 
 def _normalize(value: object) -> object:
-    """Normalize a value for a comparison by `repr`: keys are sorted. Then 1, 1.0 and true differ."""
+    """Sort the keys of a value, so that `repr` can compare two values. `repr` distinguishes 1, 1.0 and true."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return [(key, _normalize(table[key])) for key in sorted(table)]

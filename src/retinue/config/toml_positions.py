@@ -1,6 +1,6 @@
-"""Finds the position of each key in a TOML text. The standard parser does not keep positions.
+"""Finds the position of each key in a TOML text. The standard parser does not report positions.
 
-The text was parsed before, so it is well-formed. This module scans it without validating it.
+The text has already been parsed, so it is well-formed. This module scans it without validating it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 
 class TextSpan(Struct, frozen=True):
-    """The position in the file of a key, or of a value that is a text. The quotes are included."""
+    """Where a key or a text value is in the file. The quotes are included."""
 
     path: KeyPath
     start: int
@@ -32,15 +32,17 @@ class TextSpan(Struct, frozen=True):
 
 
 def find_spans(text: str) -> list[TextSpan]:
-    """Return the spans of all keys and text values of a well-formed TOML text, in order. A header
-    has a span for each part of its path."""
+    """Return the spans of all keys and text values of a well-formed TOML text, in order.
+
+    A table header has a span for each part of its path.
+    """
     scanner = _Scanner(text)
     scanner.scan()
     return scanner.spans
 
 
 def find_key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line of each key path of a well-formed TOML text, starting at 1."""
+    """Return the line number of each key path in a well-formed TOML text. Lines start at 1."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     try:
         scanner.scan()
@@ -85,7 +87,10 @@ class _Scanner:
         return path
 
     def _resolve_last_table(self, path: KeyPath) -> KeyPath:
-        """Return the path of the last table if there is an array of tables at this path, as in the path of a header."""
+        """Return the path that a table header refers to.
+
+        For an array of tables, this is the last table of the array.
+        """
         return (*path, self._counts[path] - 1) if path in self._counts else path
 
     def _scan_pair(self, table: KeyPath) -> None:

@@ -64,7 +64,10 @@ _LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
 
 
 class ExpandedText(str):
-    """A text in which a variable was expanded. Errors show `original`, because the variable may contain a password."""
+    """A text in which a variable was expanded.
+
+    Error messages show `original`, because the variable may be a password.
+    """
 
     original: str
 
@@ -82,11 +85,10 @@ class FileAccess(Struct, frozen=True, kw_only=True):
 
 
 class SettingsReader:
-    """Reads a settings file with all its includes into one tree. Errors are added to `faults`, and
-    invalid values left out.
+    """Reads a settings file with all its includes into one tree of values.
 
-    Settings with an old name are read under their new name. Unless `accept_old_names` is set, each
-    is also an error. `renamed` lists them by file.
+    Errors are added to `faults`, and invalid values are left out. Settings with an old name are read under their new
+    name. Unless `accept_old_names` is set, each old name is also an error. `renamed` lists the old names by file.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class SettingsReader:
         return None
 
     def _rename(self, parsed: Table, file: Path) -> Table:
-        """Return the content of a file with the new names of settings."""
+        """Return the content of a file with the new names of settings that were renamed."""
         self.platforms |= find_platforms(parsed)
         self._unknown_platforms |= list_connectors(parsed) - self.platforms.keys()
         found = rename_settings(parsed, self.platforms)
@@ -337,7 +339,7 @@ class SettingsReader:
         return None
 
     def _expand_text(self, text: str, path: KeyPath) -> str | None:
-        """Expand the variables in a text. Returns None if a variable is missing or invalid, after reporting that."""
+        """Expand the variables in a text. If a variable is missing or invalid, report that and return None."""
         before = self._faults.count
 
         def put(match: re.Match[str]) -> str:
@@ -369,10 +371,10 @@ class SettingsReader:
 
 
 def _is_sent_secret(value: object, path: KeyPath) -> bool:
-    """Whether a value is a key, or a header of a provider or MCP server that may be a secret.
+    """Whether a value may be a secret that is sent to a provider or MCP server: a key, or a header.
 
-    A header may be a secret if its name suggests so, if the value is a location, or if the value
-    has a variable.
+    A header may be a secret if its name suggests so, if the value is the location of a secret, or if the value contains
+    a variable.
     """
     match path:
         case ("providers", _, "key") | ("web", "brave_key"):
@@ -386,7 +388,7 @@ def _is_sent_secret(value: object, path: KeyPath) -> bool:
 
 
 def merge_tables(base: Table, over: Table) -> Table:
-    """Merge tables key by key, recursively. Of any other values, that of `over` wins."""
+    """Merge two tables key by key, recursively. If a key has other values in both tables, the value of `over` wins."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
@@ -398,7 +400,7 @@ def merge_tables(base: Table, over: Table) -> Table:
 
 
 def format_value(value: object) -> str:
-    """Format a value for an error: shortened, with variables as written, and without secrets."""
+    """Format a value for an error message: shortened, with variables as written, and without secrets."""
     match value:
         case bool():
             return str(value).lower()
@@ -426,7 +428,7 @@ def read_error_reason(error: OSError | ValueError) -> str:
 
 
 def _resolve_path(file: Path) -> Path:
-    """Return the path without `..` and symlinks, so that a file is recognized under any name."""
+    """Return the path without `..` and symlinks, so that the same file is recognized under different paths."""
     try:
         return file.resolve()
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Checks of single texts in the settings. Each returns what is wrong, or None if the text is valid."""
+"""Validates single texts in the settings. Each function returns what is wrong, or None if the text is valid."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_host(text: str) -> str | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether a host is this machine's loopback interface, which no other machine can reach."""
+    """Whether a host is this machine's loopback interface, which other machines cannot reach."""
     return ipaddress.ip_address(text).is_loopback if _is_ip(text) else text.lower() in LOOPBACK_NAMES
 
 
@@ -87,8 +87,10 @@ def check_store(text: str) -> str | None:
 
 
 def find_password(address: str) -> str:
-    """Return the password in a database URL, before the @ or in its options. Empty if there is
-    none. If the URL cannot be parsed, the whole text is returned."""
+    """Return the password in a database URL, before the @ or in its options.
+
+    Returns an empty string if there is none. If the URL cannot be parsed, the whole text is returned.
+    """
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -158,7 +160,7 @@ def check_icon(text: str) -> str | None:
 
 
 def check_display_name(text: str) -> str | None:
-    """Check a name for people: one line of visible characters, without bidirectional characters."""
+    """Check a display name: one line of visible characters, without bidirectional characters."""
     seen = all(sign in (" ", _JOINER) or unicodedata.category(sign) not in _INVISIBLE_CATEGORIES for sign in text)
     if len(text) <= DISPLAY_NAME_LENGTH_MAX and seen and text.strip() == text:
         return None
@@ -184,8 +186,7 @@ def check_context_file(text: str) -> str | None:
 
 
 def check_glob(text: str) -> str | None:
-    """Check a name or an `fnmatch` pattern. A [ that is not closed is refused, because `fnmatch`
-    would take it literally."""
+    """Check a name or an `fnmatch` pattern. A [ that is not closed is refused: `fnmatch` would take it literally."""
     if not text.strip() or not text.isprintable():
         return "must be a name or a pattern with `*`, and not empty"
     return "must close every [ with a ]" if "[" in re.sub(r"\[!?\]?[^\]]*\]", "", text) else None
@@ -214,7 +215,7 @@ def check_image(text: str) -> str | None:
 
 
 def check_secret_reference(text: str) -> str | None:
-    """Check the location of a secret. Any other text may be the secret itself, so the error does not show the text."""
+    """Check the location of a secret. The error does not show an invalid text, because it may be the secret itself."""
     if re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]{0,99}", text) or (
         re.fullmatch(r"file:[/~].{1,1000}", text) and text.isprintable()
     ):

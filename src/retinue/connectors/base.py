@@ -1,8 +1,8 @@
-"""The connector API: what the code for a platform implements, and what the server gives to that code.
+"""The connector API: what the code for a platform implements, and what the server passes to that code.
 
-A connector only receives and delivers messages. It cannot confirm a message to the platform before
-the message is stored, because `accept` returns only after the commit. It sends only what the outbox
-gives it, one delivery part at a time.
+A connector only receives and delivers messages. It cannot confirm a message to the platform before the message is
+stored, because `accept` returns only after the commit. It sends only what the outbox passes to it, one delivery part at
+a time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from retinue.domain.ports import Clock
 
 
 class FailureKind(StrEnum):
-    """The reason why an envelope did not reach its channel. The values are fixed texts, so they are
-    safe to show to an agent."""
+    """Why an envelope did not reach its channel. The values are fixed texts, so an agent may safely see them."""
 
     INVALID_ADDRESS = "invalid_address"  # the platform has no such channel
     INVALID_SENDER = "invalid_sender"  # the platform refuses us as the sender
@@ -68,11 +67,10 @@ class DeliveryFailed(RetinueError):
 
 
 class ConnectionLost(RetinueError):
-    """The connection to the platform broke, or the platform refused the login. The connector's `listen` raises it.
+    """The connection to the platform broke, or the platform refused the login. Raised by the connector's `listen`.
 
-    `retry_after_s` is the delay that the platform requested. `needs_owner` means that only the
-    owner can solve the problem, such as a revoked token. The server then notifies the owner and
-    retries rarely.
+    `retry_after_s` is the delay that the platform requested. `needs_owner` means that only the owner can solve the
+    problem, such as a revoked token. The server then notifies the owner and retries rarely.
     """
 
     code = "connector.connection_lost"
@@ -96,8 +94,10 @@ class ConnectionLost(RetinueError):
 
 
 class Delivery(Struct, frozen=True):
-    """A platform's proof that it accepted a delivery part: the message id that it assigned, or its
-    acknowledgement. `receipt` is never empty."""
+    """A platform's proof that it accepted a delivery part.
+
+    `receipt` is the message id that the platform assigned, or its acknowledgement. It is never empty.
+    """
 
     receipt: str
 
@@ -109,14 +109,16 @@ class InboundKind(StrEnum):
     """The kind of event that a connector received."""
 
     MESSAGE = "message"
-    PRESS = "press"  # a button was pressed: `text` is the button's data, `quoted` the message that has the button
+    PRESS = "press"  # a button was pressed: `text` is the button's data, `quoted` is the message with the button
     REACTION = "reaction"  # `text` is the emoji, or empty if it was removed; `quoted` is the message
     MOVED = "moved"  # the channel has a new id: `text` is the new id
 
 
 class PlatformUser(Struct, frozen=True, kw_only=True):
-    """The platform user who sent a message. `id` never changes. Users can change their names at any
-    time, so a name proves nothing."""
+    """The platform user who sent a message.
+
+    `id` never changes. Users can change their names at any time, so a name proves nothing.
+    """
 
     id: str
     name: str = ""
@@ -138,7 +140,7 @@ class QuotedMessage(Struct, frozen=True, kw_only=True):
 
 
 class RemoteFile(Struct, frozen=True, kw_only=True):
-    """A file that is still on the platform. It is fetched only after the sender was admitted."""
+    """A file that is still on the platform. It is fetched only after the sender is admitted."""
 
     name: str
     media_type: str
@@ -203,7 +205,7 @@ def get_attempts_max(connector: object) -> int | None:
 
 
 def get_capabilities(connector: object) -> ConnectorCapabilities | None:
-    """Return the capabilities that the connector declares. None means that it accepts every envelope unsplit."""
+    """Return the capabilities that the connector declares. None means that it accepts every envelope in one part."""
     own: ConnectorCapabilities | None = getattr(connector, "capabilities", None)
     return own
 
@@ -229,7 +231,7 @@ class Connector(Protocol):
 
     @property
     def repeats_safely(self) -> bool:
-        """Whether a part that is sent twice appears only once, because the platform deduplicates by the part's key."""
+        """Whether a part that is sent twice appears once, because the platform deduplicates parts by their keys."""
         ...
 
     async def listen(self, accept: Accept) -> None:
@@ -240,11 +242,10 @@ class Connector(Protocol):
         ...
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
-        """Send one delivery part to its envelope's channel, and return once the platform accepted
-        it.
+        """Send one delivery part to its envelope's channel. Returns when the platform has accepted the part.
 
-        Raise `DeliveryFailed` only if the platform certainly did not accept it. Any other exception
-        (a timeout, a broken connection, a bug) means that the result is unknown.
+        Raise `DeliveryFailed` only if the platform certainly did not accept the part. Any other exception (a timeout, a
+        broken connection, a bug) means that the result is unknown.
         """
         ...
 
@@ -262,7 +263,7 @@ class SupportsPreview(Protocol):
         ...
 
     async def delete_preview(self, channel: str, message_id: str) -> None:
-        """Delete a preview, as far as the platform allows it."""
+        """Delete a preview, if the platform allows that."""
         ...
 
 
@@ -271,7 +272,7 @@ class SupportsReactions(Protocol):
     """A connector that can react to a message with an emoji."""
 
     async def react(self, channel: str, message_id: str, emoji: str) -> None:
-        """Set our reaction to a message. An empty `emoji` removes it. Raises `DeliveryFailed`."""
+        """Set the bot's reaction to a message. An empty `emoji` removes the reaction. Raises `DeliveryFailed`."""
         ...
 
 
@@ -286,11 +287,13 @@ class SupportsTyping(Protocol):
 
 @runtime_checkable
 class SupportsPressAnswers(Protocol):
-    """A connector that can answer the press of a button."""
+    """A connector that can respond when a person presses a button."""
 
     async def answer_press(self, press_id: str, text: str) -> None:
-        """Show a text only to the person who pressed a button. `press_id` is the `message_id` of
-        the inbound message of kind `press`."""
+        """Show a text only to the person who pressed a button.
+
+        `press_id` is the `message_id` of the inbound message of kind `press`.
+        """
         ...
 
 
@@ -329,7 +332,7 @@ class SupportsCheck(Protocol):
     """A connector that can check its login."""
 
     async def check(self) -> ConnectorCheckResult:
-        """Check that we can sign in to the platform, without changing anything there."""
+        """Check that the connector can sign in to the platform, without changing anything there."""
         ...
 
 
@@ -337,8 +340,10 @@ class SupportsCheck(Protocol):
 
 
 class ConnectorState(Protocol):
-    """The key-value state of one connector in the store, such as its read position. A value is
-    committed when `put` returns."""
+    """The key-value state of one connector in the store, such as its read position.
+
+    When `put` returns, the value is committed.
+    """
 
     async def get(self, key: str) -> str | None: ...
 
@@ -350,7 +355,7 @@ def _do_nothing() -> None:
 
 
 class ConnectorContext(Struct, frozen=True, kw_only=True):
-    """Services that the server passes to a connector when it creates it."""
+    """Services that the server passes to a connector when creating it."""
 
     name: str
     clock: Clock
@@ -365,7 +370,7 @@ class ConnectorContext(Struct, frozen=True, kw_only=True):
 
 
 class SettingQuestion(Struct, frozen=True, kw_only=True):
-    """A question that `retinue connector add` asks, to fill in one setting."""
+    """A question with which `retinue connector add` asks for the value of one setting."""
 
     key: str
     ask: str
@@ -377,8 +382,8 @@ class SettingQuestion(Struct, frozen=True, kw_only=True):
 class Platform(Struct, frozen=True, kw_only=True):
     """A platform. Each settings section `[connectors.NAME]` with `kind = name` creates one connector for it.
 
-    `settings` is a frozen dataclass whose fields are `retinue.config.setting_metadata.setting`s:
-    those of this platform, besides the settings that every connector has.
+    `settings` is a frozen dataclass whose fields are `retinue.config.setting_metadata.setting`s. It has the settings of
+    this platform, besides those that every connector has.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Creates a connector: parses the settings of its platform, and passes it the services that it needs."""
+"""Creates connectors: parses the settings of the platform, and passes the services that a connector needs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from retinue.domain.structs import replace
 
 
 def parse_platform_settings(platform: Platform, connector_name: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """Return the settings with the platform's own keys parsed. The keys that all connectors share
-    were already parsed with the settings file."""
+    """Return the settings of a connector with the platform's own keys parsed.
+
+    The keys that all connectors share were already parsed with the settings file.
+    """
     own = settings.platform_settings
     if not isinstance(own, UnparsedConnectorSettings):
         return settings
@@ -33,7 +35,7 @@ def parse_platform_settings(platform: Platform, connector_name: str, settings: C
 
 
 def make_connector(platform: Platform, settings: ConnectorSettings, context: ConnectorContext) -> Connector:
-    """Create a connector. Raises `ConnectorNameMismatch` if the platform's factory gave it another name."""
+    """Create a connector. Raises `ConnectorNameMismatch` if the platform's factory created it under another name."""
     made = platform.make_connector(settings.platform_settings, context)
     if made.name != context.name:
         raise ConnectorNameMismatch(platform.name, name=made.name, requested=context.name)
@@ -43,8 +45,10 @@ def make_connector(platform: Platform, settings: ConnectorSettings, context: Con
 def make_secret_reader(
     settings: Any, *, connector_name: str, data_dir: Path, environment: Mapping[str, str]
 ) -> Callable[[str], str]:
-    """Return a function that reads a secret by the setting that names it, on each call. A relative
-    path starts at `data_dir`."""
+    """Return a function that reads a secret, given the setting that names it. The secret is read on each call.
+
+    A relative path starts at `data_dir`.
+    """
     named = {stem: (env, file) for stem, env, file in iterate_secrets(settings)}
 
     def secret(key: str) -> str:

@@ -1,5 +1,4 @@
-"""The registry of platforms: the built-in ones, imported by name on first use, and those of
-plugins.
+"""The registry of platforms: built-in platforms, imported by name on first use, and platforms of plugins.
 
 For a well-known platform that is not supported, the error gives the reason.
 """

@@ -27,9 +27,8 @@ FORWARDED_METHODS = ("react", "show_typing", "delete_preview", "check")
 class RedactedConnector:
     """Wraps any connector and redacts what it sends. Stored envelopes are not changed.
 
-    It supports what the wrapped connector supports, and no more. Optional methods (`preview`,
-    `react` and so on) are added per instance, so that checks for their presence give the right
-    answer.
+    It supports exactly what the wrapped connector supports. Optional methods (`preview`, `react` and so on) are added
+    per instance, so that checks for their presence give the right answer.
     """
 
     inner: Connector

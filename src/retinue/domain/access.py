@@ -48,8 +48,7 @@ class AccessAction(StrEnum):
 class AccessDecision(Struct, frozen=True, kw_only=True):
     """Whether an inbound message is admitted, and why.
 
-    `setting_key` is the setting that decided. `trust` and `may_command` apply only to admitted
-    senders.
+    `setting_key` is the setting that decided. `trust` and `may_command` are set only if the message is admitted.
     """
 
     action: AccessAction
@@ -74,10 +73,10 @@ PLATFORMS_WITH_LOCAL_IDS = frozenset({"irc"})
 
 
 def id_namespace(platform: str, connector: str) -> str:
-    """Return the name under which platform ids are linked.
+    """Return the platform or connector within which a platform id is unique.
 
-    The name is the platform if an id means the same person everywhere on that platform. Otherwise
-    it is the connector.
+    Links between ids and people use this name. It is the platform if an id means the same person everywhere on that
+    platform. Otherwise it is the connector.
     """
     return connector if platform in PLATFORMS_WITH_LOCAL_IDS else platform
 
@@ -90,7 +89,7 @@ class PairingState(StrEnum):
 
 
 class Pairing(Struct, frozen=True, kw_only=True):
-    """A request for access from an unknown sender. The sender chooses `name`, so it proves nothing."""
+    """A request for access from an unknown sender. The sender chooses `name`, so a name is no proof of identity."""
 
     id: str
     connector: str
@@ -126,7 +125,7 @@ class PoisonMessage(Struct, frozen=True, kw_only=True):
 
 
 class AmbientMessage(Struct, frozen=True, kw_only=True):
-    """An ambient message: sent in a group, not addressed to the agent."""
+    """A message that was sent in a group but is not addressed to the agent."""
 
     seq: int
     message_id: str
@@ -137,7 +136,7 @@ class AmbientMessage(Struct, frozen=True, kw_only=True):
 
 
 class RefusedSender(Struct, frozen=True, kw_only=True):
-    """A refused sender and the number of refusals since the server started. Kept in memory only."""
+    """A refused sender, and the number of refusals since the server started. Kept only in memory."""
 
     connector: str
     sender_id: str

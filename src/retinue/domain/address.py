@@ -1,5 +1,7 @@
-"""Addresses: the sender and recipient of an envelope. `parse_address` is strict, so every `Address`
-is in canonical form."""
+"""Addresses: the sender and recipient of an envelope.
+
+`parse_address` is strict, so every `Address` is in canonical form.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,11 @@ class AddressKind(StrEnum):
 
 
 class Address(Struct, frozen=True):
-    """`agent:NAME`, `agent:NAME/SESSION`, `person:NAME`, `schedule:ID`, `channel:CONNECTOR:CHANNEL`
-    or `server`."""
+    """The sender or recipient of an envelope.
+
+    The forms are `agent:NAME`, `agent:NAME/SESSION`, `person:NAME`, `schedule:ID`, `channel:CONNECTOR:CHANNEL` and
+    `server`.
+    """
 
     kind: AddressKind
     name: str
@@ -55,17 +60,17 @@ class Address(Struct, frozen=True):
 
     @property
     def session(self) -> SessionId | None:
-        """Return the session that an agent address names, or None."""
+        """The session that an agent address names, or None."""
         return SessionId(self.rest) if self.kind is AddressKind.AGENT and self.rest else None
 
     @property
     def channel(self) -> str:
-        """`CONNECTOR:CHANNEL` for a channel address; empty for any other kind."""
+        """The part `CONNECTOR:CHANNEL` of a channel address. Empty for any other address."""
         return f"{self.name}:{self.rest}" if self.kind is AddressKind.CHANNEL else ""
 
     @property
     def is_external(self) -> bool:
-        """Whether this address stands for a session of an external agent."""
+        """Whether this address belongs to a session of an external agent."""
         return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL
 
 
@@ -86,10 +91,9 @@ def person_address(name: str) -> Address:
 
 
 def validate_name(name: str, *, what: str) -> str:
-    """Return `name`, or raise Invalid.
+    """Return `name` if it is valid, or raise Invalid.
 
-    A valid name consists of letters, digits and single inner hyphens, so it is safe in a path, an
-    address and a prompt.
+    A valid name consists of letters, digits and single inner hyphens, so it is safe in a path, an address and a prompt.
     """
     if len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
         raise NameInvalid(name, kind=what, chars_max=NAME_LENGTH_MAX)

@@ -1,4 +1,7 @@
-"""Agents: named definitions of purpose, model, tools and limits. The conversations of an agent are its sessions."""
+"""Agents: the named definitions of their purpose, model, tools and limits.
+
+An agent's conversations are its sessions.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +63,11 @@ class PermissionLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLists:
-    """Globs over tool names and tool groups (`group:web`). `deny` wins, then `ask`; a tool that
-    `allow` does not match is not offered.
+    """Which tools an agent has, and which of them need an approval. Each list has globs over tool names and groups.
 
-    The default of `allow` matches every tool; an empty list matches none. `also_allow` adds to a
-    profile or to `allow` without replacing it. `capabilities_allow` admits a tool if it matches
-    each of the tool's capabilities.
+    A group is written `group:web`. `deny` wins, then `ask`. A tool that `allow` does not match is not offered. The
+    default of `allow` matches every tool; an empty list matches none. `also_allow` adds to a profile or to `allow`
+    without replacing it. `capabilities_allow` admits a tool if it matches each of the tool's capabilities.
     """
 
     profile: str | None = None
@@ -79,8 +81,10 @@ class ToolLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules(ToolLists):
-    """An agent's tool rules. `policy` names one of the server's tool policies; `by_provider` has
-    further lists per model provider."""
+    """An agent's tool rules.
+
+    `policy` names one of the server's tool policies. `by_provider` has further lists for each model provider.
+    """
 
     policy: str | None = None
     by_provider: Mapping[str, ToolLists] = field(default_factory=dict[str, ToolLists], hash=False)
@@ -90,10 +94,9 @@ class ToolRules(ToolLists):
 class DelegationRules:
     """Which agents an agent can see and write to, and the limits of its delegations.
 
-    `allow` and `deny` are globs over agent names. `depth_max` limits the delegation depth below a
-    run that a person or a schedule started. At 1, the agents to which this run delegates cannot
-    delegate further. `open_max` limits the open delegations of one session. `exchanges_max` limits
-    how often two sessions may answer each other.
+    `allow` and `deny` are globs over agent names. `depth_max` limits the delegation depth below a run that a person or
+    a schedule started. At 1, the agents to which this run delegates cannot delegate further. `open_max` limits the open
+    delegations of one session. `exchanges_max` limits how often two sessions may answer each other.
     """
 
     allow: tuple[str, ...] = ("*",)
@@ -107,9 +110,9 @@ class DelegationRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentRules:
-    """Which agents an agent may start as subagents besides itself, and their limits.
+    """Which other agents an agent may start as subagents, and the limits of its subagents.
 
-    An unset value comes from `[defaults.subagents]`, then from the definition of the subagent.
+    A value that is not set comes from `[defaults.subagents]`, then from the definition of the subagent.
     """
 
     allow: tuple[str, ...] = ()
@@ -149,11 +152,10 @@ NO_HEARTBEAT = HeartbeatRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRules:
-    """How an agent's commands are confined, in addition to the server's settings. A looser value
-    has no effect.
+    """How an agent's commands are confined, in addition to the server's settings.
 
-    `image` and `cpus` apply to its containers. A container is removed after `idle_hours` without
-    use or at `age_days`.
+    A looser value than theirs has no effect. `image` and `cpus` apply to the agent's containers. A container is removed
+    after `idle_hours` without use or at `age_days`.
     """
 
     mode: SandboxMode | None = None
@@ -169,8 +171,10 @@ class SandboxRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalAgentEndpoint:
-    """How to reach an external agent. `secret` says where the signing key is (`env:NAME` or
-    `file:PATH`), never its value."""
+    """How to reach an external agent.
+
+    `secret` is the location of the signing key (`env:NAME` or `file:PATH`), never its value.
+    """
 
     url: str = ""
     secret: str = ""
@@ -180,7 +184,7 @@ class ExternalAgentEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """One agent's definition: its purpose, model, tools and limits."""
+    """The definition of one agent: its purpose, model, tools and limits."""
 
     name: str
     display_name: str = ""  # empty: the name
@@ -224,7 +228,7 @@ class Agent:
 
     @property
     def label(self) -> str:
-        """The name shown to people."""
+        """The name of the agent that people see."""
         return self.display_name or self.name
 
 

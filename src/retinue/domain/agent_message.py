@@ -1,4 +1,4 @@
-"""Agent messages: a message from one session to another that expects no result."""
+"""Agent messages: messages from one session to another that expect no result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.trust import Trust
 
 
 class RecipientStrategy(StrEnum):
-    """How to find the recipient session if none is named: which kind of session to take the most recent of."""
+    """How to choose a recipient session if none is named: the most recent session of one kind."""
 
     MOST_RECENT_FOREGROUND = "most-recent-foreground"  # a session that a person opened
     HEARTBEAT = "heartbeat"
@@ -21,9 +21,9 @@ class RecipientStrategy(StrEnum):
 class AgentMessage(Struct, frozen=True, kw_only=True):
     """An agent message to send. `recipient` is an agent name, a session id, a session key or empty.
 
-    A message without a recipient goes to the session that started the caller. If there is none, it
-    goes to the last session of the run principal. `own_sessions_only`: the recipient must be a
-    session that the caller's session started, or the one that started it.
+    A message without a recipient goes to the session that started the sender's session. If there is none, it goes to
+    the last session of the run principal. With `own_sessions_only`, the recipient must be a session that the sender's
+    session started, or the session that started it.
     """
 
     run: RunId
@@ -38,7 +38,7 @@ class AgentMessage(Struct, frozen=True, kw_only=True):
 
 
 class AgentMessageReceipt(Struct, frozen=True, kw_only=True):
-    """Where an agent message went. `refused_because` is the reason if it was not accepted."""
+    """Where an agent message was sent. `refused_because` is the reason if the message was not accepted."""
 
     envelope: EnvelopeId
     agent: str

@@ -1,5 +1,7 @@
-"""Approvals: questions put to a person about exact tool calls. They survive restarts and can be
-answered in any client."""
+"""Approvals: questions put to a person about exact tool calls.
+
+They survive restarts and can be answered in any client.
+"""
 
 from __future__ import annotations
 

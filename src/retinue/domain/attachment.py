@@ -19,7 +19,11 @@ class Attachment(Struct, frozen=True, kw_only=True):
 
 
 def safe_file_name(name: str) -> str:
-    """Return a safe file name: no path, no control or bidirectional characters, never empty or hidden."""
+    """Return a safe version of a file name.
+
+    The result has no path and no control or bidirectional characters. It is never empty, and never the name of a hidden
+    file.
+    """
     last = re.split(r"[/\\]", _INVISIBLE.sub("", name))[-1]
     plain = _UNSAFE_CHARS.sub("_", last).strip(" .")
     if len(plain) > ATTACHMENT_NAME_LENGTH_MAX:

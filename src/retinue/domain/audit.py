@@ -1,9 +1,8 @@
 """The audit log: one entry per decision and effect, in hash chains.
 
-There is one chain per session and one for the server. An entry holds the hash of its content, never
-the content, so content can be erased without breaking the chain. To change, drop or move an entry
-unnoticed, every later entry and anchor must be changed too. `check_chains` finds the first one that
-was not.
+There is one chain per session and one for the server. An entry holds the hash of its content, never the content, so
+content can be erased without breaking the chain. To change, drop or move an entry unnoticed, an attacker must also
+change every later entry and anchor. Otherwise `check_chains` finds the first entry that does not match.
 """
 
 from __future__ import annotations
@@ -51,8 +50,10 @@ class AuditKind(StrEnum):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """An audit entry to write. `subject` names a tool, an approval or a setting; `content` is the
-    hash of the content."""
+    """An audit entry to write.
+
+    `subject` names a tool, an approval or a setting. `content` is the hash of the content.
+    """
 
     kind: AuditKind
     who: str
@@ -65,8 +66,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class AuditLink(Struct, frozen=True):
-    """One stored entry of a chain. All fields are plain text and numbers, as read from a store or a
-    file."""
+    """One stored entry of a chain. All fields are plain text and numbers, as read from a store or a file."""
 
     chain: str
     position: int  # 1-based, without gaps
@@ -83,8 +83,10 @@ class AuditLink(Struct, frozen=True):
 
 
 class AuditAnchor(Struct, frozen=True):
-    """The position and hash of a chain at one time. A copy outside the database proves later
-    truncation or rewriting."""
+    """The position and hash of a chain at one time.
+
+    A copy of the anchor outside the database reveals if the chain is truncated or rewritten later.
+    """
 
     at_ms: int
     chain: str
@@ -113,24 +115,26 @@ def canonical_json(value: Any) -> str:
 
 
 def hash_content(value: Any) -> str:
-    """Return the SHA-256 of a content. A string is hashed directly, any other value as canonical JSON."""
+    """Return the SHA-256 hash of a content. A string is hashed directly, any other value as canonical JSON."""
     text = value if isinstance(value, str) else _encode(value)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def hash_link(previous_hash: str, link_fields: Mapping[str, Any]) -> str:
-    """Hash the fields of a link (all but `hash`) together with the previous link's hash."""
+    """Hash the fields of a link, except `hash`, together with the previous link's hash."""
     return hashlib.sha256(_encode({**link_fields, "before": previous_hash}).encode()).hexdigest()
 
 
 def hashed_fields(link: AuditLink) -> dict[str, Any]:
-    """Return the fields of a link that are hashed and exported: all but `hash`."""
+    """Return the fields of a link that are hashed and exported: all fields except `hash`."""
     return {name: getattr(link, name) for name in _HASHED_FIELDS}
 
 
 class AuditChainChecker:
-    """Checks links one by one, chain by chain and in order. An inconsistency is reported once, not
-    again for every later link."""
+    """Checks the links of audit chains one by one, in order, one chain after the other.
+
+    An inconsistency is reported once, not again for every later link.
+    """
 
     def __init__(self) -> None:
         self.link_count = 0
@@ -164,8 +168,10 @@ class AuditChainChecker:
         self._position, self._previous_hash, self._at_ms = link.position, link.hash, max(link.at_ms, self._at_ms)
 
     def finish(self) -> Iterator[AuditChainFlaw]:
-        """Yield the flaws that are known only after the last link: missing chains, and chains that
-        the server's chain does not announce."""
+        """Yield the flaws that are known only after the last link.
+
+        These are missing chains, and chains that the server's chain does not announce.
+        """
         for chain in sorted(self.announced_chains - self.seen_chains):
             yield AuditChainFlaw(chain, 1, "the whole chain is missing")
         for chain in sorted(self.seen_chains - self.announced_chains - {SERVER_CHAIN}):
@@ -173,7 +179,7 @@ class AuditChainChecker:
 
 
 def check_chains(links: Iterable[AuditLink], anchors: Iterable[AuditAnchor] = ()) -> list[AuditChainFlaw]:
-    """Return all flaws of complete chains and their anchors. The links of each chain are in order."""
+    """Return all flaws of complete chains and their anchors. The caller passes the links of each chain in order."""
     checker = AuditChainChecker()
     wanted: dict[tuple[str, int], set[str]] = {}
     for anchor in anchors:
@@ -193,7 +199,7 @@ CHAIN_TRUNCATED = "an anchor has an entry at this position, which is missing"
 
 
 def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
-    """Return the hash of the anchors of one hour. The server's chain stores it."""
+    """Return one hash of all anchors of an hour. The server's chain stores this hash."""
     return hash_content(sorted([each.chain, each.position, each.hash] for each in anchors))
 
 
@@ -201,8 +207,10 @@ def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
 
 
 def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
-    """Return the entry that a call was allowed. It is written in the commit of the call's intent,
-    before the call is performed."""
+    """Build the audit entry that a call was allowed.
+
+    It is written in the commit of the call's intent, before the call is performed.
+    """
     return AuditEntry(
         kind=AuditKind.CALL_ALLOWED,
         who=f"agent:{agent}",
@@ -216,8 +224,10 @@ def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: st
 
 
 def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) -> AuditEntry:
-    """Return the entry that a call ended, written in the commit of its result. `verdict` is done,
-    failed or interrupted."""
+    """Build the audit entry that a call ended. It is written in the commit of the call's result.
+
+    `verdict` is done, failed or interrupted.
+    """
     return AuditEntry(
         kind=AuditKind.CALL_ENDED,
         who=f"agent:{agent}",
@@ -230,11 +240,10 @@ def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) ->
 
 
 def call_refused(tool: str, output: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
-    """Return the entry that a call was refused. It is written in the commit of `output`, which the
-    model reads in place of a result.
+    """Build the audit entry that a call was refused.
 
-    `because` is the text of a rule, never of a person or a web page, because entries are kept
-    forever.
+    It is written in the commit of `output`, which the model reads in place of a result. `because` is the text of a
+    rule, never of a person or a web page, because entries are kept forever.
     """
     return AuditEntry(
         kind=AuditKind.CALL_REFUSED,
@@ -249,7 +258,10 @@ def call_refused(tool: str, output: str, *, agent: str, run: str, because: str =
 
 
 def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> AuditEntry:
-    """Return the entry that a person was asked. `question` holds the calls, permissions and reasons."""
+    """Build the audit entry that a person was asked for an approval.
+
+    `question` holds the calls, permissions and reasons.
+    """
     return AuditEntry(
         kind=AuditKind.APPROVAL_ASKED,
         who=f"agent:{agent}",
@@ -264,8 +276,10 @@ def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> Aud
 def approval_decided(
     approval: str, *, by: str, agent: str, run: str, state: str, scope: str = "", comment: str = ""
 ) -> AuditEntry:
-    """Return the entry that an approval was decided. `state` is allowed, denied or closed; `scope`
-    is how long a yes lasts."""
+    """Build the audit entry that an approval was decided.
+
+    `state` is allowed, denied or closed; `scope` is how long a yes lasts.
+    """
     return AuditEntry(
         kind=AuditKind.APPROVAL_DECIDED,
         who=by,
@@ -297,7 +311,7 @@ def approval_refused(approval: str, *, by: str, agent: str, run: str, because: s
 
 
 def grant_given(permission: str, *, by: str, agent: str, grant: str, run: str | None = None) -> AuditEntry:
-    """Return the entry that a permission was granted. `grant` is the id of the grant."""
+    """Build the audit entry that a permission was granted. `grant` is the id of the grant."""
     return AuditEntry(
         kind=AuditKind.GRANT_GIVEN,
         who=by,
@@ -321,10 +335,9 @@ def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> AuditE
 
 
 def operation_performed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> AuditEntry:
-    """Return the entry of an administrative change: of a setting, agent, person, token, credential,
-    skill or MCP server.
+    """Build the audit entry of an administrative change: of a setting, agent, person or token, for example.
 
-    It records the operation and who performed it. The parameters are not kept, not even as a hash,
-    because they may contain secrets. `agent` is the agent that was changed, if any.
+    The entry has the operation and its caller. The parameters are not kept, not even as a hash, because they may
+    contain secrets. `agent` is the agent that was changed, if any.
     """
     return AuditEntry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")

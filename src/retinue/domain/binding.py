@@ -10,7 +10,7 @@ BINDING_AGENTS_MAX = 16  # agents that may answer in one channel
 
 
 class PeerKind(StrEnum):
-    """The kind of a channel. A binding that names no kind matches every channel."""
+    """The kind of a channel, such as a group. A binding that names no kind matches every channel."""
 
     DM = "dm"
     GROUP = "group"
@@ -18,7 +18,7 @@ class PeerKind(StrEnum):
 
 
 class MatchedBy(StrEnum):
-    """Which part of a binding matched the channel. The first of these decides which agent answers."""
+    """Which part of a binding matched the channel. If several bindings match, the part listed first decides."""
 
     PEER = "peer"
     PARENT = "parent-peer"
@@ -30,10 +30,10 @@ class MatchedBy(StrEnum):
 
 
 class BindingMatch(Struct, frozen=True, kw_only=True):
-    """What a binding matches. An empty field matches anything: an empty `account` means every account of the connector.
+    """What a binding matches.
 
-    `connector` is a platform, such as `telegram`, or the name of one connector; `account` is the
-    name of one connector.
+    An empty field matches anything: without an `account`, every account of the connector matches. `connector` is a
+    platform, such as `telegram`, or the name of one connector. `account` is the name of one connector.
     """
 
     connector: str
@@ -46,12 +46,15 @@ class BindingMatch(Struct, frozen=True, kw_only=True):
 
     @property
     def is_account_wide(self) -> bool:
-        """Whether it matches everything of one account, or of all accounts."""
+        """Whether the binding matches every channel of one account, or of all accounts."""
         return not (self.peer_kind or self.peer or self.parent or self.guild or self.team)
 
 
 class Binding(Struct, frozen=True, kw_only=True):
-    """`agent` answers in the matched channels. Each of `extra_agents` also answers in them, independently."""
+    """A rule for which agents answer in the channels that it matches.
+
+    `agent` answers there. Each of `extra_agents` also answers, independently.
+    """
 
     id: str
     agent: str
@@ -65,7 +68,7 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 class ChannelFacts(Struct, frozen=True, kw_only=True):
-    """Facts about the channel in which a message was sent. Bindings match against them."""
+    """The channel and sender of a message, which bindings are matched against."""
 
     platform: str
     connector: str
@@ -78,8 +81,10 @@ class ChannelFacts(Struct, frozen=True, kw_only=True):
 
 
 class BindingResult(Struct, frozen=True, kw_only=True):
-    """The agents that answer in a channel. `binding` is the binding that decided, or None if the
-    default agent answers."""
+    """The agents that answer in a channel. `binding` is the binding that decided.
+
+    If no binding matches, the default agent answers and `binding` is None.
+    """
 
     agents: tuple[str, ...]
     matched_by: MatchedBy

@@ -1,5 +1,7 @@
-"""Money: the limits of what model calls may cost, and the cost reserved for a call. Amounts are
-millionths of a dollar."""
+"""Budgets: the limits on what model calls may cost, and the cost reserved for a call.
+
+Amounts are millionths of a dollar.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
 class BudgetLimits(Struct, frozen=True, kw_only=True):
-    """Budgets, from the narrowest to the widest. None: no limit."""
+    """The limits of all budgets that apply to a call, from the narrowest to the widest. None: no limit."""
 
     run_microusd: int | None = None
     tree_microusd: int | None = None
@@ -37,7 +39,7 @@ class BudgetLimits(Struct, frozen=True, kw_only=True):
         return ours != _NO_FOUR or others != _NO_THREE or self.instance_month_microusd is not None
 
     def by_name(self) -> dict[str, int | None]:
-        """Return each limit by its name, in the order in which they are checked."""
+        """Return each limit with its name, in the order in which the limits are checked."""
         return {
             "run": self.run_microusd,
             "tree": self.tree_microusd,
@@ -54,8 +56,7 @@ NO_BUDGET_LIMITS = BudgetLimits()
 
 
 class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
-    """The reservation that a model call needs. It is stored with the call's intent, in the same
-    commit."""
+    """A request to reserve the cost of a model call. It is stored with the call's intent, in the same commit."""
 
     ref: ModelRef
     credential: str = ""
@@ -71,7 +72,7 @@ class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
 
 
 class ModelCallReservation(Struct, frozen=True, kw_only=True):
-    """The reservation that a model call gets: the output tokens that it may use at most, and the reserved amount.
+    """The reservation for a model call: the maximum number of output tokens, and the reserved amount.
 
     `warnings` name the budgets that rose above the warning threshold with the run's last call.
     """
@@ -94,7 +95,7 @@ def day_number(day: date) -> int:
 
 
 def date_of_day_number(day: int) -> date:
-    """Return the date of a day number; the inverse of `day_number`."""
+    """Return the date of a day number. The inverse of `day_number`."""
     return date.fromordinal(day + _FIRST_DAY)
 
 
@@ -112,7 +113,7 @@ def format_usd(microusd: int) -> str:
 
 
 class BudgetSpent(RetinueError):
-    """A model call was not made, because what is left of a budget is not enough for it."""
+    """A model call was not made, because too little of a budget is left."""
 
     code = "budget.spent"
 
@@ -137,7 +138,7 @@ class BudgetSpent(RetinueError):
 
 
 class PriceUnknown(RetinueError):
-    """A budget applies, but the price of the model is unknown."""
+    """A budget applies, but the price of the model is not known."""
 
     code = "model.price_unknown"
 

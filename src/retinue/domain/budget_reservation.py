@@ -1,8 +1,8 @@
-"""How a budget is enforced: the maximum cost of a model call is reserved before the call is made.
+"""Enforces budgets: the maximum cost of a model call is reserved before the call is made.
 
-The maximum assumes the longest possible input at the highest input price, and the longest output
-that the call may produce. It is never too low, so no call exceeds a budget. `store/runs/budgets`
-provides the sums, in the commit of the reservation.
+The maximum assumes the longest possible input at the highest input price, and the longest output that the call may
+produce. It is never too low, so no call exceeds a budget. `store/runs/budgets` provides the sums, in the commit of the
+reservation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTPUT_TOKENS_MIN = 1_024  # a shorter reply is not worth requesting
 
 
 class BudgetBalance(Struct, frozen=True, kw_only=True):
-    """The status of one budget: what is spent, and what is reserved for calls in progress."""
+    """One budget, with the amount spent and the amount reserved for calls in progress."""
 
     name: str  # a name from `BudgetLimits.by_name`
     limit_microusd: int
@@ -38,10 +38,10 @@ class BudgetBalance(Struct, frozen=True, kw_only=True):
 
 
 class BudgetPayer(Struct, frozen=True, kw_only=True):
-    """The agent that makes a call and the person who is charged, for error texts. If `person` is
-    empty, no person is charged.
+    """The agent that makes a call and the person who is charged for it. Error texts name both.
 
-    `delegators` are the agents that delegated the work. Their budgets limit the call too.
+    If `person` is empty, no person is charged. `delegators` are the agents that delegated the work. Their budgets limit
+    the call too.
     """
 
     agent: str
@@ -50,8 +50,7 @@ class BudgetPayer(Struct, frozen=True, kw_only=True):
 
 
 def max_cost_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
-    """Return the maximum cost of a call with at most this many tokens, rounded up in the same way
-    as its actual cost."""
+    """Return the maximum cost of a call with at most this many tokens. It is rounded up like the actual cost."""
     total = input_tokens * price.highest_input + output_tokens * price.output
     return price.call - (-total // PRICE_UNIT_TOKENS)
 
@@ -59,7 +58,10 @@ def max_cost_microusd(price: Price, *, input_tokens: int, output_tokens: int) ->
 def affordable_output_tokens(
     price: Price, *, input_tokens_max: int, output_tokens_max: int, remaining_microusd: int
 ) -> int:
-    """Return how many output tokens are affordable, up to the maximum; 0 if even the input costs too much."""
+    """Return how many output tokens an amount pays for, up to the maximum.
+
+    Returns 0 if even the input costs too much.
+    """
     left = (remaining_microusd - price.call) * PRICE_UNIT_TOKENS - input_tokens_max * price.highest_input
     if left < 0:
         return 0
@@ -74,8 +76,10 @@ def grant_output_tokens(
     payer: BudgetPayer,
     period: BudgetPeriod,
 ) -> int:
-    """Return how many output tokens a call may use without exceeding any budget. Raises BudgetSpent
-    if that is too few."""
+    """Return how many output tokens a call may use without exceeding any budget.
+
+    Raises `BudgetSpent` if that is too few.
+    """
     wanted = request.output_tokens_max
     if not budgets:
         return wanted
@@ -91,9 +95,9 @@ def grant_output_tokens(
 
 
 def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, payer: BudgetPayer) -> str | None:
-    """Return a warning if, with the cost of the last call, the budget has reached this share of its limit.
+    """Return a warning if the last call raised a budget above the warning threshold, given as a share of its limit.
 
-    Spent sums only rise, so exactly one call per day, month or run triggers the warning.
+    The spent amount only rises, so exactly one call per day, month or run triggers the warning.
     """
     bar = budget.limit_microusd * share
     if budget.spent_microusd < bar or budget.spent_microusd - last_microusd >= bar:
@@ -104,14 +108,14 @@ def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, p
 
 
 def reset_date(budget_name: str, period: BudgetPeriod) -> date | None:
-    """Return the day on which this budget resets; None for the budget of a run, which never resets."""
+    """Return the day on which this budget resets, or None for the budget of a run, which never resets."""
     if budget_name.endswith("day"):
         return date_of_day_number(period.day + 1)
     return date_of_day_number(period.month_last_day + 1) if budget_name.endswith("month") else None
 
 
 def budget_setting(budget_name: str, agent: str) -> str:
-    """Return the setting, or the field of an agent, to raise for a higher budget."""
+    """Return the setting, or the field of an agent, that a person can raise for a higher budget."""
     match budget_name:
         case "run":
             return f"the lower of `cost_microusd_max` of agent '{agent}' and `budgets.run_usd`"

@@ -1,5 +1,7 @@
-"""Credentials: access to a provider, where the key is kept, and past failures. The key itself is
-never stored here."""
+"""Credentials: access to a model provider, the location of its key, and past failures.
+
+The key itself is never stored here.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,10 @@ class CredentialKind(StrEnum):
 
 
 class Credential(Struct, frozen=True, kw_only=True):
-    """Access to one provider. `id` is PROVIDER:NAME, unique per agent. If `agent` is empty, all
-    agents can use the credential.
+    """Access to one provider. `id` is PROVIDER:NAME, unique per agent.
 
-    `source` says where the key is: `env:NAME` or `file:PATH`. `position` is its place in the order
-    that a person has set, if any.
+    If `agent` is empty, all agents can use the credential. `source` is the location of the key: `env:NAME` or
+    `file:PATH`. `position` is the place of the credential in the order that a person has set, if any.
     """
 
     id: str
@@ -39,15 +40,15 @@ class Credential(Struct, frozen=True, kw_only=True):
 
     @property
     def row_key(self) -> tuple[str, str]:
-        """The unique key of the stored row."""
+        """The unique key of the credential's row in the store."""
         return self.agent, self.id
 
 
 class CredentialFailureRecord(Struct, frozen=True, kw_only=True):
-    """A failure to record for a credential: for one model, or for all models if `model` is empty.
+    """A failed request to record for a credential: for one model, or for all models if `model` is empty.
 
-    `requested_at` is when the request was started. All requests that started before the first
-    failure was known count as one failure.
+    `requested_at` is when the request was started. All requests that started before the first failure was known count
+    as one failure.
     """
 
     credential: Credential
@@ -59,7 +60,7 @@ class CredentialFailureRecord(Struct, frozen=True, kw_only=True):
 
 
 class CredentialCooldown(Struct, frozen=True, kw_only=True):
-    """The back-off of a credential after failures: how many in a row, of which kind, and until when."""
+    """The back-off of a credential after consecutive failures: how many, of which kind, and until when."""
 
     agent: str
     credential: str

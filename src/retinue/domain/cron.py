@@ -1,11 +1,10 @@
 """Cron expressions: strict parsing, description in words, and the next times in a time zone.
 
-An expression has five fields (minute, hour, day of month, month, weekday), or six with seconds
-first, or is a preset such as `@daily`. The library cronsim defines the syntax and finds the next
-time in the calendar. The syntax has `*`, lists, ranges, steps, names, `L` for the last day, `5L`
-for the last Friday, `2#1` for the first Tuesday. If both day fields are limited, a day needs to
-match only one of them. If one begins with a star, a day must match both. Every cron since Vixie's
-does this.
+An expression has five fields (minute, hour, day of month, month, weekday), or six with seconds first, or is a preset
+such as `@daily`. The library cronsim defines the syntax and finds the next time in the calendar. The syntax has `*`,
+lists, ranges, steps, names, `L` for the last day, `5L` for the last Friday, `2#1` for the first Tuesday. If both day
+fields are limited, a day needs to match only one of them. If one begins with a star, a day must match both. Every cron
+since Vixie's does this.
 
 Clock changes are handled here, the same way for five and six fields:
 
@@ -47,12 +46,11 @@ _LOOKAHEAD = timedelta(days=1)
 _SINGLE_VALUE_RANGE = re.compile(
     r"(?<![0-9A-Za-z])0*([0-9]+|[A-Za-z]{3})-0*\1(?:/[1-9][0-9]*)?(?![0-9/A-Za-z])", re.IGNORECASE
 )
-_ARBITRARY_DATE = datetime(2000, 1, 1)  # noqa: DTZ001 - only what is written is looked at
+_ARBITRARY_DATE = datetime(2000, 1, 1)  # noqa: DTZ001 - only the text of the expression matters
 
 
 def normalize_cron(expression: str) -> str:
-    """Return the expression on one line with single spaces. Raises CronInvalid if it cannot be
-    parsed."""
+    """Return the expression on one line with single spaces. Raises `CronInvalid` if the expression is invalid."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise CronInvalid(expression, because=f"the limit is {EXPRESSION_LENGTH_MAX} characters")
     text = " ".join(_collapse_single_range(part) for part in expression.split())
@@ -76,13 +74,15 @@ def normalize_cron(expression: str) -> str:
 
 
 def next_time(expression: str, moment: datetime, zone: ZoneInfo) -> datetime | None:
-    """Return the first time strictly after `moment`, aware and UTC. None if there is none within
-    fifty years."""
+    """Return the first time of an expression strictly after `moment`, aware and UTC.
+
+    Returns None if there is no such time within fifty years.
+    """
     return next(iterate_times(expression, moment, zone), None)
 
 
 def iterate_times(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield all times after `moment`. This is cheaper than a call of `next_time` for each."""
+    """Yield all times of an expression after `moment`. This is cheaper than calling `next_time` for each."""
     fields = PRESETS.get(expression, expression)
     try:
         yield from (_interval_times if _is_interval(fields) else _wall_clock_times)(fields, moment, zone)
@@ -97,10 +97,9 @@ def _cron_iterator(fields: str, start: datetime) -> CronSim:
 
 
 def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield wall-clock times, converted to UTC.
+    """Yield the times of an expression that means times of day, converted to UTC.
 
-    A later wall-clock time never converts to an earlier moment, so every later result is the next
-    one.
+    A later wall-clock time never converts to an earlier moment, so the results are in order.
     """
     wall = moment.astimezone(zone).replace(tzinfo=None, fold=0)
     for found in _cron_iterator(fields, wall):
@@ -111,8 +110,10 @@ def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator
 
 
 def _interval_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield interval times. Each stretch between two clock changes is searched on its own, since
-    its offset is constant."""
+    """Yield the times of an expression that means an interval.
+
+    Each stretch between two clock changes is searched separately, because its UTC offset is constant.
+    """
     at: datetime | None = moment.astimezone(UTC)
     while at is not None:
         offset = _offset(at + _SECOND, zone)
@@ -144,7 +145,10 @@ def _is_interval(fields: str) -> bool:
 
 
 def _wall_clock_to_utc(wall: datetime, zone: ZoneInfo) -> datetime:
-    """Return when the clock first shows this time or, if the clock skips it, when the clock continues."""
+    """Return the moment at which the clock first shows this time.
+
+    For a skipped time, return when the clock continues.
+    """
     before = wall.replace(tzinfo=zone, fold=0)
     real = before.astimezone(UTC)
     if real.astimezone(zone).replace(tzinfo=None, fold=0) == wall:
@@ -175,15 +179,14 @@ def _next_offset_change(begin: datetime, end: datetime, offset: timedelta, zone:
 
 
 def _collapse_single_range(field: str) -> str:
-    """Replace a range of one value, such as `2-2/3`, by that value.
+    """Replace a range that contains one value by that value: `2-2` becomes `2`, with any step removed.
 
-    cronsim would read `2-2/3` as 2, 5, 8 and so on, and some other implementations read `2-2` as
-    every value.
+    cronsim would read `2-2/3` as 2, 5, 8 and so on, and some other implementations read `2-2` as every value.
     """
     return _SINGLE_VALUE_RANGE.sub(r"\1", field)
 
 
 def _explain_cronsim_error(message: str) -> str:
-    """Return a reason for an error of cronsim, whose text is no more than `Bad day-of-month`."""
+    """Return a helpful reason for an error of cronsim, whose own text is only `Bad day-of-month`, for example."""
     field = message.removeprefix("Bad ").lower()
     return f"its {field} is invalid, or never occurs" if message.startswith("Bad ") else message.lower()

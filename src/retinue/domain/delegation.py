@@ -1,8 +1,7 @@
 """Delegations: work that one session gives to another, and how the result returns.
 
-A delegation is an envelope of kind `delegation` plus the row described here. The envelope takes the
-same path as any other. The result, or the notice that the work failed, is an envelope that replies
-to the delegation. A result is sent in no other way.
+A delegation is an envelope of kind `delegation` plus the row described here. The envelope takes the same path as any
+other. The result, or the notice that the work failed, is always an envelope that replies to the delegation.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ TASK_SHOWN_MAX = 200  # characters of a task shown in lists
 LABEL_LENGTH_MAX = 100
 LABEL_FROM_TASK_MAX = 60
 
-# Which session of the target agent to use: the last one that the two sessions shared, that one or else a new one, or
-# always a new one.
+# Which session of the target agent to use: the last session that the two shared, that session or else a new one, or
+# always a new session.
 LATEST_SESSION = "latest"
 LATEST_OR_NEW_SESSION = "latest-or-create"
 NEW_SESSION = "create"
@@ -36,7 +35,7 @@ class DelegationKind(StrEnum):
 
 
 class NotifyMode(StrEnum):
-    """What happens when a result arrives for a session that does not wait for it."""
+    """What happens when a result arrives for a session that is not waiting for it."""
 
     WAKE = "wake"  # starts a run at once
     NOTE = "note"  # stored for the next turn
@@ -44,7 +43,7 @@ class NotifyMode(StrEnum):
 
 
 class SubagentCleanup(StrEnum):
-    """What happens to a subagent's session when its work is done."""
+    """What happens to a subagent's session when the subagent has finished its work."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -62,15 +61,13 @@ class DelegationState(StrEnum):
 
 
 class Lineage(Struct, frozen=True, kw_only=True):
-    """The origin of a run that another run started, and the limits that it inherits in addition to
-    its agent's settings.
+    """The chain of runs that led to a run, and the limits that the run inherits in addition to its agent's settings.
 
-    `root` is the first run of the tree, and `behalf` is that run's principal: work on behalf of a
-    guest has no more rights than the guest. If the principal is a channel, `speakers` are the
-    people who wrote there. `agents` are all agents from the root to this run's agent, which is
-    last. `sent_by` are the agents that started this run as a subagent; their rules apply too. A run
-    may spend at most as much as the run that started it (`run_microusd_max`). All runs of the tree
-    together may spend at most `tree_microusd_max`.
+    `root` is the first run of the tree, and `behalf` is that run's principal: work on behalf of a guest has no more
+    rights than the guest. If the principal is a channel, `speakers` are the people who wrote there. `agents` are all
+    agents from the root to this run's agent, which is last. `sent_by` are the agents that started this run as a
+    subagent; their rules apply too. A run may spend at most as much as the run that started it (`run_microusd_max`).
+    All runs of the tree together may spend at most `tree_microusd_max`.
     """
 
     root: RunId
@@ -88,7 +85,7 @@ class Lineage(Struct, frozen=True, kw_only=True):
 
 
 class AgentExchange(Struct, frozen=True, kw_only=True):
-    """The progress of an exchange between two sessions. `about` is the envelope that began it."""
+    """The progress of an exchange of messages between two sessions. `about` is the envelope that began the exchange."""
 
     about: EnvelopeId
     turn: int  # the turn of the reader, from 1
@@ -97,10 +94,10 @@ class AgentExchange(Struct, frozen=True, kw_only=True):
 
 
 class Delegation(Struct, frozen=True, kw_only=True):
-    """A delegation, as stored. `id` is the id of its envelope.
+    """A delegation as stored. `id` is the id of its envelope.
 
-    `call` is the tool call of `run` that made the delegation. If the call is repeated, it finds the
-    existing delegation.
+    `call` is the tool call of `run` that made the delegation. If the call is repeated, it finds the existing
+    delegation.
     """
 
     id: EnvelopeId
@@ -141,7 +138,7 @@ class Delegation(Struct, frozen=True, kw_only=True):
 
 
 def make_label(label: str, task: str) -> str:
-    """Return a one-line label without double quotes: the given label, or the beginning of the task."""
+    """Return a one-line label for a delegation, without double quotes: the given label or the task's beginning."""
     words = label.strip() or task[: 2 * LABEL_FROM_TASK_MAX]
     most = LABEL_LENGTH_MAX if label.strip() else LABEL_FROM_TASK_MAX
     line = " ".join("".join(each if each.isprintable() else " " for each in words).replace('"', "'").split())
@@ -149,10 +146,10 @@ def make_label(label: str, task: str) -> str:
 
 
 def derive_run_id(delegation_id: EnvelopeId) -> RunId:
-    """Derive the id of the run that a delegation starts, so that it is known before the run exists."""
+    """Return the id of the run that a delegation will start. It can be computed before the run exists."""
     return RunId(derive_id(delegation_id, "run"))
 
 
 def derive_session_id(delegation_id: EnvelopeId) -> SessionId:
-    """Derive the id of the session that is created for a delegation, if it needs a new one."""
+    """Return the id of the session that is created for a delegation, if the delegation needs a new session."""
     return SessionId(derive_id(delegation_id, "session"))

@@ -1,4 +1,4 @@
-"""A delegation that a tool call requests, and its status."""
+"""Types for requesting a delegation with a tool call, and for its status."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class DelegationRequest(Struct, frozen=True, kw_only=True):
 
 
 class DelegationStatus(Struct, frozen=True, kw_only=True):
-    """The status of a delegation. `answer` is set once the result has arrived and this call returns it.
+    """The status of a delegation. `answer` is set if the result has arrived and this call returns it.
 
-    `is_timed_out`: the call has waited for its full time. `is_already_delivered`: the session has
+    `is_timed_out` means that the call has waited for its full time. `is_already_delivered` means that the session has
     already read the result as an envelope, so this call does not return it.
     """
 
@@ -72,6 +72,6 @@ class DelegationStatus(Struct, frozen=True, kw_only=True):
 
 
 class DelegateWork(Protocol):
-    """Delegates work. A repeated tool call does not delegate again: it returns the current status."""
+    """Delegates work to an agent. A repeated tool call returns the current status and does not delegate again."""
 
     async def __call__(self, request: DelegationRequest) -> DelegationStatus: ...

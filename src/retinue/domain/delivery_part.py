@@ -1,4 +1,4 @@
-"""Delivery parts: one outbound platform message, and the capabilities of its connector."""
+"""Delivery parts, each of which becomes one outbound platform message, and the capabilities of connectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LengthUnit(StrEnum):
 
 
 class ConnectorCapabilities(Struct, frozen=True, kw_only=True):
-    """What a platform can do. For anything else, the server uses an alternative or leaves it out."""
+    """What a connector's platform can do. For anything else, the server uses an alternative or leaves it out."""
 
     text_max: int = 4000  # per message, measured in `unit`
     unit: LengthUnit = LengthUnit.CHARACTERS
@@ -47,11 +47,11 @@ class Button(Struct, frozen=True):
 
 
 class DeliveryPart(Struct, frozen=True, kw_only=True):
-    """One message to one channel: a whole envelope, or a piece that is small enough for one platform message.
+    """One platform message to one channel: a whole envelope, or a piece of it that is small enough.
 
-    `envelope` provides the address and the id. The text to send is `text`, which may be shorter
-    than the text of the envelope. `quoted_message_id` is the platform id of a message in the same
-    channel. `key` is the same for every attempt to send this part.
+    `envelope` provides the address and the id. The text to send is `text`, which may be shorter than the text of the
+    envelope. `quoted_message_id` is the platform id of a message in the same channel. `key` is the same for every
+    attempt to send this part.
     """
 
     envelope: Envelope
@@ -72,5 +72,5 @@ class DeliveryPart(Struct, frozen=True, kw_only=True):
 
 
 def make_single_part(envelope: Envelope) -> DeliveryPart:
-    """Return an envelope as a single part, for a platform without length limits."""
+    """Return an envelope as a single delivery part, for a platform without length limits."""
     return DeliveryPart(envelope=envelope, text=envelope.text, files=envelope.attachments)

@@ -16,8 +16,10 @@ class Verbosity(StrEnum):
 
 
 class ReasoningDisplay(StrEnum):
-    """What a person sees of a model's reasoning. If it is not set, live viewers see it as it
-    streams, and it is not part of an answer."""
+    """What a person sees of a model's reasoning.
+
+    If this is not set, people who follow live see the reasoning as it streams, and it is not part of an answer.
+    """
 
     OFF = "off"
     ON = "on"  # in a separate message, before the answer
@@ -25,7 +27,7 @@ class ReasoningDisplay(StrEnum):
 
 
 class Elevation(StrEnum):
-    """Where commands run. If it is not set, each call decides whether it asks to leave the sandbox."""
+    """Whether commands may run outside the sandbox. If this is not set, each call decides whether to ask for it."""
 
     OFF = "off"  # no command leaves the sandbox
     ON = "on"  # same as ASK; the name that Crocbot uses
@@ -34,7 +36,7 @@ class Elevation(StrEnum):
 
 
 class UsageFooter(StrEnum):
-    """How much of the usage is shown below an answer."""
+    """How much of the token usage and cost is shown below an answer."""
 
     OFF = "off"
     TOKENS = "tokens"
@@ -43,8 +45,10 @@ class UsageFooter(StrEnum):
 
 
 class DisplayOptions(Struct, frozen=True, kw_only=True):
-    """The display options of a message, a session, an agent or the server. A message inherits unset
-    options from its session, a session from its agent, and an agent from the server."""
+    """The display options of a message, a session, an agent or the server.
+
+    A message inherits unset options from its session, a session from its agent, and an agent from the server.
+    """
 
     verbose: Verbosity | None = None
     reasoning: ReasoningDisplay | None = None
@@ -52,7 +56,7 @@ class DisplayOptions(Struct, frozen=True, kw_only=True):
     usage: UsageFooter | None = None
 
     def with_defaults(self, defaults: DisplayOptions) -> DisplayOptions:
-        """Return these options, with unset ones taken from `defaults`."""
+        """Return these options, with unset options taken from `defaults`."""
         if defaults == NO_DISPLAY_OPTIONS:
             return self
         if self == NO_DISPLAY_OPTIONS:

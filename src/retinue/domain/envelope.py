@@ -1,4 +1,4 @@
-"""Envelopes: every stored message, and how each one ends."""
+"""Envelopes: all stored messages, and how each of them ends."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class SettledOutcome(Struct, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """Proof of acceptance: once it is returned, the envelope survives a crash."""
+    """Proof that the server has accepted an envelope. Once it is returned, the envelope survives a crash."""
 
     envelope: EnvelopeId
     session: SessionId | None
@@ -155,6 +155,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
 
 def needs_answer(kind: EnvelopeKind) -> bool:
-    """Whether a run must answer an envelope of this kind. Answers get no answer, so that two agents
-    do not go on forever."""
+    """Whether a run must answer an envelope of this kind.
+
+    An answer gets no answer. Otherwise two agents would answer each other forever.
+    """
     return kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM, EnvelopeKind.DECISION)

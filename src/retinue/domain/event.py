@@ -1,5 +1,8 @@
-"""Events and deltas. An event is stored with a sequence number, in the commit that it describes.
-Deltas are kept in memory only and are never replayed."""
+"""Events and deltas, which tell clients what changes.
+
+An event is stored with a sequence number, in the commit that it describes. Deltas are kept in memory only and are never
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +66,10 @@ class NestedActivityKind(StrEnum):
 
 
 class NestedActivity(Struct, frozen=True, kw_only=True):
-    """Activity of a subagent or another agent while a tool call waits for it, for clients that show that call.
+    """What a subagent or another agent does while a tool call waits for it. Clients show it with that call.
 
-    `session` and `call` identify the waiting call. `text` is a piece of text, or the name of the
-    called tool. A new text begins at `offset` 0.
+    `session` and `call` identify the waiting call. `text` is a piece of text, or the name of the called tool. A new
+    text begins at `offset` 0.
     """
 
     session: SessionId
@@ -79,8 +82,10 @@ class NestedActivity(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """A piece of a streamed reply. `offset` is its position, in characters, in the text of this
-    kind in this run, turn and attempt."""
+    """A piece of a streamed reply.
+
+    `offset` is its position, in characters, in the text of this kind in this run, turn and attempt.
+    """
 
     session: SessionId
     run: RunId

@@ -1,7 +1,7 @@
-"""Spellings in JSON and texts that a checklist line or a foreign protocol fixes, so that we cannot choose them.
+"""Spellings in JSON and texts that retinue cannot choose, because a checklist line or a foreign protocol fixes them.
 
-All other JSON keys, error codes and event kinds are in snake_case. `tests/test_json_casing.py` refuses
-any other spelling that is not in this list, and any entry of the list that nothing uses.
+All other JSON keys, error codes and event kinds are in snake_case. `tests/test_json_casing.py` refuses any other
+spelling that is not in this list, and any entry of the list that nothing uses.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ class Casing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSurface:
-    """The fixed spellings of one surface.
+    """The fixed spellings of one interface, such as a file format or a protocol.
 
-    `fixed_by` is the checklist line (such as A77, see CONTRIBUTING.md) or the protocol that fixes
-    them. `files` are the files below `src/retinue` that write or read them; a name that ends with
-    `/` is a folder.
+    `fixed_by` is the checklist line (such as A77, see CONTRIBUTING.md) or the protocol that fixes them. `files` are the
+    files below `src/retinue` that write or read them; a name that ends with `/` is a folder.
     """
 
     surface: str
@@ -180,7 +179,7 @@ FIXED_SURFACES: tuple[FixedSurface, ...] = (
 
 
 def is_fixed(name: str, file: str) -> bool:
-    """Whether this spelling is fixed in this file. The path is relative to `src/retinue`."""
+    """Whether this spelling is fixed in this file. The path of the file is relative to `src/retinue`."""
     return any(name in each.names and _belongs(file, each) for each in FIXED_SURFACES)
 
 

@@ -1,4 +1,4 @@
-"""Grants: permissions that a person gave to an agent, each with its duration."""
+"""Grants: permissions that a person has given to an agent, and how long they last."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ class GrantScope(StrEnum):
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """A permission that one agent has in one session, or in all. It does not apply to subagents,
-    schedules or background jobs."""
+    """A permission that one agent has in one session, or in all of its sessions that a person opened.
+
+    A grant does not apply to subagents, schedules or background jobs.
+    """
 
     id: GrantId
     agent: str

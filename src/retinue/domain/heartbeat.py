@@ -49,7 +49,7 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 
 
 class HeartbeatVisibility(Struct, frozen=True, kw_only=True):
-    """Which heartbeat messages are shown. None: use the value of the next level (see `Heartbeat.visibility_at`)."""
+    """Which heartbeat messages are shown. None means the value of the next level (see `Heartbeat.visibility_at`)."""
 
     ok: bool | None = None  # acknowledgements: replies that nothing needs attention
     alerts: bool | None = None  # replies that something needs attention
@@ -83,8 +83,10 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     accounts: Mapping[str, HeartbeatVisibility] = field(default_factory=dict[str, HeartbeatVisibility])
 
     def visibility_at(self, address: Address | None) -> HeartbeatVisibility:
-        """Return the visibility for an address. The connector's value comes first, then the
-        platform's, then the general one."""
+        """Return which heartbeat messages are shown at an address.
+
+        The connector's value comes first, then the platform's, then the general value.
+        """
         plain = self.shown.with_defaults(DEFAULT_VISIBILITY)
         if address is None:
             return plain
@@ -94,7 +96,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
 
 
 def platform_of(connector: str) -> str:
-    """Return the platform of a connector name: `telegram` for `telegram-2`."""
+    """Return the platform in a connector name, such as `telegram` for `telegram-2`."""
     return connector.partition("-")[0]
 
 
@@ -102,7 +104,7 @@ def platform_of(connector: str) -> str:
 
 
 def parse_minute_of_day(text: str) -> int | None:
-    """Return the minute of the day of `HH:MM`, up to 24:00; None for anything else."""
+    """Return the minute of the day of a time `HH:MM`, up to 24:00. Returns None for any other text."""
     fits = _TIME.fullmatch(text.strip())
     minute = int(fits["hour"]) * 60 + int(fits["minute"]) if fits else _DAY_MINUTES + 1
     return minute if minute <= _DAY_MINUTES else None
@@ -111,7 +113,7 @@ def parse_minute_of_day(text: str) -> int | None:
 def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
     """Whether `moment` is within the active hours, by the wall clock in `zone`.
 
-    Hours that end before they begin cross midnight. Equal start and end mean the whole day.
+    Active hours that end before they begin cross midnight. If start and end are equal, the whole day is active.
     """
     start = parse_minute_of_day(heartbeat.active_start) if heartbeat.active_start else 0
     end = parse_minute_of_day(heartbeat.active_end) if heartbeat.active_end else _DAY_MINUTES
@@ -126,7 +128,7 @@ def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
 
 
 class HeartbeatTask(Struct, frozen=True, kw_only=True):
-    """A task of the checklist, read from its file. Its gate is not included."""
+    """A task of a heartbeat's checklist, read from its file. The command of its gate is not included."""
 
     id: str
     title: str
@@ -142,7 +144,7 @@ def validate_task_id(text: str) -> str:
 
 
 def derive_task_id(title: str) -> str:
-    """Derive a task id from its title."""
+    """Return the id of a task, derived from its title."""
     words = re.sub(r"[^a-z0-9]+", "-", title.casefold()).strip("-")
     return words[:TASK_ID_LENGTH_MAX].strip("-") or "task"
 
@@ -167,8 +169,10 @@ def format_tasks(tasks: Sequence[HeartbeatTask]) -> str:
 
 
 def build_prompt(custom_prompt: str, checklist: str, tasks: Sequence[HeartbeatTask]) -> str:
-    """Return one prompt for everything that is due. `custom_prompt` comes from the settings and
-    replaces the default instruction."""
+    """Return one prompt for everything that is due.
+
+    `custom_prompt` comes from the settings and replaces the default instruction.
+    """
     parts: list[str] = []
     if checklist:
         parts += [custom_prompt or CHECKLIST_PROMPT, f"# {CHECKLIST_FILE}\n\n{checklist}"]
@@ -196,7 +200,10 @@ _SPACE = re.compile(r"&nbsp;", re.IGNORECASE)
 
 
 def remove_token(text: str) -> str:
-    """Remove the token, with the markup around it, from the start and end of a text. A token in the middle stays."""
+    """Remove the token `HEARTBEAT_OK`, with the markup around it, from the start and end of a text.
+
+    A token in the middle of the text stays.
+    """
     if OK_TOKEN not in text:
         return text.strip()
     left, taken = _SPACE.sub("\N{NO-BREAK SPACE}", text).strip(), 0
@@ -235,7 +242,7 @@ def _remove_from_end(text: str) -> str | None:
 
 
 def _is_whole_word(text: str, at: int) -> bool:
-    """Whether the token at this position is a word of its own, not part of a longer word."""
+    """Whether the token at this position is a separate word, not part of a longer word."""
     before, after = text[max(0, at - TOKEN_MARKUP_CHARS_MAX) : at], text[at + len(OK_TOKEN) :]
     return not re.search(r"[A-Za-z0-9]_*\Z", before) and not re.match(r"_*[A-Za-z0-9]", after)
 
@@ -270,8 +277,8 @@ def _remove_opening(text: str, closed: re.Match[str]) -> str:
 def alert_text(text: str, *, ack_chars_max: int = DEFAULT_ACK_CHARS_MAX) -> str:
     """Return the alert in a heartbeat reply, without the token.
 
-    The alert is empty if the reply is an acknowledgement: the token and at most `ack_chars_max`
-    other characters.
+    The alert is empty if the reply only acknowledges the heartbeat. That is, it has the token and at most
+    `ack_chars_max` other characters.
     """
     left = remove_token(text)
     if left == text.strip():

@@ -1,11 +1,11 @@
-"""Trimming a history: which records are kept, and their form in a new context.
+"""Trims a session's history: decides which records are kept, and what they are in the new context.
 
-Records are append-only, so nothing is deleted. Kept records are copied after a new context start,
-in the same session or another, and models no longer read the others. A copy belongs to no run, so
-the actions and cost of a run are counted once.
+Records are append-only, so none are deleted. The kept records are copied after a new context start, in the same session
+or another, and models no longer read the others. A copy belongs to no run, so the actions and cost of a run are counted
+once.
 
-A request is a user turn with all records that followed from it. A trim keeps or removes whole
-requests, so no call loses its result.
+A request is a user turn with all records that followed from it. A trim keeps or removes whole requests, so no call
+loses its result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from retinue.domain.trust import Trust
 
 
 class TrimMode(StrEnum):
-    """What a trim removes: all requests before that of a given record, all requests after it, or that request."""
+    """What a trim removes, relative to the request with a given record: earlier requests, later requests, or that
+    request.
+    """
 
     BEFORE = "before"
     AFTER = "after"
@@ -29,14 +31,19 @@ class TrimMode(StrEnum):
 
 
 def latest_context(records: Sequence[Record]) -> list[Record]:
-    """Return the records of the newest context, from its start record on. A compaction does not begin a new context."""
+    """Return the records of the newest context, starting with its start record.
+
+    A compaction does not begin a new context.
+    """
     marks = [i for i, record in enumerate(records) if isinstance(record.body, ContextStart)]
     return list(records[marks[-1] :] if marks else records)
 
 
 def split_requests(records: Sequence[Record]) -> list[list[Record]]:
-    """Split a context into its requests, in order. The first item holds the records before the
-    first request, if there are any."""
+    """Split a context into its requests, in order.
+
+    The first item holds the records before the first request, if there are any.
+    """
     ends = {record.run: i for i, record in enumerate(records)}
     results = {record.body.call: i for i, record in enumerate(records) if isinstance(record.body, ToolResult)}
     parts: list[list[Record]] = []
@@ -53,10 +60,10 @@ def split_requests(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def trim_records(records: Sequence[Record], seq: int, mode: TrimMode) -> list[Record] | None:
-    """Return what is left of a context after a trim, or None if no request contains that record.
+    """Return the records that are left of a context after a trim, or None if no request contains the given record.
 
-    A summary is dropped if a record that it covers is removed. If a removed record is untrusted,
-    the replies after it become untrusted: a model may have derived them from it.
+    A summary is dropped if a record that it covers is removed. If a removed record is untrusted, the replies after it
+    become untrusted: a model may have derived them from that record.
     """
     parts = split_requests(records)
     at = next((i for i, part in enumerate(parts) if any(record.seq == seq for record in part)), None)
@@ -86,8 +93,10 @@ def trim_records(records: Sequence[Record], seq: int, mode: TrimMode) -> list[Re
 
 
 def _after_gap(record: Record, *, is_untrusted: bool) -> Record:
-    """Return a record that follows a removed one. A reply's usage becomes estimated, since the
-    provider counted a longer context."""
+    """Return a copy of a record that follows a removed record.
+
+    The token usage of a reply becomes an estimate, because the provider counted a longer context.
+    """
     if not isinstance(record.body, Reply):
         return record
     uncounted = replace(record.body, usage=replace(record.body.usage, estimated=True))
@@ -95,7 +104,7 @@ def _after_gap(record: Record, *, is_untrusted: bool) -> Record:
 
 
 def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
-    """Return a context without its last reply and what follows it if results of that reply's calls are missing."""
+    """Return a context without its last reply and the records after it, if calls of that reply have no result."""
     results = {record.body.call for record in records if isinstance(record.body, ToolResult)}
     last = next((i for i in range(len(records) - 1, -1, -1) if isinstance(records[i].body, Reply)), None)
     if last is None:
@@ -106,8 +115,10 @@ def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
 
 
 def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -> list[Record]:
-    """Return copies of the records, numbered after `after`. References in summaries are updated to
-    the new numbers."""
+    """Return copies of the records, numbered after `after`.
+
+    References in summaries are updated to the new numbers.
+    """
     places = {record.seq: number for number, record in enumerate(records, start=after + 1)}
     made: list[Record] = []
     for record in records:
@@ -120,7 +131,7 @@ def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -
 
 
 def find_context_start(records: Sequence[Record]) -> tuple[int, int]:
-    """Return the seq at which the context of these records begins, and the number of summaries in it."""
+    """Return the seq at which the context in these records begins, and the number of summaries in the context."""
     summaries = [record.body for record in records if isinstance(record.body, Summary)]
     return (summaries[-1].kept_from if summaries else records[0].seq), len(summaries)
 

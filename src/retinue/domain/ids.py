@@ -26,7 +26,7 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 def short_id(id_: str) -> str:
-    """Return an id as it is shown to people and models."""
+    """Return the short form of an id, which people and models see."""
     return id_[:SHORT_LENGTH]
 
 
@@ -39,7 +39,10 @@ def parse_id_prefix(text: str) -> str:
 
 
 def shortest_unique_prefixes(ids: list[str]) -> tuple[str, ...]:
-    """Return the shortest prefixes, of 8 digits or more, that make these ids distinct."""
+    """Return a prefix of each id, as short as possible, so that the prefixes are distinct.
+
+    Each has at least 8 digits.
+    """
     ordered = sorted(set(ids))
     length = SHORT_LENGTH
     while length < ID_LENGTH and len({id_[:length] for id_ in ordered}) < len(ordered):
@@ -48,6 +51,8 @@ def shortest_unique_prefixes(ids: list[str]) -> tuple[str, ...]:
 
 
 def derive_id(id_: str, purpose: str) -> str:
-    """Derive an id from another. The result is always the same, so a repeated transaction does not
-    create a second object."""
+    """Derive an id from another id.
+
+    The result is always the same, so a repeated transaction does not create a second object.
+    """
     return hashlib.sha256(f"{id_}/{purpose}".encode()).hexdigest()[:ID_LENGTH]

@@ -1,4 +1,4 @@
-"""How much of the system prompt an agent gets, and the files from which the prompt is built."""
+"""Defines how much of the system prompt an agent gets, and the files from which the prompt is built."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What is known about a model. An unknown price is None, not zero."""
+    """What is known about a model, such as its price and limits. An unknown price is None, not zero."""
 
     ref: ModelRef
     window_tokens: int = DEFAULT_WINDOW_TOKENS
@@ -87,10 +87,10 @@ class ModelFailureKind(StrEnum):
 
 
 class ModelFailed(RetinueError):
-    """The model could not reply. The person who waits for the answer reads the sentence, the reason and the next step.
+    """The model did not reply. The person who waits for the answer reads the sentence, the reason and the next step.
 
-    `may_be_charged` says that part of the reply arrived or may have been generated. Then the cost
-    is unknown, unless `usage` is set: a complete reply that was unusable.
+    `may_be_charged` means that part of the reply arrived or may have been generated. In that case the cost is unknown.
+    If `usage` is set, a complete reply arrived that was unusable, and its cost is known.
     """
 
     code = "model.failed"

@@ -1,4 +1,4 @@
-"""Notifications: short texts that a person sees the next time they look. They cannot be answered."""
+"""Notifications: short texts that a person sees at the next opportunity. A person cannot answer them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ NOTIFICATION_TEXT_LENGTH_MAX = 2_000
 
 
 class Notification(Struct, frozen=True, kw_only=True):
-    """`sender` is the address of the author. `trust` is the trust of the text: untrusted text is
-    shown as such."""
+    """A short text for a person, without an answer.
+
+    `sender` is the address of the author. `trust` is the trust of the text: untrusted text is shown as such.
+    """
 
     id: NotificationId
     person: str

@@ -1,8 +1,7 @@
-"""Permissions: what an agent may access beyond its workspace, written as tags: `web`, `read:/path`,
-`write:/path`.
+"""Permissions: what an agent may access beyond its workspace, written as tags: `web`, `read:/path`, `write:/path`.
 
-This module compares paths as strings and reads no files. Code that opens files resolves both paths
-first (see `tools/files/paths`).
+This module compares paths as strings and reads no files. Code that opens files resolves both paths first (see
+`tools/files/paths`).
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class Permission(Struct, frozen=True):
         return f"{self.kind}:{self.target}" if self.target else self.kind.value
 
     def covers(self, other: Permission) -> bool:
-        """Whether this permission includes the other. Write includes read; a folder includes
-        everything in it."""
+        """Whether this permission includes the other. Write includes read; a folder includes everything in it."""
         if self.kind is other.kind and self.target == other.target:
             return True
         if other.kind is PermissionKind.READ and self.kind in (PermissionKind.READ, PermissionKind.WRITE):
@@ -124,16 +122,15 @@ WEB_PERMISSION = Permission(PermissionKind.WEB)
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether a path is the folder or inside the folder.
+    """Whether a path is the folder or is inside it.
 
-    Both must be absolute, without `..` and without a trailing `/`, because they are compared as
-    strings.
+    Both paths must be absolute, without `..` and without a trailing `/`, because they are compared as strings.
     """
     return path == folder or path.startswith(folder if folder == "/" else f"{folder}/")
 
 
 def is_fully_visible(text: str) -> bool:
-    """Whether every character of a text is visible to a person."""
+    """Whether a person can see every character of a text."""
     return _INVISIBLE.search(text) is None
 
 
@@ -150,8 +147,10 @@ def parse_permission(tag: str) -> Permission:
 
 
 def parse_absolute_path(text: str) -> PurePosixPath:
-    """Parse a path that a permission may name: absolute, fully visible and not too long. Raises
-    Invalid for any other path."""
+    """Parse a path that a permission may name. Raises Invalid for any other path.
+
+    The path must be absolute, fully visible and not too long.
+    """
     because = ""
     if not text.startswith("/"):
         because = "it must be absolute"
@@ -169,10 +168,10 @@ def parse_absolute_path(text: str) -> PurePosixPath:
 
 
 class AgentRights(Struct, frozen=True, kw_only=True):
-    """Where an agent may read and write, and whether it may use the web: its workspace plus its
-    grants.
+    """Where an agent may read and write, and whether it may use the web.
 
-    Relative paths start at `workspace`, which may be read and written.
+    These are the rights to its workspace plus its grants. Relative paths start at `workspace`, which may be read and
+    written.
     """
 
     workspace: Path
@@ -191,8 +190,10 @@ class AgentRights(Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1024)
 def default_rights(agent_directory: Path, workspace: Path) -> AgentRights:
-    """Return the rights of an agent without any grant: its workspace and some paths of its agent
-    directory, but not the web."""
+    """Return the rights of an agent without any grant.
+
+    They include its workspace and some paths of its agent directory, but not the web.
+    """
     return AgentRights(workspace=workspace, write=tuple(agent_directory / name for name in WRITABLE_IN_AGENT_DIRECTORY))
 
 
@@ -212,21 +213,21 @@ def add_permissions(rights: AgentRights, granted: Iterable[Permission]) -> Agent
 
 
 class ProtectedPaths(Struct, frozen=True, kw_only=True):
-    """Paths that no agent may access, even with a grant, and paths of keys, which need a grant of exactly that path.
+    """Paths that no agent may access, and paths of keys, which need a grant that names them.
 
-    No agent may access the server's data, other agents' directories and kernel files. The keys are
-    those of the system and of the user who runs the server. `data_directory` is RETINUE_HOME. All
-    paths, in fields and arguments, must be resolved.
+    No agent may access the server's data, other agents' directories and kernel files, even with a grant. The keys are
+    those of the system and of the user who runs the server. `data_directory` is RETINUE_HOME. All paths, in fields and
+    arguments, must be resolved.
     """
 
     data_directory: Path | None = None
     user_home: Path | None = None
 
     def denied_because(self, path: str, *, agent_directory: Path, workspace: Path, granted: Iterable[Path]) -> str:
-        """Return why access to a path is denied; empty if it is not denied.
+        """Return why access to a path is denied, or an empty string if it is not denied.
 
-        A grant gives access to keys only if it names their folder or a path in it. So a grant of
-        `~/.ssh` does, and one of `~` does not.
+        A grant gives access to keys only if it names their folder or a path in that folder. A grant of `~/.ssh` does,
+        and a grant of `~` does not.
         """
         if any(is_within(path, folder) for folder in KERNEL_FOLDERS):
             return "no agent may access files of the operating system"
@@ -260,8 +261,10 @@ class ProtectedPaths(Struct, frozen=True, kw_only=True):
 
 
 def is_lent_workspace(workspace: str, agent_directories: str) -> bool:
-    """Whether a workspace inside another agent's directory belongs to an agent that this other
-    agent created. Such a workspace is `AGENTS/ADA/staff/BERT`, or below it."""
+    """Whether a workspace inside another agent's directory belongs to an agent that the other agent created.
+
+    Such a workspace is `AGENTS/ADA/staff/BERT`, or below it.
+    """
     parts = (
         PurePosixPath(workspace).relative_to(agent_directories).parts if is_within(workspace, agent_directories) else ()
     )

@@ -23,7 +23,7 @@ class Person:
 
 
 class Requester(Struct, frozen=True):
-    """Someone on whose behalf a run works. `role` is None for a sender who is not a person of this instance."""
+    """Someone on whose behalf a run works. A sender who is not a person of this instance has no `role` (None)."""
 
     address: Address
     role: Role | None = None
@@ -34,6 +34,8 @@ class Requester(Struct, frozen=True):
 
     @property
     def is_outside(self) -> bool:
-        """Whether the requester is neither the owner nor a member: a guest, a paired sender,
-        someone in a group, a webhook."""
+        """Whether the requester is neither the owner nor a member.
+
+        Guests, paired senders, people in groups and webhooks are outside.
+        """
         return self.role not in (Role.OWNER, Role.MEMBER)

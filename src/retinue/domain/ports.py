@@ -1,5 +1,7 @@
-"""Protocols for what a package needs from packages above it. The clock and the source of ids are
-always passed in, never global."""
+"""Protocols through which a package uses code of packages above it.
+
+The clock and the source of ids are always passed in, never global.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,20 @@ from retinue.domain.trust import Trust
 
 
 class Clock(Protocol):
-    """The current time, aware and UTC, and ways to wait. The time may jump when the system's clock
-    is set; a wait is not affected."""
+    """Returns the current time, aware and UTC, and waits.
+
+    The time may jump when the system's clock is set. A wait is not affected by that.
+    """
 
     def now(self) -> datetime: ...
     async def sleep(self, seconds: float) -> None: ...
     def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` after a delay. The returned function cancels it."""
+        """Call `call` after a delay. Returns a function that cancels the call."""
         ...
 
 
 class IdSource(Protocol):
-    """A source of new ids, 32 hex digits each."""
+    """Generates new ids of 32 hex digits."""
 
     def new(self) -> str: ...
 
@@ -46,34 +50,38 @@ class CrashPoints(Protocol):
 
 
 class EnvelopeAcceptor(Protocol):
-    """Accepts an envelope. Once `accept` returns, the envelope is stored."""
+    """Accepts envelopes. Once `accept` returns, the envelope is stored."""
 
     async def accept(self, draft: EnvelopeDraft) -> Receipt: ...
 
 
 class RunApprovals(Protocol):
-    """The approvals that were requested for calls of this run, with the answers so far."""
+    """The approvals that were requested for the calls of one run, with the answers so far."""
 
     def state_of(self, call: Call) -> ApprovalState | None:
-        """Return the state of the call's approval; None if no approval was requested.
+        """Return the state of the call's approval, or None if no approval was requested.
 
-        `open` means that an approval was requested, and the run continues without the answer.
+        `open` means that an approval was requested, and that the run continues without the answer.
         """
         ...
 
     def short_id_of(self, call: Call) -> str:
-        """Return the short id of the approval that this call waits or waited for."""
+        """Return the short id of the approval for which this call waits or has waited."""
         ...
 
     def permissions_of(self, call: Call) -> Sequence[Permission]:
-        """Return the permissions that the person saw in the request for this call. A yes allows
-        these permissions only."""
+        """Return the permissions that the person saw in the request for this call.
+
+        A yes allows only these permissions.
+        """
         ...
 
 
 class RunGate(Protocol):
-    """Runs the command of a schedule's gate with the rights of its agent, in its session. On any
-    error the gate is closed."""
+    """Runs the command of a schedule's gate with the rights of its agent, in the schedule's session.
+
+    The gate counts as closed if anything fails.
+    """
 
     async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateResult: ...
 
@@ -81,8 +89,8 @@ class RunGate(Protocol):
 class ReadChecklist(Protocol):
     """Collects what is due at a heartbeat into one prompt. Waits while the session is busy.
 
-    The gate is closed if nothing is due or on any error. `wanted` are task ids; empty means all
-    tasks.
+    The gate counts as closed if nothing is due or if anything fails. `wanted` are the ids of the tasks to check; empty
+    means all tasks.
     """
 
     async def __call__(
@@ -91,11 +99,11 @@ class ReadChecklist(Protocol):
 
 
 class RunObserver(Protocol):
-    """Observes a run while it works. It is called at once, but a call may be missed."""
+    """Observes a run while it works. Its methods are called at once, but a call may be missed."""
 
     def on_delta(self, delta: Delta) -> None: ...
     def on_tool_call(self, run: RunId, tool: str) -> None:
-        """Called when a tool call begins."""
+        """Called when the run begins a tool call."""
         ...
 
 
@@ -104,20 +112,22 @@ CallModel = Callable[[int, ModelCallReservation], Awaitable[Reply]]
 
 
 class Journal(Protocol):
-    """The stored steps of a run, from which it can resume. A step is written before it is
-    performed."""
+    """The stored steps of a run. After a crash, the run resumes from them.
+
+    Each step is written before it is performed.
+    """
 
     @property
     def run(self) -> Run: ...
 
     @property
     def records(self) -> Sequence[Record]:
-        """The whole context. This run's records are last."""
+        """All records of the context. The records of this run are last."""
         ...
 
     @property
     def least_trust(self) -> Trust:
-        """The least trust of anything in the context."""
+        """The least trust of any record in the context."""
         ...
 
     @property
@@ -126,21 +136,20 @@ class Journal(Protocol):
         ...
 
     async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
-        """Write the intent to call the model, reserve its maximum cost, call it and store the
-        reply.
+        """Call the model and store its reply. First write the intent and reserve the maximum cost.
 
-        If the call fails, the step stays open: report it with `record_failure`, then call again or
-        call another model.
+        If the call fails, the step stays open. Then report the failure with `record_failure`, and call this or another
+        model again.
         """
         ...
 
     async def summarize(
         self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
     ) -> Reply:
-        """Call the model for a summary of the context, or of a part of it. This does not store the
-        summary; `compact` does.
+        """Call the model for a summary of the context, or of a part of it.
 
-        `notice` is shown to a waiting person before the model is called.
+        The summary is not stored; `compact` stores it. `notice` is shown to a waiting person before the model is
+        called.
         """
         ...
 
@@ -149,19 +158,19 @@ class Journal(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Store everything that was received so far. Call this before a wait."""
+        """Store everything that was received so far. Call this before waiting."""
         ...
 
     async def compact(self, summary: Summary) -> None:
-        """Shorten the context to this summary, followed by the records that the summary does not cover."""
+        """Replace the context by this summary, followed by the records that the summary does not cover."""
         ...
 
     async def add_note(self, note: Note) -> None:
-        """Add a text from the server that the model reads, as a record of this run."""
+        """Add a text of the server for the model to read, as a record of this run."""
         ...
 
     def was_interrupted(self, turn: int, index: int) -> bool:
-        """Whether a step was interrupted after its intent was written, so its effect is unknown."""
+        """Whether a crash interrupted the step after its intent was written. Its effect is then unknown."""
         ...
 
     async def perform(
@@ -176,19 +185,21 @@ class Journal(Protocol):
         is_late: bool = False,
         because: str = "",
     ) -> ToolResult:
-        """Write the intent and why it is allowed, perform the call and store the result.
+        """Perform a tool call and store its result. First write the intent and why the call is allowed.
 
-        `is_late`: the turn of the call is over, so the result is stored as a note. A call that a
-        crash interrupted is performed again only if it is repeatable. A read-only call starts at
-        once; its intent is written with its result, or earlier if the call takes long.
+        With `is_late`, the turn of the call is over, so the result is stored as a note. A call that a crash interrupted
+        is performed again only if it is repeatable. A read-only call starts at once. Its intent is written with its
+        result, or earlier if the call takes long.
         """
         ...
 
     async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
-        """Store bodies for which nothing is performed: results of refused, unknown or pending
-        calls, and replies with calls that no model requested."""
+        """Store records that need no tool call.
+
+        These are results of refused, unknown or pending calls, and replies with calls that no model requested.
+        """
         ...
 
     async def add_late_result(self, result: ToolResult) -> None:
-        """Store the result of a late call for which nothing is performed."""
+        """Store the result of a call whose turn is over, without performing anything."""
         ...

@@ -1,4 +1,4 @@
-"""Principals: who makes a request, as proved by a token. A principal cannot act under another name."""
+"""Principals: who makes a request. A token proves it, so a principal cannot act under another name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retinue.domain.trust import Trust
 
 
 class Principal(Struct, frozen=True, kw_only=True):
-    """A person or an agent, with their rights. `token_id` names the token of the request.
+    """The person or agent that makes a request, with their rights. `token_id` names the token of the request.
 
     If an agent makes the request, `lineage` is the lineage of its run.
     """
@@ -26,8 +26,10 @@ class Principal(Struct, frozen=True, kw_only=True):
 
     @property
     def sees_everything(self) -> bool:
-        """Whether the principal sees everything. The owner and the server do. An agent does not,
-        even with level boss."""
+        """Whether the principal may see all sessions and objects.
+
+        The owner and the server may. An agent may not, even with level boss.
+        """
         return self.level is PermissionLevel.BOSS and self.address.kind in (AddressKind.PERSON, AddressKind.SERVER)
 
 

@@ -1,4 +1,4 @@
-"""The size of each part of a system prompt, for people who ask what takes up the context window."""
+"""The size of each part of a system prompt. It shows people what takes up the context window."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ class PromptPartKind(StrEnum):
 
 
 class PromptPart(Struct, frozen=True, kw_only=True):
-    """One part and its approximate size. If it is contained in another part, `within` names that
-    part, whose size includes it."""
+    """One part of a system prompt and its approximate size.
+
+    If another part contains it, `within` names that part. The size of the containing part includes this part.
+    """
 
     kind: PromptPartKind
     name: str

@@ -1,5 +1,4 @@
-"""Questionnaires: forms with fields that an agent sends to a person. The answers return as an
-envelope."""
+"""Questionnaires: forms that an agent sends to a person. The answers return as an envelope."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class QuestionnaireState(StrEnum):
 
 
 class QuestionnaireField(Struct, frozen=True, kw_only=True):
-    """One question. `name` is the key of its answer, `label` is what the person reads.
+    """One question of a questionnaire. `name` is the key of its answer, and `label` is what the person reads.
 
     `least` and `most` limit a number, the length of a text, or how many options are selected.
     """
@@ -47,8 +46,11 @@ class QuestionnaireField(Struct, frozen=True, kw_only=True):
 
 
 class Questionnaire(Struct, frozen=True, kw_only=True):
-    """`trust` is the trust of the agent's context when it wrote the questions. It applies to
-    selected options, which are the agent's text."""
+    """A form that an agent sends to a person.
+
+    `trust` is the trust of the agent's context when it wrote the questions. It applies to selected options too, because
+    the agent wrote their text.
+    """
 
     id: QuestionnaireId
     person: str
@@ -67,7 +69,10 @@ class Questionnaire(Struct, frozen=True, kw_only=True):
     envelope: EnvelopeId | None = None
 
     def state_at(self, now: datetime) -> QuestionnaireState:
-        """Return the state at this time. An open questionnaire counts as expired without a change in the store."""
+        """Return the state of the questionnaire at this time.
+
+        An open questionnaire counts as expired after its expiry, without a change in the store.
+        """
         if self.state is QuestionnaireState.OPEN and now >= self.expires_at:
             return QuestionnaireState.EXPIRED
         return self.state

@@ -1,4 +1,4 @@
-"""Records: a session's append-only history, and the body of each kind of record."""
+"""Records: the append-only history of a session, and the content of each kind of record."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ class RecordKind(StrEnum):
 
 
 class ContextStart(Struct, frozen=True, kw_only=True):
-    """The start of a context. A reset may carry `text` into the new context. `because` is for
-    people; no model reads it."""
+    """A record that starts a new context. A reset may carry `text` into the new context.
+
+    `because` is for people; no model reads it.
+    """
 
     text: str = ""
     because: str = ""
 
 
 class UserTurn(Struct, frozen=True, kw_only=True):
-    """The input of a run, byte for byte as the model read it."""
+    """A record with the input of a run, byte for byte as the model read it."""
 
     text: str
     envelopes: tuple[EnvelopeId, ...] = ()
@@ -47,11 +49,10 @@ class UserTurn(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens and cost of a reply. `input_tokens` includes cached tokens; `output_tokens` includes
-    reasoning tokens.
+    """The tokens and cost of a reply.
 
-    `estimated`: the numbers are estimates, because the provider reported none. No total includes
-    them.
+    `input_tokens` includes cached tokens; `output_tokens` includes reasoning tokens. With `estimated`, the numbers are
+    estimates, because the provider reported none. No total includes estimates.
     """
 
     input_tokens: int = 0
@@ -67,7 +68,7 @@ NO_USAGE = Usage()
 
 
 class StopReason(StrEnum):
-    """Why a model stopped replying."""
+    """Why a model ended its reply."""
 
     END = "end"
     CALLS = "calls"
@@ -85,11 +86,10 @@ class ReplyPieceKind(StrEnum):
 
 
 class ReplyPiece(Struct, frozen=True, kw_only=True):
-    """A section of a reply, in order: the next `length` characters of its text or reasoning, or the
-    next `length` calls.
+    """A section of a reply: the next `length` characters of its text or reasoning, or the next `length` calls.
 
-    `seal` is opaque data to send back with the section, such as a signature or encrypted reasoning.
-    Only the provider of the reply can use it.
+    `seal` is opaque data to send back with the section, such as a signature or encrypted reasoning. Only the provider
+    of the reply can use it.
     """
 
     kind: ReplyPieceKind
@@ -98,10 +98,10 @@ class ReplyPiece(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """The text that a model replied in one turn, and the calls that it requested.
+    """A record with the text that a model replied in one turn, and the calls that it requested.
 
-    `pieces` is set only if order or seals matter; otherwise the order is thinking, text, calls. A
-    seal is valid only for the `provider` that made it.
+    `pieces` is set only if order or seals matter. Otherwise the order is thinking, text, calls. A seal is valid only
+    for the `provider` that made it.
     """
 
     text: str
@@ -115,8 +115,10 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """A summary of the records before `kept_from`, which is a seq. Models read the summary in place
-    of these records."""
+    """A record with a summary of the records before `kept_from`, which is a seq.
+
+    Models read it in place of these records.
+    """
 
     text: str
     kept_from: int
@@ -124,11 +126,11 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """A text of the server that the model reads like a message: for example, that a run was
-    cancelled or that envelopes were left out.
+    """A record with a text of the server that the model reads like a message.
 
-    A note can also be the result of a call that was performed after its turn was over. Then `call`
-    names the stored call, and `whole` and `attachments` are as in `ToolResult`.
+    For example, a note says that a run was cancelled or that envelopes were left out. A note can also be the result of
+    a call that was performed after its turn was over. Then `call` names the stored call, and `whole` and `attachments`
+    are as in `ToolResult`.
     """
 
     text: str
@@ -144,8 +146,8 @@ RecordBody = ContextStart | UserTurn | Reply | ToolResult | Note | Summary
 class Record(NamedTuple):
     """One record of a session's history.
 
-    It is a tuple with a numeric timestamp because thousands are created when a session is loaded. A
-    frozen dataclass takes seven times as long to create.
+    It is a tuple with a numeric timestamp, because loading a session creates thousands of records. A frozen dataclass
+    would take seven times as long to create.
     """
 
     session: SessionId
@@ -162,18 +164,17 @@ class Record(NamedTuple):
 
 
 class LazyBody(Protocol):
-    """Builds the body of a lazily decoded record."""
+    """Builds the body of a record when the body is first read."""
 
     def body(self, record: TextRecord) -> RecordBody: ...
 
 
 class TextRecord(Record):
-    """A text-only record as loaded from the store, whose body is built on first access.
+    """A text-only record as loaded from the store. Its body is built on first access.
 
-    Such a record is a user turn without attachments, or a reply without calls, reasoning and
-    pieces. Most records are, and thousands are loaded before the first answer after a restart. A
-    text record behaves like the `Record` that it replaces. Code that processes a whole context can
-    read `text` without building the body.
+    It is a user turn without attachments, or a reply without calls, reasoning and pieces. Most records are text-only,
+    and thousands are loaded before the first answer after a restart. A text record behaves like the `Record` that it
+    replaces. Code that processes a whole context can read `text` without building the body.
     """
 
     # The body's tuple slot holds a `LazyBody`, and the text follows after all fields of `Record`. A
@@ -223,10 +224,9 @@ _get_trust: Callable[[Record], Trust] = itemgetter(Record._fields.index("trust")
 def make_text_records(
     fields: Iterable[tuple[SessionId, int, RecordKind, LazyBody, int, RunId | None, Trust, str]],
 ) -> Iterator[TextRecord]:
-    """Create text records from tuples of record fields, with a `LazyBody` as the body and the text
-    last.
+    """Create text records from tuples of record fields, with a `LazyBody` as the body and the text last.
 
-    No Python code runs per record.
+    No Python code runs per record, so thousands are created fast.
     """
     return map(cast(Any, tuple).__new__, repeat(TextRecord), fields)
 
@@ -240,7 +240,7 @@ def record_texts(records: Iterable[TextRecord]) -> Iterator[str]:
 
 
 def body_trust(body: RecordBody) -> Trust:
-    """Return the trust of a body from the body alone. Not for a user turn: its trust depends on its senders."""
+    """Return the trust of a record from its body alone. Not for a user turn, whose trust depends on its senders."""
     match body:
         case ToolResult(trust=trust) | Note(trust=trust) | Summary(trust=trust):
             return trust
@@ -256,9 +256,9 @@ def model_without_provider(reply: Reply) -> str:
 
 
 def effective_trust(record: Record) -> Trust:
-    """Return the trust of a record and its attachments together.
+    """Return the trust of a record together with its attachments.
 
-    The contents of files have no trust label, so files from anyone but the owner are untrusted.
+    The contents of files have no trust label. Files from anyone but the owner are therefore untrusted.
     """
     if type(record) is TextRecord:
         return record.trust
@@ -268,10 +268,10 @@ def effective_trust(record: Record) -> Trust:
 
 
 def least_trust_in(context: Sequence[Record]) -> Trust:
-    """Return the least trust in a context.
+    """Return the least trust of any record in a context.
 
-    This is called every turn, and a context may have thousands of records. So Python code runs per
-    record only if someone other than the owner has written.
+    This is called every turn, and a context may have thousands of records. So Python code runs per record only if
+    someone other than the owner has written.
     """
     met = set(zip(map(_get_kind, context), map(_get_trust, context), strict=True))
     trusts = {trust for _, trust in met}

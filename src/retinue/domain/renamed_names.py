@@ -1,4 +1,4 @@
-"""Names that changed before 1.0, old to new. The reference page docs/reference/renamed.md is made from this table."""
+"""Names that changed before 1.0, old to new. docs/reference/renamed.md is generated from these tables."""
 
 from __future__ import annotations
 

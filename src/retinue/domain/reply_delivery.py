@@ -31,7 +31,7 @@ class QuoteMode(StrEnum):
 
 
 class HumanDelay(StrEnum):
-    """The pause before the next message of the same answer."""
+    """The pause between two messages of the same answer."""
 
     OFF = "off"
     NATURAL = "natural"
@@ -39,7 +39,7 @@ class HumanDelay(StrEnum):
 
 
 class StreamMode(StrEnum):
-    """What a person sees of an answer before it is complete."""
+    """How much of an answer a person sees before it is complete."""
 
     OFF = "off"
     BLOCKS = "blocks"  # short messages, sent as blocks are finished
@@ -69,7 +69,7 @@ NATURAL_DELAY_MS = (800, 2500)
 
 
 class ReplyDelivery(Struct, frozen=True, kw_only=True):
-    """How replies are delivered through one connector."""
+    """How one connector delivers replies."""
 
     chunk_mode: ChunkMode = ChunkMode.LENGTH
     text_max: int | None = None  # None: the platform's limit
@@ -91,7 +91,7 @@ class ReplyDelivery(Struct, frozen=True, kw_only=True):
 
     @property
     def delay_range_ms(self) -> tuple[int, int] | None:
-        """The minimum and maximum pause between two messages; None if there is no pause."""
+        """The minimum and maximum pause between two messages, or None if there is no pause."""
         match self.human_delay:
             case HumanDelay.OFF:
                 return None
@@ -105,5 +105,5 @@ DEFAULT_REPLY_DELIVERY = ReplyDelivery()
 
 
 def default_reply_delivery(_connector: str) -> ReplyDelivery:
-    """Return the built-in reply delivery, for a server whose settings contain none."""
+    """Return the built-in defaults for reply delivery, for a server whose settings contain none."""
     return DEFAULT_REPLY_DELIVERY

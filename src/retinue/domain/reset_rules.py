@@ -19,8 +19,10 @@ _TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetRules:
-    """The reset rules of an agent, a connector, a kind of session, or the server. An unset value
-    comes from the next more general rules."""
+    """The reset rules of an agent, a connector, a kind of session, or the server.
+
+    A value that is not set comes from the next more general rules.
+    """
 
     daily_at: str | None = None  # HH:MM in the owner's zone, or `never`
     idle_minutes: float | None = None  # since the last activity that was not scheduled; 0: never
@@ -41,13 +43,13 @@ NO_RESET_RULES = ResetRules()
 
 
 def parse_time_of_day(text: str) -> time | None:
-    """Parse `4:05` or `04:05`; None for anything else, including `never`."""
+    """Parse a time of day such as `4:05` or `04:05`. Returns None for any other text, including `never`."""
     found = _TIME_OF_DAY.fullmatch(text)
     return time(int(found[1]), int(found[2])) if found else None
 
 
 def add_reason(reasons: str, reason: str) -> str:
-    """Add a reason to the reasons of a requested reset, without duplicates. More than one request causes one reset."""
+    """Add a reason to the reasons of a requested reset, without duplicates. Several requests cause only one reset."""
     if not reasons or reason in reasons.split("; "):
         return reasons or reason[:REASONS_LENGTH_MAX]
     return f"{reasons}; {reason}"[:REASONS_LENGTH_MAX]

@@ -50,18 +50,17 @@ class Run(Struct, frozen=True, kw_only=True):
 
     @property
     def root_run(self) -> RunId:
-        """The first run of this run's tree. All runs of a tree share one budget."""
+        """The first run of this run's tree. All runs of a tree share a budget."""
         return self.lineage.root if self.lineage is not None else self.id
 
     @property
     def effective_lineage(self) -> Lineage:
-        """The lineage. For a root run, it is a lineage that begins with this run."""
+        """The lineage of this run. For a root run, it is a lineage that begins with this run."""
         return self.lineage or Lineage(root=self.id, behalf=self.sender, agents=(self.agent,))
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """Options of a sender for the run that processes its envelope. Unset options come from the
-    agent."""
+    """What a sender requests for the run that processes the envelope. Options that are not set come from the agent."""
 
     model: str | None = None  # a model reference, or the provider's name for it
     provider: str | None = None
@@ -97,7 +96,7 @@ class StepState(StrEnum):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One journaled act within a turn: written before it is performed, and closed with its result."""
+    """One act within a turn, such as a tool call. It is stored before it is performed, and closed with its result."""
 
     run: RunId
     turn: int

@@ -1,4 +1,4 @@
-"""Options for how commands are confined. They are set for the server, and an agent's options may be stricter."""
+"""Options for how commands are confined. They are set for the server; an agent may have stricter options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class SandboxMode(StrEnum):
-    """Which sessions' commands are confined."""
+    """In which sessions commands are confined to the sandbox."""
 
     OFF = "off"
     NON_MAIN = "non-main"  # all sessions except those of the owner in a terminal or the web app

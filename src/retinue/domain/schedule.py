@@ -1,7 +1,7 @@
 """Schedules: when an envelope is sent, and the result of each occurrence.
 
-An enabled schedule has exactly one occurrence that is pending or running. The end of each
-occurrence is recorded: it ran, it failed, or it was skipped, with the reason.
+An enabled schedule has exactly one occurrence that is pending or running. How each occurrence ended is recorded: it
+ran, it failed, or it was skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OnceTrigger(Struct, frozen=True, tag="once"):
 
 
 class EveryTrigger(Struct, frozen=True, tag="every"):
-    """A fixed interval from `start` on. Clock changes do not affect it."""
+    """A trigger that fires at a fixed interval from `start` on. Clock changes do not affect it."""
 
     seconds: int
     start: datetime
@@ -103,7 +103,7 @@ class MissedPolicy(StrEnum):
 
 
 class ScheduleGate(Struct, frozen=True, kw_only=True):
-    """A command that decides whether an occurrence runs, before any model is called. Exit code 0 means yes."""
+    """A command that decides whether an occurrence runs, before any model is called. Exit code 0 lets it run."""
 
     command: str
     cwd: str = ""
@@ -114,7 +114,7 @@ class ScheduleGate(Struct, frozen=True, kw_only=True):
 
 
 class GateResult(Struct, frozen=True, kw_only=True):
-    """The result of a gate. If the gate is closed, the schedule's history shows `because`."""
+    """The result of a gate. If the gate is closed, `because` is shown in the schedule's history."""
 
     is_open: bool
     because: str = ""
@@ -189,8 +189,10 @@ class OccurrenceCause(StrEnum):
 
 
 class Occurrence(Struct, frozen=True, kw_only=True):
-    """One occurrence of a schedule. If `until` is set, this entry stands for all occurrences from
-    `at` up to that time."""
+    """One occurrence of a schedule.
+
+    If `until` is set, this entry stands for all occurrences from `at` up to that time.
+    """
 
     schedule: ScheduleId
     seq: int = 0  # assigned when it is stored
@@ -209,8 +211,10 @@ class Occurrence(Struct, frozen=True, kw_only=True):
 
 
 def next_occurrence(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo) -> datetime | None:
-    """Return the first occurrence strictly after `moment`: aware, UTC, in whole milliseconds. None
-    if there is none."""
+    """Return the first occurrence strictly after `moment`, or None if there is none.
+
+    The result is aware, UTC and in whole milliseconds.
+    """
     match when:
         case OnceTrigger(at):
             return _round_to_stored(at) if _round_to_stored(at) > moment else None
@@ -221,8 +225,10 @@ def next_occurrence(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo) -> 
 
 
 def _round_to_stored(moment: datetime) -> datetime:
-    """Round down to whole milliseconds, the stored precision. Otherwise an occurrence would be
-    later than its stored time, and would repeat."""
+    """Round a time down to whole milliseconds, the stored precision.
+
+    Otherwise an occurrence would be later than its stored time, and would repeat.
+    """
     return from_ms(to_ms(moment))
 
 
@@ -246,8 +252,10 @@ def next_occurrences(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo, *,
 
 
 def count_occurrences(when: ScheduleTrigger, first: datetime, until: datetime, zone: ZoneInfo) -> int | None:
-    """Count the occurrences from `first`, which is the first occurrence, up to but not including
-    `until`. Returns None if there are too many to count."""
+    """Count the occurrences from `first`, itself an occurrence, up to but not including `until`.
+
+    Returns None if there are too many to count.
+    """
     if isinstance(when, EveryTrigger):
         return -((to_ms(first) - to_ms(until)) // (when.seconds * 1000))
     later = cron.iterate_times(when.expression, first, zone) if isinstance(when, CronTrigger) else ()
@@ -270,7 +278,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def format_duration(seconds: int) -> str:
-    """Format a duration: `1 hour 30 minutes`. One of a single unit is only the unit: `hour`, as in `every hour`."""
+    """Format a duration, such as `1 hour 30 minutes`. A single unit has no number: `hour`, as in `every hour`."""
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
         amount, seconds = divmod(seconds, size)
@@ -284,7 +292,7 @@ def format_duration(seconds: int) -> str:
 def shortest_interval(
     when: ScheduleTrigger, moment: datetime, zone: ZoneInfo, *, sample_size: int = 10
 ) -> timedelta | None:
-    """Return the shortest interval between the next few occurrences; None if there is only one."""
+    """Return the shortest interval between the next few occurrences, or None if there is only one occurrence."""
     times = next_occurrences(when, moment, zone, count=sample_size)
     return min((later - earlier for earlier, later in pairwise(times)), default=None)
 
@@ -293,8 +301,10 @@ def shortest_interval(
 
 
 def check_schedule(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None:
-    """Raise Invalid or TooLarge if a schedule cannot be stored or would never occur. `zone` is the
-    zone in effect."""
+    """Raise Invalid or TooLarge if a schedule cannot be stored or would never occur.
+
+    `zone` is the time zone in effect.
+    """
     _check_texts(schedule)
     when = schedule.when
     if isinstance(when, CronTrigger):

@@ -15,7 +15,7 @@ class SendAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRule:
-    """A rule that applies if all its set conditions match. An unset condition matches everything."""
+    """A rule that applies if all conditions that it sets match. A condition that is not set matches everything."""
 
     action: SendAction = SendAction.DENY
     channel: str | None = None  # the connector

@@ -1,4 +1,4 @@
-"""Sessions: one agent's ongoing conversation, and what it belongs to."""
+"""Sessions: the ongoing conversations of an agent, and what each belongs to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OriginKind(StrEnum):
 
     @property
     def is_foreground(self) -> bool:
-        """Whether a person uses this session directly."""
+        """Whether a person uses sessions of this origin directly."""
         return self in (OriginKind.CHAT, OriginKind.WEB, OriginKind.TERMINAL)
 
 
@@ -67,7 +67,7 @@ def lane_kind_of(origin: OriginKind) -> LaneKind:
 
 
 class Origin(Struct, frozen=True):
-    """What a session belongs to. An agent has at most one session per origin."""
+    """What a session belongs to, such as a chat or a schedule. An agent has at most one session per origin."""
 
     kind: OriginKind
     key: str
@@ -75,11 +75,11 @@ class Origin(Struct, frozen=True):
 
     @property
     def channel(self) -> str:
-        """`CONNECTOR:CHANNEL` if the session belongs to a chat; empty for any other origin."""
+        """The channel of the session as `CONNECTOR:CHANNEL` if it belongs to a chat. Empty for any other origin."""
         return self.key.removeprefix("channel:") if self.kind is OriginKind.CHAT else ""
 
     def belongs_to(self, address: str) -> bool:
-        """Whether the person with this address opened the session, in a terminal or the web app."""
+        """Whether the person with this address opened the session in a terminal or the web app."""
         own = self.key == address or self.key.startswith(f"{address}/")
         return own and self.kind in (OriginKind.TERMINAL, OriginKind.WEB)
 
@@ -93,7 +93,7 @@ class QueueMode(StrEnum):
 
 
 class WhenBusy(StrEnum):
-    """What happens to one envelope if a run is active. The sender's choice overrides the queue mode."""
+    """What happens to an envelope that arrives while a run is active. The sender's choice overrides the queue mode."""
 
     STEER = "steer"  # the active run reads it at its next turn
     COLLECT = "collect"  # it waits until the run ends
@@ -109,7 +109,7 @@ class Overflow(StrEnum):
 class QueuePolicy:
     """What happens to envelopes that arrive while a run is active, and when too many wait.
 
-    `debounce_s`: waiting envelopes are claimed once none has arrived for this long.
+    Waiting envelopes are claimed once no envelope has arrived for `debounce_s` seconds.
     """
 
     mode: QueueMode = QueueMode.COLLECT
@@ -139,9 +139,9 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
 class SessionOptions(Struct, frozen=True, kw_only=True):
     """Model and display options of a session. None means the agent's value.
 
-    `credential` is the credential used last. The session keeps it because the provider caches per
-    credential. If a person chose it (`pinned`), it is never replaced. `send` is whether replies are
-    sent to channels; if it is None, the send policy decides.
+    `credential` is the credential used last. The session keeps using it because the provider caches per credential. A
+    credential that a person chose (`pinned`) is never replaced. `send` says whether replies are sent to channels. If it
+    is None, the send policy decides.
     """
 
     model: str | None = None
@@ -153,8 +153,7 @@ class SessionOptions(Struct, frozen=True, kw_only=True):
 
 
 class SessionActivity(StrEnum):
-    """Whether a session has something to do. It is stored, so that the server loads only active
-    sessions when it starts."""
+    """Whether a session has something to do. Stored, so that a starting server loads only active sessions."""
 
     ACTIVE = "active"
     SLEEPING = "sleeping"
@@ -195,7 +194,7 @@ def validate_session_name(name: str) -> str:
 
 
 def patch_attributes(attributes: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a patch to attributes: objects are merged, null deletes, anything else is replaced."""
+    """Apply a patch to a session's attributes: objects are merged, null deletes a key, anything else is replaced."""
     merged = _merge_attributes(attributes, patch, depth=1)
     core = merged.get("core")
     folder = cast(dict[str, Any], core).get("workingDir") if isinstance(core, dict) else None

@@ -1,4 +1,4 @@
-"""Session keys: texts that identify a conversation by agent, platform and sender. They are lower case.
+"""Session keys: texts that identify a conversation by agent, platform and sender. They are in lower case.
 
     agent:ada:main                             all direct messages to ada, with the scope `main`
     agent:ada:direct:maria                     one person, on any platform
@@ -62,8 +62,7 @@ _RESERVED = frozenset({*KeyKind, *_LEGACY_KINDS})
 class SessionKey(Struct, frozen=True, kw_only=True):
     """A parsed session key. `id` is the id of the peer, group, job, subagent or hook.
 
-    `platform` is, for example, `telegram`; `account` is one of our accounts on it. `run` is one run
-    of a job.
+    `platform` is, for example, `telegram`. `account` is one of the server's accounts on it. `run` is one run of a job.
     """
 
     kind: KeyKind
@@ -141,8 +140,10 @@ def hook_key(id: str, *, name: str = "") -> SessionKey:
 
 
 def connector_names(key: str) -> tuple[str, ...]:
-    """Return the names that the connector of a session key can have: the account, then the
-    platform. Empty if the key has neither."""
+    """Return the names that the connector in a session key can have: the account, then the platform.
+
+    The result is empty if the key has neither.
+    """
     if key.startswith("channel:"):
         return (key.split(":", 2)[1],)
     try:
@@ -153,7 +154,7 @@ def connector_names(key: str) -> tuple[str, ...]:
 
 
 def parse_session_key(text: str) -> SessionKey:
-    """Parse a session key; case does not matter. Raises Invalid if it has none of the forms above."""
+    """Parse a session key, in upper or lower case. Raises Invalid if the key has none of the forms above."""
     parts = [_unescape(part) for part in text.casefold().split(":")]
     if any(not part for part in parts):
         raise SessionKeyInvalid(text, because="a part of it is empty")
@@ -177,8 +178,10 @@ def parse_session_key(text: str) -> SessionKey:
 
 
 def _parse_conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
-    """Parse `[CHANNEL[:ACCOUNT]:]KIND:ID` with an optional topic or thread. An account may have the
-    same name as a kind."""
+    """Parse `[CHANNEL[:ACCOUNT]:]KIND:ID` with an optional topic or thread.
+
+    An account may have the same name as a kind.
+    """
     for at, part in enumerate(parts[:3]):
         kind, below = _parse_kind(part), parts[at + 2 :]
         if kind is None or len(parts) < at + 2 or (kind in GROUP_KINDS and at != 1):

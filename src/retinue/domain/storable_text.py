@@ -1,4 +1,4 @@
-"""Text that every database can store: no NUL, no lone surrogate."""
+"""Text that every database can store: text without NUL characters and lone surrogates."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def make_storable(text: str) -> str:
 
 
 def escape_markup(text: str) -> str:
-    """Escape text that is put between tags, so that it cannot form a tag. Same as `html.escape`,
-    but without importing the table of all entities."""
+    """Escape text that is put between tags, so that the text cannot form a tag.
+
+    The result is the same as with `html.escape`, whose import loads the table of all entities.
+    """
     for plain, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
         text = text.replace(plain, entity)
     return text
 
 
 def truncate_bytes(text: str, bytes_max: int) -> str:
-    """Truncate to at most `bytes_max` bytes of UTF-8, with a notice of how much was cut."""
+    """Truncate a text to at most `bytes_max` bytes of UTF-8, with a notice of how much was cut."""
     encoded = text.encode()
     if len(encoded) <= bytes_max:
         return text

@@ -1,5 +1,7 @@
-"""Functions for both msgspec Structs and dataclasses. Most domain types are Structs; those that
-settings use are dataclasses."""
+"""Functions that work with both msgspec Structs and dataclasses.
+
+Most domain types are Structs; the types that settings use are dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ StructOrDataclass = TypeVar("StructOrDataclass")
 
 
 def field_names(value: object) -> tuple[str, ...]:
-    """Return the field names of a Struct or dataclass instance; empty for anything else."""
+    """Return the field names of a Struct or dataclass instance. Returns no names for any other value."""
     if isinstance(value, Struct):
         return value.__struct_fields__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

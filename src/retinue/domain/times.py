@@ -1,7 +1,7 @@
-"""Times as people write and read them, in the owner's time zone. Inside the server, every time is aware and UTC.
+"""Parses and formats times for people, in the owner's time zone. Inside the server, every time is aware and UTC.
 
-Time zones come from the system (`zoneinfo` reads /usr/share/zoneinfo). On a system without them,
-such as Windows, they come from the package `tzdata`.
+Time zones come from the system (`zoneinfo` reads /usr/share/zoneinfo). On a system without them, such as Windows, they
+come from the package `tzdata`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def format_time_12h(moment: datetime, zone: ZoneInfo) -> str:
 
 
 def to_ms(moment: datetime) -> int:
-    """Convert to whole Unix milliseconds, rounded down. The arithmetic is exact, so a conversion
-    back and forth does not drift."""
+    """Convert a time to whole Unix milliseconds, rounded down.
+
+    The arithmetic is exact, so converting back and forth does not change the result.
+    """
     return (moment - _EPOCH) // _MS
 
 
@@ -93,7 +95,7 @@ MS_MAX = to_ms(datetime.max.replace(tzinfo=UTC))
 
 
 def from_ms(ms: int) -> datetime:
-    """Convert Unix milliseconds to an aware UTC time; the inverse of `to_ms`."""
+    """Convert Unix milliseconds to an aware UTC time. The inverse of `to_ms`."""
     try:
         return _EPOCH + ms * _MS  # twice as fast as `timedelta(milliseconds=ms)`
     except OverflowError:
@@ -101,8 +103,10 @@ def from_ms(ms: int) -> datetime:
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """Return the time zone with an IANA name such as `Europe/Berlin`. Raises ZoneUnknown if the
-    system has no such zone."""
+    """Return the time zone with an IANA name such as `Europe/Berlin`.
+
+    Raises `ZoneUnknown` if the system has no such zone.
+    """
     if len(name) <= ZONE_LENGTH_MAX and _ZONE.fullmatch(name) and name.partition("/")[0] not in _NOT_A_ZONE:
         try:
             return ZoneInfo(name)

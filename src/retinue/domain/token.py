@@ -1,4 +1,4 @@
-"""Tokens: proof of who makes a request. The secret is shown once. Only its hash is stored."""
+"""Tokens prove who makes a request. The secret of a token is shown once; only its hash is stored."""
 
 from __future__ import annotations
 

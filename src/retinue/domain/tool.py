@@ -29,13 +29,13 @@ _READ_ONLY_EFFECTS = frozenset({ToolEffect.READS_PRIVATE})
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """The declaration of a tool. `is_repeatable`: if a crash interrupts a call, the call may be performed again.
+    """The declaration of a tool.
 
-    `is_read_only`: the tool only reads, and only the server's own data. A call has no effect
-    besides its result, so it may start before its intent is written (decision 0013).
-    `must_be_named`: an agent has the tool only if a rule names it more specifically than a bare
-    `*`. `source` is what provides the tool: `built_in`, `operation`, `plugin:NAME` or `mcp:NAME`.
-    `capabilities` are names such as `files.read` that rules can refer to.
+    With `is_repeatable`, a call that a crash interrupted may be performed again. With `is_read_only`, the tool only
+    reads, and only the server's own data. Its calls have no effect besides their result, so a call may start before its
+    intent is written (decision 0013). With `must_be_named`, an agent has the tool only if a rule names it more
+    specifically than a bare `*`. `source` is what provides the tool: `built_in`, `operation`, `plugin:NAME` or
+    `mcp:NAME`. `capabilities` are names such as `files.read` that rules can refer to.
     """
 
     name: str
@@ -51,8 +51,10 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def is_safely_read_only(self) -> bool:
-        """Whether calls may be treated as read-only. `is_read_only` is ignored for a tool that is
-        not repeatable or declares another effect than reading private data."""
+        """Whether calls of this tool may be treated as read-only.
+
+        `is_read_only` is ignored if the tool is not repeatable, or declares another effect than reading private data.
+        """
         return self.is_read_only and self.is_repeatable and self.effects <= _READ_ONLY_EFFECTS
 
 
@@ -68,13 +70,13 @@ _encode_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separat
 
 
 def call_hash(call: Call) -> str:
-    """Return a hash of the tool and the arguments. An approval is valid only for a call with the same hash."""
+    """Return a hash of a call's tool and arguments. An approval is valid only for a call with the same hash."""
     body = _encode_canonical([call.tool, call.arguments])
     return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 class ToolResult(Struct, frozen=True, kw_only=True):
-    """The result of a call, as the model reads it. A failure is a result too.
+    """The result of a tool call, as the model reads it. A failed call has a result too.
 
     `whole` names the file with the full output if only a part is shown here.
     """
@@ -89,7 +91,7 @@ class ToolResult(Struct, frozen=True, kw_only=True):
 
 
 def truncate_output(output: str) -> str:
-    """Truncate an output to the limit, with a notice of how much was cut."""
+    """Truncate a tool's output to the limit, with a notice of how much was cut."""
     if len(output) <= RESULT_CHARS_MAX:
         return output
     notice = f"\n[cut: {len(output) - RESULT_CHARS_MAX} more characters]"

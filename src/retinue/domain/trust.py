@@ -1,5 +1,7 @@
-"""Trust: how far content is believed, depending on its source. It is stored with every envelope,
-record, result and file."""
+"""Trust: how far content is believed, depending on its source.
+
+It is stored with every envelope, record, result and file.
+"""
 
 from __future__ import annotations
 
@@ -20,5 +22,5 @@ _RANK = {trust: rank for rank, trust in enumerate(_BEST_FIRST)}
 
 
 def least_trust(trusts: Iterable[Trust], *, default: Trust = Trust.PRIVATE) -> Trust:
-    """Return the trust of something that is derived from content with these trusts: the lowest of them."""
+    """Return the trust of content that is derived from several sources: the lowest trust of any source."""
     return max(trusts, key=_RANK.__getitem__, default=default)

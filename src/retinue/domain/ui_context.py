@@ -1,10 +1,9 @@
-"""The context line: it says what a person had on the screen while writing. The web app puts it before their text.
+"""Parses the context line, which says what a person had on the screen while writing.
 
-It is `<context panel-id="p1" panel-type="chat" panel-title="Garden" mode="brief" />` and a newline.
-The server stores the line with the text, as received, and never creates or changes one. It removes
-the line only to show the text to people or to parse it. The line can contain anything, like the
-rest of the person's text, so the server does not rely on it. The web app builds it in
-`web/src/lib/context.ts`.
+The web app puts the line before the person's text. It is `<context panel-id="p1" panel-type="chat" panel-title="Garden"
+mode="brief" />` and a newline. The server stores the line with the text, as received, and never creates or changes one.
+It removes the line only to show the text to people or to parse it. The line can contain anything, like the rest of the
+person's text, so the server does not rely on it. The web app builds it in `web/src/lib/context.ts`.
 """
 
 from __future__ import annotations
@@ -26,14 +25,16 @@ def text_without_context(text: str) -> str:
 
 
 def context_line(text: str) -> str:
-    """Return the context line as received, with its newline; empty if there is none."""
+    """Return the context line as received, with its newline, or an empty string if there is none."""
     found = _find(text)
     return text[: found.end()] if found else ""
 
 
 def context_attributes(text: str) -> dict[str, str]:
-    """Return the attributes of the context line; empty if there is none. Of an attribute that
-    appears twice, the first counts."""
+    """Return the attributes of the context line, or no attributes if there is no such line.
+
+    If an attribute appears twice, the first counts.
+    """
     found = _find(text)
     pairs = _ATTRIBUTE.findall(found["attributes"]) if found else ()
     return {name: _unescape(value) for name, value in reversed(pairs)}

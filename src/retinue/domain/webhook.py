@@ -1,4 +1,4 @@
-"""Webhooks: a URL that is notified once when an envelope is done."""
+"""Webhooks: a URL that the server notifies once when an envelope is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from msgspec import Struct
 
 
 class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`headers` are sent with the request. They may contain a secret, so no log, list or error shows them."""
+    """A URL to notify when an envelope is done, and the headers to send.
+
+    `headers` may contain a secret, so no log, list or error shows them.
+    """
 
     url: str
     headers: dict[str, str] = {}

@@ -1,6 +1,5 @@
-"""A dry run: the owner's schedules and agents in simulated time, on a copy of the database.
+"""Simulates the owner's schedules and agents in a dry run: in simulated time, on a copy of the database.
 
-The engine, the scheduler and the store are the real ones. A stub replaces the models: it takes as
-long as the last real runs, costs as much, and has no effect. No person is asked and no message is
-sent.
+The engine, the scheduler and the store are the real ones. A stub replaces the models. It takes as long and costs as
+much as the last real runs, and has no effect. No person is asked and no message is sent.
 """

@@ -1,4 +1,4 @@
-"""`python -m retinue.dry_run REQUEST` prints the report of a dry run, or an error, as JSON.
+"""Entry point of `python -m retinue.dry_run REQUEST`, which prints a dry-run report, or an error, as JSON.
 
 The command line calls it and formats the report for people.
 """
@@ -26,7 +26,7 @@ PROGRESS_LINES = 10  # progress lines, if stderr is not a terminal
 
 
 class DryRunProgress:
-    """Prints the progress on stderr: one updated line on a terminal, a few lines otherwise."""
+    """Prints the progress of a dry run on stderr: one updated line on a terminal, a few lines otherwise."""
 
     def __init__(self, plan: DryRunPlan) -> None:
         self._plan = plan

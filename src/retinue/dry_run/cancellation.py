@@ -1,7 +1,7 @@
-"""Cancels a dry run at a safe point, so that it leaves nothing behind.
+"""Cancels a dry run at a safe point, so that the dry run leaves nothing behind.
 
-An exception in a signal handler could end a task that no code awaits, or be lost in a destructor.
-So the handler only records the signal, which is checked between two steps.
+An exception in a signal handler could end a task that no code awaits, or be lost in a destructor. So the handler only
+records the signal, which is checked between two steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHECK_INTERVAL_S = 0.05  # how often a wait for something outside checks for a s
 
 
 class DryRunCancelled(Exception):  # not an error
-    """A signal cancelled the dry run. `exit_code` is that of the process."""
+    """A signal cancelled the dry run. `exit_code` is the exit code for the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -34,7 +34,7 @@ class SignalRecorder:
 
     @contextmanager
     def record_signals(self, *numbers: signal.Signals) -> Generator[None]:
-        """Record these signals instead of their default action."""
+        """Record these signals instead of letting them end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread gets signals
             return
@@ -50,7 +50,7 @@ class SignalRecorder:
             raise DryRunCancelled(self.signal_number)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Like `asyncio.run`, but cancelled by a recorded signal."""
+        """Run a coroutine like `asyncio.run`, but cancel it when a signal has been recorded."""
         return asyncio.run(self._run_cancellable(work))
 
     async def _run_cancellable(self, work: Coroutine[Any, Any, T]) -> T:

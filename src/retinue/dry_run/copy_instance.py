@@ -1,4 +1,4 @@
-"""Copies an instance for a dry run. The instance is only read, and its server may be running."""
+"""Copies an instance for a dry run. The original is only read, and its server may be running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DERIVED_TABLES = frozenset({"record_chunks"})  # derived tables, which the serve
 
 @contextmanager
 def copy_folder(keep: str) -> Generator[Path]:
-    """Return the folder for the copy: a temporary one, or the given one, which is kept."""
+    """Yield the folder for the copy: a temporary folder, or the given folder, which is kept."""
     if not keep:
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
             yield Path(folder)
@@ -77,7 +77,7 @@ def _check_free_space(store: Path, folder: Path) -> None:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copy plain files. Links are not followed."""
+    """Copy regular files. Links are not followed."""
     target.mkdir(mode=0o700)
     for path in source.glob("*.md"):
         if path.is_file() and not path.is_symlink():

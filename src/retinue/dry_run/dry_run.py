@@ -1,4 +1,4 @@
-"""A dry run from start to end: copy the instance, read the copy, simulate, and report."""
+"""Performs a dry run from start to end: copy the instance, read the copy, simulate, and report."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def run_dry_run(
 
 
 async def _sync_files(store: InlineStore, clock: Clock, ids: IdSource, settings: Settings, folder: Path) -> list[str]:
-    """Do what a server does when it starts: read the schedule files and the heartbeat settings.
+    """Read the schedule files and the heartbeat settings into the copy, as a server does when it starts.
 
-    Returns the problems in the files.
+    Returns the problems found in the files.
     """
     files = ScheduleFileSync(store, clock, ids, folder, settings.zone)
     await files.sync()

@@ -20,7 +20,7 @@ class DryRunRequestInvalid(Invalid):
 
 
 class DryRunDaysInvalid(Invalid):
-    """A dry run cannot simulate so many days."""
+    """The number of days to simulate is out of range."""
 
     code = "dry_run.days_invalid"
 
@@ -33,7 +33,7 @@ class DryRunDaysInvalid(Invalid):
 
 
 class DryRunStartInvalid(Invalid):
-    """A dry run cannot start at this time."""
+    """The start time of a dry run is invalid."""
 
     code = "dry_run.start_invalid"
 
@@ -46,7 +46,7 @@ class DryRunStartInvalid(Invalid):
 
 
 class DryRunDurationInvalid(Invalid):
-    """A simulated run cannot take so long."""
+    """The duration of simulated runs is out of range."""
 
     code = "dry_run.run_takes_invalid"
 

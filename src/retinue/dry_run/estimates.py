@@ -1,6 +1,6 @@
-"""Estimates the duration and tokens of a run from the last runs of its schedule, or else of its agent.
+"""Estimates how long a run takes and how many tokens it uses, from the last runs of its schedule or agent.
 
-If there are none, a fixed assumption is used.
+If there are no such runs, a fixed assumption is used.
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ _agent_runs_query = (
 
 
 class RunEstimator:
-    """Estimates runs. It reads its data before the simulation, so that simulated runs do not count."""
+    """Estimates the duration and tokens of runs.
+
+    It reads its data before the simulation, so simulated runs do not count.
+    """
 
     def __init__(
         self, conn: sa.Connection, schedules: Sequence[tuple[str, str]], agents: Sequence[str], *, run_s: float | None
     ) -> None:
-        """`schedules` has the id of each schedule and the name of its agent, if it has one.
+        """`schedules` maps the id of each schedule to the name of its agent, if it has one.
 
         `run_s` is a fixed duration for every run, in seconds.
         """

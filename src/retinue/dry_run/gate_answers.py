@@ -1,8 +1,8 @@
-"""Gates in a dry run: each is run once before the simulation, in a sandbox, on a copy of the agent directory.
+"""Runs each gate once before a dry run, in a sandbox, on a copy of the agent directory, and records the result.
 
-No real time passes between two simulated occurrences, so a gate would return the same each time. A
-gate that may write outside the agent directory or use the network is not run, because that would
-have effects. It is assumed to be open.
+No real time passes between two simulated occurrences, so a gate would return the same each time. A gate that may write
+outside the agent directory or use the network is not run, because that would have effects. Such a gate is assumed to be
+open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ASSUMED_OPEN = "assumed open"
 
 
 class RefusingSandbox:
-    """Replaces running commands on the host without a sandbox. It refuses every command."""
+    """Refuses every command. It replaces the sandbox of an instance that runs commands unconfined on the host."""
 
     name = "none"
 
@@ -84,7 +84,7 @@ async def run_gates(
     folder: Path,
     environment: Mapping[str, str],
 ) -> RecordedGates:
-    """Run each gate that has no effects. `folder` is the folder of the copy."""
+    """Run each gate that has no effects, and return the results. `folder` is the folder of the copy."""
     asked = RecordedGates()
     sandbox = BubblewrapSandbox(
         folder=folder / "sandbox",
@@ -141,7 +141,7 @@ def _copy_agent_directory(data_dir: Path, folder: Path, agent: str) -> str:
 
 
 async def _session_of(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
-    """Return the schedule's session if it has one, because grants made in that session apply."""
+    """Return the schedule's session if it has one, because permissions granted in that session apply to its gate."""
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
     found = await store.read(lambda conn: sessions.get_by_origin(conn, agent.name, origin))
     return found.id if found is not None else SessionId(derive_id(schedule.id, "dry_run"))

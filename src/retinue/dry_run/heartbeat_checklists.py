@@ -1,7 +1,7 @@
-"""Heartbeats in a dry run: each original checklist is read once, before the simulation.
+"""Reads the checklist of each heartbeat once, before the dry run simulates anything.
 
-A checklist does not change during a dry run, so every heartbeat would read the same content. The
-gates of its tasks are assumed to be open.
+A checklist does not change during a dry run, so every heartbeat would read the same content. The gates of its tasks are
+assumed to be open.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def sync_heartbeats(store: Store, clock: Clock, settings: Settings) -> Non
 async def read_checklists(
     context: DryRunContext, store: Store, clock: Clock, settings: Settings
 ) -> dict[str, GateResult]:
-    """Return the checklist result of each heartbeat."""
+    """Return the result of reading the checklist of each heartbeat."""
     lists = ChecklistReader(**_reader_arguments(store, clock, settings))
     agents_by_name = {agent.name: agent for agent in context.agents}
     found: dict[str, GateResult] = {}
@@ -72,7 +72,7 @@ async def read_checklists(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedChecklists(ChecklistReader):
-    """Waits for a busy session like the real one, and then returns the recorded result."""
+    """Returns the recorded result of a checklist. Like the real reader, it first waits while the session is busy."""
 
     results: Mapping[str, GateResult]
 
@@ -91,9 +91,7 @@ def make_recorded_checklists(
 
 
 def _reader_arguments(store: Store, clock: Clock, settings: Settings) -> dict[str, Any]:
-    """Return the arguments of a checklist reader: where checklists are, their trust, and how to
-    check for a busy session.
-    """
+    """Return the arguments for a checklist reader: the folders, their trust, and a check for a busy session."""
     home = Path(os.path.realpath(settings.home))
     withheld = ProtectedPaths(data_directory=home, user_home=Path(os.path.realpath(Path.home())))
     ground = FileServices(store=store, clock=clock, files=AttachmentFiles(home / "files"), withheld=withheld)

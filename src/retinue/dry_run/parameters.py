@@ -1,4 +1,4 @@
-"""The parameters of a dry run: parsing and validation."""
+"""Parses and validates the parameters of a dry run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED_MAX = 2**32 - 1
 
 
 class DryRunRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The request, as the command line passes it."""
+    """The parameters of a dry run, as the command line passes them."""
 
     days: int = DEFAULT_DAYS
     start: str = ""  # empty: now
@@ -31,7 +31,7 @@ class DryRunRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DryRunPlan(Struct, frozen=True, kw_only=True):
-    """The validated parameters."""
+    """The validated parameters of a dry run."""
 
     start: datetime
     until: datetime

@@ -1,7 +1,6 @@
-"""The report of a dry run.
+"""The types of a dry run's report.
 
-Times are in the owner's time zone. Costs are in millionths of a dollar. They are None if the price
-is unknown.
+Times are in the owner's time zone. Costs are in millionths of a dollar, or None if the price is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class SkipKind(StrEnum):
 
 
 class SimulatedRun(Struct, frozen=True, kw_only=True):
-    """One run. `at` is the time of its occurrence, `started_at` the time when a slot was free for it."""
+    """One simulated run. `at` is the time of its occurrence. `started_at` is when a slot became free for the run."""
 
     at: str
     started_at: str
@@ -39,7 +38,7 @@ class SimulatedRun(Struct, frozen=True, kw_only=True):
 
 
 class SimulatedSkip(Struct, frozen=True, kw_only=True):
-    """Skipped occurrences. `times` is None if there were too many to count."""
+    """Occurrences of a schedule that were skipped for one reason. `times` is None if there were too many to count."""
 
     at: str
     until: str | None
@@ -50,7 +49,7 @@ class SimulatedSkip(Struct, frozen=True, kw_only=True):
 
 
 class GateSummary(Struct, frozen=True, kw_only=True):
-    """How the gate was treated in the dry run, and how often it was open and closed in the stored history."""
+    """How the dry run treated a gate, and how often the gate was open and closed in the stored history."""
 
     treatment: str
     was_open: int
@@ -94,7 +93,10 @@ class NamedTotals(Struct, frozen=True, kw_only=True):
 
 
 class BudgetSummary(Struct, frozen=True, kw_only=True):
-    """The highest spending under a budget, earlier spending included, and when it first refused a run."""
+    """The highest spending under a budget, and when the budget first refused a run.
+
+    Spending before the dry run counts.
+    """
 
     name: str
     owner: str
@@ -106,7 +108,9 @@ class BudgetSummary(Struct, frozen=True, kw_only=True):
 
 
 class DelayedRuns(Struct, frozen=True, kw_only=True):
-    """Runs that started over a minute late because their agent or all slots were busy, and the latest of them."""
+    """How many runs started over a minute late because their agent or all slots were busy, and the latest of these
+    runs.
+    """
 
     runs: int = 0
     longest_s: int = 0
@@ -122,14 +126,14 @@ class BusyMinute(Struct, frozen=True, kw_only=True):
 
 
 class IdleSchedule(Struct, frozen=True, kw_only=True):
-    """A schedule without any occurrence, and why."""
+    """A schedule without any occurrence in the simulated time, and the reason."""
 
     schedule: str
     because: str
 
 
 class DryRunReport(Struct, frozen=True, kw_only=True):
-    """The whole report."""
+    """The complete report of a dry run."""
 
     data_directory: str
     start: str

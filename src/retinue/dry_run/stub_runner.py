@@ -1,4 +1,4 @@
-"""The runner of a dry run: takes as long and costs as much as the last real runs, and has no effects."""
+"""The runner of a dry run. It takes as long and costs as much as the last real runs, and has no effects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT_RECORDS_MAX = 40  # keeps a session of a long dry run from growing: noth
 
 
 class ModelSource(Protocol):
-    """The parts of the model router that the stub needs."""
+    """The methods of the model router that the stub runner needs."""
 
     @property
     def catalog(self) -> ModelSelector: ...
@@ -29,7 +29,7 @@ class ModelSource(Protocol):
 
 
 class StubRunner:
-    """Replaces every runner. `is_full` is set once the limit on runs is reached."""
+    """Takes the place of every runner in a dry run. `is_full` is set once the limit on runs is reached."""
 
     def __init__(
         self, clock: Clock, models: ModelSource, estimates: RunEstimator, *, runs_max: int, has_plugins: bool
@@ -67,7 +67,7 @@ class StubRunner:
     def select_model(
         self, agent: Agent, options: SessionOptions, override: str | None, limits: BudgetLimits
     ) -> ModelFacts:
-        """Return the first usable model. If a budget applies, return the first model with a known price."""
+        """Return the first model that can be used. If a budget applies, return the first model with a known price."""
         catalog = self._models.catalog
         try:
             chain = catalog.build_chain(agent=agent, session_options=options, override=override)

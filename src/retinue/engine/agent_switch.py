@@ -1,6 +1,6 @@
-"""Move a person's conversation to another agent and back (`/switch`).
+"""Moves a person's conversation to another agent and back (`/switch`).
 
-The person's text, or the last reply, is carried over as an ordinary envelope.
+The person's text, or the last reply, is sent to the other agent as an ordinary envelope.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def record_previous_session(tx: Transaction, session: Session, target: Session) 
 def ensure_person_session(
     tx: Transaction, speaker: Address, session: Session, agent: Agent, principal: Principal, *, made_by: EnvelopeId
 ) -> Session:
-    """Return the person's latest session with the agent, or a new one. In a channel it stays in that channel."""
+    """Return the person's latest session with the agent, or a new session.
+
+    A person in a channel stays in that channel.
+    """
     in_room = speaker.kind is AddressKind.CHANNEL
     if in_room:
         origin = session.origin
@@ -92,7 +95,7 @@ def ensure_person_session(
 
 
 def find_previous_session(tx: Transaction, speaker: Address, session: Session, principal: Principal) -> Session | None:
-    """Return the session that the person came from, if they may still see it."""
+    """Return the session from which the person switched, if the person may still see it."""
     core = session.attributes.get("core")
     known = cast("dict[str, Any]", core) if isinstance(core, dict) else {}
     before = known.get(PREVIOUS_SESSION_KEY, known.get(FORMER_PREVIOUS_SESSION_KEY))
@@ -138,7 +141,7 @@ def _build_last_reply(
 ) -> EnvelopeDraft | None:
     """Return a message with the last reply of the agent that the person leaves, or None.
 
-    It is trusted no more than the context of that reply.
+    The message is trusted no more than the context of that reply.
     """
     found, _ = records.read_range(tx.conn, session.id, first=session.context_start_seq, last=session.record_seq)
     last_reply = next((r.body.text for r in reversed(found) if isinstance(r.body, Reply) and r.body.text.strip()), "")

@@ -1,4 +1,4 @@
-"""The commands /allow, /approve and /deny, and answers by number in a channel without buttons."""
+"""Executes the commands /allow, /approve and /deny, and numbers sent as answers in a channel without buttons."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def answer_by_command(
 
 
 class NumberedAnswer(Struct, frozen=True):
-    """A number sent as an answer: the open approvals that it may answer, and the chosen option.
+    """A number that a person sent as an answer: the open approvals that it may answer, and the chosen option.
 
-    `option` is None if several approvals are open and the number is ambiguous.
+    `option` is None if several approvals are open, because the number is then ambiguous.
     """
 
     open_approvals: tuple[Approval, ...]
@@ -63,7 +63,10 @@ class NumberedAnswer(Struct, frozen=True):
 
 
 def find_numbered_answer(tx: Transaction, draft: EnvelopeDraft, command: SlashCommand) -> NumberedAnswer | None:
-    """Return what a number answers. If no open approval in this channel offers it, return None: it is plain text."""
+    """Return the open approvals that a number answers.
+
+    Returns None if no open approval in this channel has an option with the number. The number is then plain text.
+    """
     standing = [
         (approval, question)
         for approval in approvals.list_open(tx.conn, limit=OPEN_READ_MAX)
@@ -89,7 +92,7 @@ def _question_in_channel(tx: Transaction, approval: Approval, draft: EnvelopeDra
 def answer_by_number(
     tx: Transaction, draft: EnvelopeDraft, answer: NumberedAnswer, *, principal: Principal
 ) -> tuple[str, tuple[Wake, ...]]:
-    """Answer an approval by the number of an option. If it could answer several approvals, ask for the id."""
+    """Answer an approval with the number of an option. If several approvals are open, ask the person for an id."""
     option = answer.option
     if option is None:
         ids = ", ".join(short_id(each.id) for each in answer.open_approvals)

@@ -1,8 +1,7 @@
-"""Reset a session's context, by rule or on request.
+"""Resets a session's context, by rule or on request.
 
-A reset never stops a run. The rules are checked when the next run starts, and the reset is written
-in that run's first commit. A reset that waits for the end of a run is stored in the session's row,
-so a restart does not lose it.
+A reset never stops a run. The rules are checked when the next run starts, and the reset is written in that run's first
+commit. A reset that waits for the end of a run is stored in the session's row, so a restart does not lose it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NO_RESET_RULES = BUILT_IN_SESSION_SETTINGS.reset
 
 
 def reset_rules_of(session: Session, agent: Agent, settings: SessionSettings) -> ResetRules:
-    """Return the reset rules of a session. Called for every run, so the case without rules is fast."""
+    """Return the reset rules of a session. This is called for every run, so it must be fast if there are no rules."""
     server_rules = settings.reset
     if (server_rules is _NO_RESET_RULES or server_rules == _NO_RESET_RULES) and agent.reset == NO_RESET_RULES:
         return NO_RESET_RULES
@@ -42,7 +41,10 @@ def reset_rules_of(session: Session, agent: Agent, settings: SessionSettings) ->
 def reset_if_due(
     tx: Transaction, session: Session, agent: Agent, first: Envelope, *, settings: SessionSettings, zone: ZoneInfo
 ) -> Session:
-    """Reset the session's context if a reset is due, before a run over the envelope `first`. Returns the session."""
+    """Reset the session's context if a reset is due, and return the session.
+
+    Called before a run that works on the envelope `first`.
+    """
     because = session.reset_because or ""
     if not because:
         rules = reset_rules_of(session, agent, settings)
@@ -66,7 +68,7 @@ def request_reset_if_too_long(
 
 
 def request_reset(tx: Transaction, session: Session, *, because: str) -> bool:
-    """Reset the context now, or after the active or suspended run. Returns whether it was done now."""
+    """Reset the context now, or when the active or suspended run ends. Returns whether it was reset now."""
     idle = session.activity is SessionActivity.SLEEPING and runs.get_open(tx.conn, session.id) is None
     if idle:
         mark_reset(tx, session.id, because=because)

@@ -1,4 +1,4 @@
-"""Directives inside a message: they apply to that message only, and are removed from its text."""
+"""Applies directives inside a message. They affect that message only, and are removed from its text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WHEN_BUSY = {
 def apply_directives(
     draft: EnvelopeDraft, commands: ParsedCommands, agent: Agent | None, available: AvailableOptions
 ) -> EnvelopeDraft:
-    """Return the message without its directives, and with the run request that they set."""
+    """Return the message without its directives, and with the run request that the directives set."""
     context = draft.context
     taken: list[SlashCommand] = []
     for command in commands.commands:
@@ -50,7 +50,10 @@ def apply_directives(
 def _apply_directive(
     context: EnvelopeContext, command: SlashCommand, agent: Agent, available: AvailableOptions
 ) -> EnvelopeContext | None:
-    """Return the context with the directive applied. None if it is not valid for one message, and so is plain text."""
+    """Return the context with the directive applied.
+
+    Returns None if the directive is not valid for a single message. It is then plain text.
+    """
     word = command.arguments.casefold()
     if word == DEFAULT:
         return None

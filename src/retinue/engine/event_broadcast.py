@@ -1,6 +1,6 @@
-"""In-memory fan-out of run activity to subscribers.
+"""Broadcasts the activity of runs to subscribers in memory.
 
-Deltas exist only here. Stored events are announced here and read from the store.
+Deltas exist only here. Stored events are announced here, and subscribers read them from the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTIFY_DELAY_S = 0.02
 
 
 class PartialReply(Struct):
-    """The text of one attempt at a model reply, as streamed so far."""
+    """The text of one attempt at a model reply, as far as it was streamed."""
 
     session: SessionId
     run: RunId
@@ -31,7 +31,7 @@ class PartialReply(Struct):
 
 
 class NestedRun(Struct):
-    """A run that a call waits for, and its output so far. The output is a preview, limited in size."""
+    """A run that a tool call waits for, and a preview of its output. The preview is limited in size."""
 
     session: SessionId
     call: str
@@ -44,7 +44,7 @@ class NestedRun(Struct):
 class EventSubscriber(Struct, eq=False):
     """One subscriber: a flag for new events and a limited list of deltas.
 
-    A subscriber that falls behind must reload the state.
+    A subscriber that reads too slowly must reload the state.
     """
 
     session: SessionId | None
@@ -57,7 +57,7 @@ class EventSubscriber(Struct, eq=False):
 
 
 class EventBroadcast:
-    """Broadcasts run activity. The server's implementation of the run observer port."""
+    """Broadcasts the activity of runs. Implements the run observer of `domain/ports` for the server."""
 
     def __init__(self) -> None:
         self._subscribers: set[EventSubscriber] = set()
@@ -101,14 +101,14 @@ class EventBroadcast:
                 self._notify_soon(watcher)
 
     def add_nested_run(self, nested_run: NestedRun) -> None:
-        """Also send the run's output, from now on, to subscribers of the session whose call waits for it."""
+        """From now on, also send the run's output to subscribers of the session whose call waits for the run."""
         self._nested_runs[nested_run.run] = nested_run
 
     def nested_runs(self) -> list[NestedRun]:
         return list(self._nested_runs.values())
 
     def run_ended(self, run: RunId) -> None:
-        """Forget a run that ended or was suspended, and announce its commits at once."""
+        """Forget a run that has ended or was suspended, and announce its commits at once."""
         self._partial_replies.pop(run, None)
         self._nested_runs.pop(run, None)
         for watcher in self._subscribers:
@@ -139,7 +139,7 @@ class EventBroadcast:
         return watcher
 
     def close(self) -> None:
-        """End all subscriptions, because the server stops."""
+        """End all subscriptions when the server stops."""
         for watcher in self._subscribers:
             watcher.is_closed = True
             watcher.changed.set()

@@ -1,4 +1,4 @@
-"""Heartbeats in the engine: whether an occurrence runs now, who gets its reply, and what the reply says."""
+"""Decides whether a heartbeat occurrence runs now, who gets its reply, and what the reply says."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ NOTHING_TO_REPORT = "nothing needs attention"
 async def no_checklist_reader(
     schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
 ) -> GateResult:
-    """Refuse every heartbeat: this server reads no checklists."""
+    """Refuse every heartbeat. For servers that read no checklists."""
     return GateResult(is_open=False, because="this server cannot read its checklist")
 
 
 def skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> str:
-    """Return why an occurrence is skipped before its checklist is read, or an empty string."""
+    """Return why a heartbeat occurrence is skipped before its checklist is read, or an empty string."""
     beat = stored.schedule.heartbeat
     if beat is None or occurrence.cause is not OccurrenceCause.CLOCK:
         return ""
@@ -65,7 +65,7 @@ def is_session_busy(conn: sa.Connection, session: str, now_ms: int) -> bool:
 
 
 def _delivery_address(conn: sa.Connection, schedule: Schedule) -> Address | None:
-    """Return where the reply goes: the configured address, or where the owner last talked to the agent."""
+    """Return where a heartbeat's reply goes: to the configured address, or where the owner last talked to the agent."""
     if schedule.deliver:
         return None if schedule.deliver == NO_ANSWER else address.parse_address(schedule.deliver)
     return find_owner_address(conn, schedule.to.name)
@@ -95,14 +95,17 @@ def _is_private_with_owner(conn: sa.Connection, session: Session) -> bool:
 
 
 class HeartbeatReply(Struct, frozen=True):
-    """The reply to send, if any, and the reason that is stored."""
+    """The reply that a heartbeat sends, if any, and the reason to store."""
 
     answer: EnvelopeDraft | None
     because: str = ""
 
 
 def find_heartbeat_schedule(conn: sa.Connection, run: Run, envelopes_held: Sequence[Envelope]) -> Schedule | None:
-    """Return the heartbeat schedule that started a run. None if it has envelopes of others, except late decisions."""
+    """Return the heartbeat schedule that started a run.
+
+    Returns None if the run also has envelopes from other senders. Late decisions do not count.
+    """
     if not all(each.sender == run.sender or each.kind is EnvelopeKind.DECISION for each in envelopes_held):
         return None
     kept = schedules.get(conn, run.sender.name)
@@ -114,8 +117,8 @@ def build_heartbeat_reply(
 ) -> HeartbeatReply:
     """Return the reply that a heartbeat run sends, and the reason.
 
-    An acknowledgement is not sent, unless the recipient wants it. A reply is not repeated within a
-    day, and a recipient that the run already wrote to gets no second message.
+    An acknowledgement is not sent, unless the recipient wants it. A reply is not repeated within a day. A recipient
+    that the run has already written to gets no second message.
     """
     beat = schedule.heartbeat or Heartbeat()
     if answer is not None and not schedule.deliver and schedule.place is not ScheduleSession.MAIN:

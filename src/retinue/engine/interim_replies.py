@@ -1,7 +1,7 @@
-"""Text that a run sends to a channel before its answer, and its removal from that answer.
+"""Sends text of a run to a channel before the answer, and removes that text from the answer.
 
-A reply with calls becomes an envelope in the commit that closes its step. So it is stored before it
-reaches a channel, and sent only once, even if the run is resumed.
+A reply with calls becomes an envelope in the commit that closes its step. So the reply is stored before it reaches a
+channel, and is sent only once, even if the run is resumed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ALREADY_SENT = "answered by a message that the agent sent itself"
 
 
 def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[PendingWrite]) -> tuple[Wake, ...]:
-    """Send the text of replies with calls to the channel that waits for the answer.
+    """Send the text of replies with tool calls to the channel that waits for the answer.
 
-    Other recipients see it as a stream, or not at all.
+    Recipients other than channels see this text as a stream, or not at all.
     """
     words = claim.reply_delivery
     if words is None or not words.interim or (room := _answer_channel(claim)) is None:
@@ -52,7 +52,7 @@ def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[P
 
 
 def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
-    """Send text that block mode holds back now, because the answer or a question follows it."""
+    """Send the text that block mode holds back. Called when the answer or a question follows it."""
     if (
         claim.reply_delivery is None
         or claim.reply_delivery.stream is not StreamMode.BLOCKS
@@ -69,7 +69,10 @@ def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
 def remove_sent_text(
     tx: Transaction, claim: ClaimedRun, answer: EnvelopeDraft, result: RunAnswer
 ) -> EnvelopeDraft | None:
-    """Remove text from the answer that this run already sent to the same channel. None if nothing is left."""
+    """Remove text from the answer that this run has already sent to the same channel.
+
+    Returns None if nothing is left.
+    """
     sent = envelopes.list_texts_sent_by_run(tx.conn, run=claim.run.id, recipient=str(answer.recipient))
     if not sent:
         return answer
@@ -103,7 +106,7 @@ def _has_text(reply: Reply) -> bool:
 def _send_reply(
     tx: Transaction, claim: ClaimedRun, delivery: ReplyDelivery, channel: Address, *, turn: int, text: str
 ) -> tuple[Wake, ...]:
-    """Send one reply. In block mode a short reply waits a moment, so that the next one can be joined to it."""
+    """Send one reply. In block mode, a short reply is held for a moment, so that the next reply can be joined to it."""
     idle_ms = delivery.block_idle_ms if delivery.stream is StreamMode.BLOCKS else 0
     waits = envelopes.get_waiting_interim(tx.conn, run=claim.run.id, recipient=str(channel)) if idle_ms else None
     if waits is not None:

@@ -1,4 +1,4 @@
-"""Lanes: the order of envelopes in a session, and which lane gets the next free slot. In memory only."""
+"""Lanes: the order of envelopes in a session, and which lane gets the next free slot. Kept in memory only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULT_KINDS = frozenset({EnvelopeKind.ANSWER, EnvelopeKind.NOTICE})
 
 
 class SlotLimits(Struct, frozen=True, kw_only=True):
-    """Maximum number of active runs for each lane kind."""
+    """The maximum number of active runs for each lane kind."""
 
     main: int = 4
     schedule: int = 2
@@ -45,14 +45,14 @@ class SlotLimits(Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(Struct, frozen=True):
-    """Which slots are in use now, and which lanes wait for one."""
+    """Which slots are in use, and which lanes wait for a slot."""
 
     slots: Mapping[LaneKind, tuple[int, int]]  # (in use, total)
     waiting_lanes: Mapping[SessionId, LaneKind]
 
 
 class Batch(Struct, frozen=True):
-    """The next work of a lane: silent envelopes to record, and envelopes with the same batch key to run over."""
+    """The next work of a lane: silent envelopes to record, and envelopes with the same batch key for the next run."""
 
     silent: tuple[Envelope, ...]
     envelopes: tuple[Envelope, ...]
@@ -61,10 +61,10 @@ class Batch(Struct, frozen=True):
 def batch_key(
     envelope: Envelope,
 ) -> tuple[tuple[str, ...], EnvelopeKind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
-    """Return the batch key: envelopes with equal keys may share a run.
+    """Return the batch key of an envelope. Envelopes with equal keys may share a run.
 
-    It consists of the sender, whether an answer is due, the run request and the lineage. For a
-    result of delegated work it also has the delegation, so that each result gets a separate batch.
+    The key consists of the sender, whether an answer is due, the run request and the lineage. For a result of delegated
+    work it also has the delegation, so that each result gets a separate batch.
     """
     context = envelope.context
     owed = EnvelopeKind.SYSTEM if envelope.kind is EnvelopeKind.SYSTEM else needs_answer(envelope.kind)
@@ -74,7 +74,7 @@ def batch_key(
 
 
 def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
-    """Split the due envelopes, in order, into those to record and those to run next."""
+    """Split the due envelopes, in order, into those to record and those for the next run."""
     silent = tuple(envelope for envelope in due if envelope.silent)
     loud = [envelope for envelope in due if not envelope.silent]
     if not loud:
@@ -91,9 +91,10 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
 
 
 def debounce_left_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
-    """Return how much longer to debounce: until no message arrived for the queue's debounce time.
+    """Return how much longer a lane waits for more messages.
 
-    The first message never waits longer than `DEBOUNCE_WAITS_MAX` debounce times.
+    It waits until no message has arrived for the queue's debounce time. The first message never waits longer than
+    `DEBOUNCE_WAITS_MAX` debounce times.
     """
     if not queue.debounce_s:
         return 0.0
@@ -107,10 +108,10 @@ def debounce_left_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetim
 
 
 class LaneQueue:
-    """Lanes that wait for a slot: first in, first out within an agent, round robin over agents and lane kinds.
+    """The lanes that wait for a slot. Lanes of an agent are first in, first out; agents and lane kinds take turns.
 
-    The queue is limited in size. A lane that does not fit is dropped and `has_overflowed` is set.
-    That is safe, because the store still has the lane's envelopes.
+    The queue is limited in size. If a lane does not fit, it is dropped and `has_overflowed` is set. That is safe,
+    because the store still has the lane's envelopes.
     """
 
     def __init__(
@@ -137,11 +138,11 @@ class LaneQueue:
         )
 
     def set_limits(self, limits: SlotLimits) -> None:
-        """Set the slot limits. Added slots are available at once. Removed slots disappear when their runs end."""
+        """Set the slot limits. Added slots are available at once. A removed slot disappears when its run ends."""
         self._limits = limits
 
     def push(self, wake: LaneWake) -> None:
-        """Queue a lane for a slot. A lane that already waits keeps its position."""
+        """Add a lane to the queue. A lane that already waits keeps its position."""
         if wake.session in self._waiting_sessions:
             return
         if len(self._waiting_sessions) >= self._waiting_max:
@@ -151,7 +152,7 @@ class LaneQueue:
         self._waiting[wake.lane].setdefault(wake.agent, deque()).append(wake)
 
     def take_next(self) -> LaneWake | None:
-        """Return the next lane whose kind and agent both have a free slot, and take both slots."""
+        """Return the next lane for which a slot of its kind and a slot of its agent are free, and take both slots."""
         for kind, by_agent in self._waiting.items():
             if self._used[kind] >= self._limits.limit_for(kind):
                 continue
@@ -176,7 +177,7 @@ class LaneQueue:
         self._used_by_agent[agent] += 1
 
     def reserve_slot(self, agent: str, kind: LaneKind) -> bool:
-        """Take a slot for a lane that is not known yet, if no lane waits for one."""
+        """Take a slot before its lane is known, if no lane waits for that slot."""
         if self._waiting_sessions or self._used[kind] >= self._limits.limit_for(kind) or not self._has_free_slot(agent):
             return False
         self._use_slot(kind, agent)
@@ -189,7 +190,7 @@ class LaneQueue:
             del self._used_by_agent[agent]
 
     def is_contended(self, wake: LaneWake) -> bool:
-        """Whether another lane waits for the slot of this lane, because it has the same lane kind or agent."""
+        """Whether another lane waits for this lane's slot. It has the same lane kind or the same agent."""
         if not self._waiting_sessions:
             return False
         for kind, by_agent in self._waiting.items():

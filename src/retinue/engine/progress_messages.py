@@ -1,7 +1,7 @@
-"""Progress messages for a person who asked for them: tool calls, their results and the model's thinking.
+"""Sends progress messages to a person who asked for them: tool calls, their results and the model's thinking.
 
-Each message is an envelope in the commit of the step that it describes. So it is sent only once,
-even if the run is resumed.
+Each message is an envelope in the commit of the step that it describes. So it is sent only once, even if the run is
+resumed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def send_progress(
 ) -> tuple[Wake, ...]:
     """Send progress messages to the person who waits for the answer. No other recipient gets them.
 
-    In the run's last commit they come before the answer.
+    If they are in the run's last commit, they come before the answer.
     """
     if claim.display == NO_DISPLAY_OPTIONS or not claim.envelopes:
         return ()

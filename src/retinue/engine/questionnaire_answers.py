@@ -1,4 +1,4 @@
-"""Answers to questionnaires: from a form, or from one button press if there is one question."""
+"""Accepts answers to questionnaires, from a form or, if there is only one question, from a button press."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from retinue.store.sessions import sessions
 
 
 def check_answerable(questionnaire: Questionnaire, by: Principal, now: datetime) -> None:
-    """Raise if the person may not answer the questionnaire, or if it is no longer open."""
+    """Raise an error if the person may not answer the questionnaire, or if it is no longer open."""
     if not by.sees_everything and by.address != address.person_address(questionnaire.person):
         raise QuestionnaireNotAllowed(short_id(questionnaire.id), person=questionnaire.person)
     state = questionnaire.state_at(now)
@@ -48,9 +48,9 @@ def submit_answers(
     sender: Address | None = None,
     context: EnvelopeContext = NO_CONTEXT,
 ) -> tuple[EnvelopeId, tuple[Wake, ...]]:
-    """Store the answers and send them to the agent in one commit. Invalid answers change nothing.
+    """Store the answers and send them to the agent in one commit. If an answer is invalid, nothing changes.
 
-    `sender` is the channel in which they were given, and to which the agent's answer goes.
+    `sender` is the channel in which the person answered. The agent's answer goes to this channel.
     """
     if wrong := find_invalid_answers(questionnaire.fields, answers):
         raise QuestionnaireAnswersInvalid(wrong)
@@ -74,7 +74,7 @@ def submit_answers(
 
 
 def _check_recipient_exists(tx: Transaction, questionnaire: Questionnaire) -> None:
-    """Raise if the session was deleted: an answer must not start it again."""
+    """Raise an error if the session was deleted. Otherwise the answers would create the session again."""
     session = sessions.get(tx.conn, questionnaire.session)
     if session is None or session.deleted_at is not None or agents.find(tx.conn, questionnaire.agent) is None:
         raise QuestionnaireRecipientGone

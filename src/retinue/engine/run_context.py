@@ -1,4 +1,4 @@
-"""A run that a worker has claimed, and the records that a commit appends to its session."""
+"""Types for a run that a worker has claimed, and for the records that a commit appends to its session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retinue.store.core.transaction import Transaction
 
 
 class ClaimedRun(Struct, frozen=True, kw_only=True):
-    """A run claimed by this worker, as the claiming commit left it. The claim is valid for one epoch."""
+    """A run that this worker has claimed, as the claiming commit left it. The claim is valid for one epoch."""
 
     run: Run
     session: Session
@@ -48,7 +48,7 @@ class ClaimedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def acting_agent(self) -> Agent:
-        """Return the agent as which the run acts.
+        """The agent as which the run acts.
 
         A subagent acts as the agent that delegated first, with the directories of that agent only.
         """
@@ -59,10 +59,10 @@ class ClaimedRun(Struct, frozen=True, kw_only=True):
 
 
 class NothingClaimed(Struct, frozen=True):
-    """A claim that found no batch to run.
+    """The result of a claim that found no batch to run.
 
-    `look_again` means that something was closed, and more may be due. `retry_after_s` is the time
-    until debounced envelopes are due, unless more arrive.
+    `look_again` means that something was closed, so more work may be due. `retry_after_s` is the time until debounced
+    envelopes are due, unless more envelopes arrive.
     """
 
     wakes: tuple[Wake, ...] = ()
@@ -71,7 +71,7 @@ class NothingClaimed(Struct, frozen=True):
 
 
 class RecordAppender(Struct):
-    """Records to append to a session in one commit, numbered from the session's last record on."""
+    """Collects records to append to a session in one commit, numbered after the session's last record."""
 
     session: Session
     tx: Transaction
@@ -97,10 +97,10 @@ class RecordAppender(Struct):
 
 
 def trust_of_envelopes(envelopes: Iterable[Envelope]) -> Trust:
-    """Return the trust of a turn made of these envelopes: the least trust of any of them.
+    """Return the trust of a turn that consists of these envelopes: the least trust of any of them.
 
-    The text of a decision is written by the server and quotes the request. Approving a call does
-    not make its text the approver's own, so a decision is at most `private`.
+    The text of a decision is written by the server and quotes the request. Approving a call does not make its text the
+    approver's own, so a decision is at most `private`.
     """
     return least_trust(
         least_trust((envelope.trust, Trust.PRIVATE)) if envelope.kind is EnvelopeKind.DECISION else envelope.trust

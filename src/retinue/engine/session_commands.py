@@ -1,4 +1,4 @@
-"""Slash commands that change a session's settings: model, effort, display options, sending and queue."""
+"""Executes slash commands that change a session's settings: model, effort, display options, sending and queue."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class AvailableOptions(Protocol):
-    """The options that a session can choose from. Without an implementation by the server, nothing can be chosen."""
+    """The models and options that a session can choose from. The default implementation offers no choice."""
 
     def list_models(self, agent: Agent, options: SessionOptions) -> Sequence[str]:
-        """Return the models as numbered lines, with the current one marked."""
+        """Return the models as numbered lines. The current model is marked."""
         ...
 
     def model_status(self, conn: sa.Connection, agent: Agent, options: SessionOptions) -> Sequence[str]:
@@ -48,40 +48,40 @@ class AvailableOptions(Protocol):
         ...
 
     def choose_model(self, text: str, agent: Agent, options: SessionOptions) -> SessionOptions:
-        """Return the options with the model that `text` names.
+        """Return the session's options with the model that `text` names.
 
-        `text` is a list number, alias or reference, with or without `@CREDENTIAL`. Raises if the
-        model is unknown or not allowed.
+        `text` is a list number, alias or reference, with or without `@CREDENTIAL`. Raises an error if the model is
+        unknown or not allowed.
         """
         ...
 
     def match_model_hint(
         self, word: str, agent: Agent, options: SessionOptions, *, alone: bool
     ) -> SessionOptions | None:
-        """Return the options with the model that a word names, or None if it is ordinary text.
+        """Return the session's options with the model that a word names, or None if the word is ordinary text.
 
-        The word is a reference, an alias, or a part of a name that no other model has.
+        The word is a reference, an alias, or a part of a name that only one model has.
         """
         ...
 
     def effective_effort(self, agent: Agent, options: SessionOptions) -> str | None:
-        """Return the effort if a message does not set one. None means that the model decides."""
+        """Return the effort that applies if a message sets none. None means that the model decides."""
         ...
 
     def check_effort(self, effort: str, agent: Agent, options: SessionOptions) -> None:
-        """Raise if the current model does not support the effort."""
+        """Raise an error if the current model does not support the effort."""
         ...
 
     def default_display(self, agent: Agent) -> DisplayOptions:
-        """Return the display options if a session does not set them, from the agent's settings and the defaults."""
+        """Return the display options that apply if a session sets none, from the agent's settings and the defaults."""
         ...
 
     def elevation_refusal(self, level: Elevation, agent: Agent, session: Session, *, is_owner: bool) -> str:
-        """Return which rule forbids elevation, or an empty string."""
+        """Return which rule forbids commands outside the sandbox, or an empty string."""
         ...
 
     def context_report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
-        """Return how full the context window is, and with what."""
+        """Return how full the context window is, and what takes up the space."""
         ...
 
     async def prompt_parts(self, agent: Agent, session: Session | None) -> Sequence[PromptPart]:
@@ -90,7 +90,7 @@ class AvailableOptions(Protocol):
 
 
 class NoAvailableOptions:
-    """Options of a server in which nothing can be chosen."""
+    """The options of a server on which sessions can choose nothing."""
 
     def list_models(self, agent: Agent, options: SessionOptions) -> Sequence[str]:
         return [agent.model or "the default model"]
@@ -219,7 +219,10 @@ def set_display(
     *,
     trust: Trust,
 ) -> str:
-    """Execute /verbose, /reasoning, /elevated or /usage with a level or `default`. Without one, show the level."""
+    """Execute /verbose, /reasoning, /elevated or /usage with a level or `default`.
+
+    Without an argument, show the level.
+    """
     levels, key = _LEVELS[name], name.value
     word = arguments.strip().casefold()
     named = f"{', '.join(levels)}, or default"

@@ -1,7 +1,7 @@
-"""An exchange between two sessions, after one wrote to the other with `sessions_send`.
+"""Conducts an exchange between two sessions, after one wrote to the other with `sessions_send`.
 
-The first answer goes back to the sender. After that each reply goes to the other session, up to a
-maximum, until one has nothing more to say. Then the recipient reports to the person of its session.
+The first answer goes back to the sender. After that each reply goes to the other session, up to a maximum, until a
+session has nothing more to say. Then the recipient reports to the person of its session.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ REPORT_TEXT_BYTES_MAX = 8_192  # bytes of each of the three texts in a report re
 
 
 def exchange_turns_max(tx: Transaction, delegation: Delegation) -> int:
-    """Return how many replies the exchange may have. A session that writes to itself has none."""
+    """Return how many replies the exchange may have. A session that writes to itself may have no replies."""
     asker = agents.find(tx.conn, delegation.agent)
     apart = delegation.target_session is not None and delegation.target_session != delegation.session
     return asker.delegation.exchanges_max if asker is not None and apart else 0
 
 
 def first_answer_context(tx: Transaction, delegation: Delegation) -> EnvelopeContext:
-    """Return the context of a first answer that no call waits for: its reader takes the first turn."""
+    """Return the context of a first answer for which no call waits. The session that reads it takes the first turn."""
     if delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None:
         return NO_CONTEXT
     most = exchange_turns_max(tx, delegation)
@@ -52,8 +52,9 @@ def first_answer_context(tx: Transaction, delegation: Delegation) -> EnvelopeCon
 
 
 def start_exchange(tx: Transaction, delegation: Delegation, answer: Envelope) -> EnvelopeDraft | None:
-    """Start the exchange after a waiting call took the first answer. The exchange continues while
-    that call's run goes on.
+    """Start the exchange after a waiting call took the first answer.
+
+    The exchange continues while the run of that call goes on.
     """
     if envelopes.get(tx.conn, _turn_envelope_id(delegation, 1)) is not None or delegation.target_session is None:
         return None
@@ -66,7 +67,7 @@ def start_exchange(tx: Transaction, delegation: Delegation, answer: Envelope) ->
 
 
 def report_without_exchange(tx: Transaction, delegation: Delegation, answer: EnvelopeDraft) -> EnvelopeDraft | None:
-    """Return the report request if the first answer already ends the exchange, or None."""
+    """Return the report request if the exchange ends with the first answer, or None."""
     waited = delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None
     if waited or answer.context.exchange is not None:
         return None
@@ -74,7 +75,7 @@ def report_without_exchange(tx: Transaction, delegation: Delegation, answer: Env
 
 
 def next_envelope(tx: Transaction, claim: ClaimedRun, result: RunAnswer) -> EnvelopeDraft | None:
-    """Return what a turn leads to: an envelope to the other session, the report request, or None."""
+    """Return the envelope that follows a turn: a reply to the other session, a report request, the report, or None."""
     exchange = claim.envelopes[0].context.exchange
     delegation = delegations.get(tx.conn, exchange.about) if exchange is not None else None
     if exchange is None or delegation is None or delegation.target_session is None:
@@ -96,7 +97,7 @@ def build_report_request(
 ) -> EnvelopeDraft | None:
     """Return the request to report the exchange to the person of the recipient's session, if there is one.
 
-    It is made once, because the call that took the answer may be repeated.
+    Only one request is made, although the call that took the answer may be repeated.
     """
     id_ = EnvelopeId(derive_id(delegation.id, "announce"))
     there = sessions.get(tx.conn, delegation.target_session) if delegation.target_session is not None else None
@@ -147,7 +148,7 @@ def _build_turn(
 
 
 def _turn_context(delegation: Delegation, turn: int, limit: int, *, to: SessionId) -> EnvelopeContext:
-    """Return the context of a turn. The delegation limits of the receiving session's run apply to it."""
+    """Return the context for the envelope of a turn. It has the delegation limits of the receiving session's run."""
     asking = to == delegation.session
     other = delegation.target_session if asking else delegation.session
     assert other is not None

@@ -1,4 +1,4 @@
-"""Skills that a person calls by command: `/skill NAME [TEXT]` or `/NAME [TEXT]`."""
+"""Finds the skills that a person calls by command: `/skill NAME [TEXT]` or `/NAME [TEXT]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME_SHOWN_MAX = 40
 
 
 class SkillCommandRequest(Struct, frozen=True, kw_only=True):
-    """The request of a skill command: use a skill with this text, or make one call only."""
+    """What a skill command requests: a run that uses the skill with this text, or a single tool call."""
 
     skill: str
     text: str = ""
@@ -43,7 +43,7 @@ def find_skill_request(commands: Sequence[SlashCommand], skills: Sequence[SkillC
 
 
 def find_skill(name: str, skills: Sequence[SkillCommand]) -> SkillCommand | None:
-    """Find a skill by the name of its command or by its name."""
+    """Find a skill by its name or by the name of its command."""
     name = name.casefold()
     return next((each for each in skills if name in (each.name, each.skill)), None)
 

@@ -1,4 +1,7 @@
-"""Slash commands that report on a session: /status, /context, /usage, /whoami, /agents and the reply to /stop."""
+"""Executes slash commands that report on a session: /status, /context, /usage, /whoami and /agents.
+
+Also builds the reply to /stop.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,10 @@ def _context_figures(
 
 
 def _list_parts(parts: Sequence[PromptPart], *, limit: int) -> list[str]:
-    """Return lines about the parts, grouped by kind, the largest first. Omitted parts are counted."""
+    """Return lines about the parts of the prompt, grouped by kind, largest first.
+
+    Parts that are left out are counted.
+    """
     lines: list[str] = []
     for kind in PromptPartKind:
         of_kind = sorted((part for part in parts if part.kind is kind), key=lambda part: -part.tokens)
@@ -157,7 +163,7 @@ def _list_parts(parts: Sequence[PromptPart], *, limit: int) -> list[str]:
 
 
 def usage_text(tx: Transaction, session: Session, agent: Agent, available: AvailableOptions) -> str:
-    """Return the session's usage since it was created, across resets."""
+    """Return the session's usage since the session was created, across resets."""
     used = spend_report.get_session_usage(tx.conn, session.id)
     lines: dict[str, str | int] = {
         "session": short_id(session.id),
@@ -183,7 +189,7 @@ def _cost_text(used: UsageSum) -> str:
 
 
 def agents_text(tx: Transaction, agent: Agent) -> str:
-    """Execute /agents: list the agents that the person can write to. The current one is marked."""
+    """Execute /agents: list the agents that the person can write to. The current agent is marked."""
     lines: list[str] = []
     for each in agents.list_all(tx.conn):
         here = each.name == agent.name
@@ -194,7 +200,7 @@ def agents_text(tx: Transaction, agent: Agent) -> str:
 
 
 def stopped_text(result: CancelResult, session: SessionId) -> str:
-    """Return the reply to /stop: how much was stopped."""
+    """Return the reply to /stop, which says how much was stopped."""
     if not result.runs and not result.cleared_envelopes:
         return "Nothing was running or waiting here."
     below = sum(lane != session for lane in result.sessions)

@@ -1,4 +1,7 @@
-"""Cache of session contexts between runs, so that a run need not reread its session. The store is authoritative."""
+"""Caches the contexts of sessions between runs, so that a run need not read its session again.
+
+The store is authoritative.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ CALL_OVERHEAD_BYTES = 400
 
 
 class CachedTranscript(Struct):
-    """The context of one session. A run that has checked it out owns it exclusively."""
+    """The cached context of one session. A run that has checked it out has exclusive use of it."""
 
     session: SessionId
     context_from: int
@@ -48,7 +51,7 @@ class CachedTranscript(Struct):
     trust_checked_records: int = 0  # number of records checked, from the first on
 
     def least_trust(self) -> Trust:
-        """Return the least trust of any record. Checks only records added since the last call."""
+        """Return the least trust of any record in the context. Only records added since the last call are checked."""
         new = self.records[self.trust_checked_records :] if self.trust_checked_records else self.records
         if new:
             found = least_trust_in(new)
@@ -62,7 +65,7 @@ class CachedTranscript(Struct):
         self.trust_checked_records = 0
 
     def update_size(self) -> None:
-        """Update `size_bytes`. The cost depends on the new records only."""
+        """Update `size_bytes`. Only the new records are counted."""
         new = self.records[self.counted_records :]
         plain = [record for record in new if type(record) is TextRecord]
         self.size_bytes += len(plain) * RECORD_OVERHEAD_BYTES + sum(map(str.__sizeof__, record_texts(plain)))
@@ -71,7 +74,7 @@ class CachedTranscript(Struct):
 
 
 class TranscriptCache:
-    """Keeps transcripts in memory up to a byte limit, least recently used evicted first."""
+    """Keeps the contexts of sessions in memory up to a byte limit. The least recently used context is evicted first."""
 
     def __init__(self, store: Store, *, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._store = store
@@ -86,8 +89,7 @@ class TranscriptCache:
     async def check_out(self, session: Session, new_records: Sequence[Record]) -> CachedTranscript:
         """Return the context of a session up to its last record, and remove it from the cache.
 
-        `new_records` are records that the caller has just appended. With them the store is not
-        read.
+        `new_records` are records that the caller has just appended. If they are given, the store is not read.
         """
         kept = self._transcripts.pop(session.id, None)
         if kept is not None:
@@ -103,7 +105,7 @@ class TranscriptCache:
         return await self._load(session)
 
     def check_in(self, transcript: CachedTranscript, *, context_from: int | None = None) -> None:
-        """Keep a context for the next run, and evict the least recently used ones to make space."""
+        """Keep a context for the next run. Evicts the least recently used contexts to make space."""
         if (
             context_from is not None and transcript.context_from != context_from
         ):  # it was compacted: the counts no longer match
@@ -127,7 +129,7 @@ class TranscriptCache:
 
 
 def _read_transcript(conn: sa.Connection, session: Session) -> tuple[CachedTranscript, Sequence[records.DamagedRecord]]:
-    """Read the context and count its size at once: counting right after reading takes half the time."""
+    """Read the context from the store and count its size. Counting right after reading takes half the time."""
     found, damage = records.read_range(conn, session.id, first=session.context_start_seq, last=session.record_seq)
     transcript = CachedTranscript(session.id, session.context_start_seq, context_from_records(found))
     transcript.update_size()

@@ -1,1 +1,1 @@
-"""The path of an inbound message up to its commit."""
+"""The path of an inbound message, from the connector up to the commit that stores it."""

@@ -24,11 +24,11 @@ FETCH_S_MAX = 300.0  # for one file
 IN_MEMORY_BYTES_MAX = 1024 * 1024  # a larger file is buffered on disk until it is complete
 
 FetchAttachment = Callable[[RemoteFile, int], Awaitable[Attachment]]
-"""Fetches a file of at most so many bytes, and keeps it."""
+"""Fetches a file of at most the given number of bytes, and stores it."""
 
 
 def make_fetcher(files: AttachmentFiles) -> FetchAttachment:
-    """Return a function that fetches into the server's attachment files."""
+    """Return a function that fetches files into the server's attachment directory."""
 
     async def keep(offered: RemoteFile, bytes_max: int) -> Attachment:
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES_MAX) as held:
@@ -42,16 +42,16 @@ def make_fetcher(files: AttachmentFiles) -> FetchAttachment:
 
 
 async def refuse_attachment(offered: RemoteFile, _bytes_max: int) -> Attachment:
-    """Refuse an attachment. For servers that store no attachments."""
+    """Refuse every attachment. For servers that store no attachments."""
     raise AttachmentsUnavailable(safe_file_name(offered.name))
 
 
 async def fetch_attachments(
     offered: Sequence[RemoteFile], fetch: FetchAttachment, *, bytes_max: int, connector: str
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
-    """Return the fetched attachments, and a line for each file that failed.
+    """Fetch the files of a message. Return the attachments, and a line of text for each file that failed.
 
-    Raises if the result of a store call is unknown. Then the platform delivers the message again.
+    Raises an error if the result of a store call is unknown. The platform then delivers the message again.
     """
     brought: list[Attachment] = []
     missing: list[str] = []

@@ -38,8 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class ButtonPress(Struct, frozen=True, kw_only=True):
-    """A button pressed by a linked person. `data` is the button's data, `message_id` the message
-    that has it."""
+    """A button pressed by a linked person.
+
+    `data` is the button's data, and `message_id` is the id of the message with the button.
+    """
 
     connector: str
     channel: str
@@ -63,37 +65,35 @@ async def skip_transcription(_attachment: Attachment) -> str:
 
 
 async def ignore_press(press: ButtonPress) -> None:
-    """Ignore a button press. For servers whose messages have no buttons."""
+    """Ignore a button press. For servers that send no buttons."""
     log.info("button press ignored", extra={"connector": press.connector})
 
 
 async def ignore_refused_press(connector: str, _press_id: str) -> None:
-    """Ignore the press of a sender without access. For servers whose messages have no buttons."""
+    """Ignore a button press by a sender without access. For servers that send no buttons."""
     log.info("button press refused", extra={"connector": connector})
 
 
 class _KnownMessage(Struct, frozen=True):
-    """The envelope that a received message became. `is_merged` means that it contains other messages too."""
+    """The envelope that a received message became. `is_merged` means that the envelope contains other messages too."""
 
     envelope: Envelope | None = None
     is_merged: bool = False
 
 
 class _ChannelLock(Struct, eq=False):
-    """A lock for one channel, granted in order of request, so that the channel's envelopes keep their order."""
+    """A lock for one channel, granted in the order of requests. It keeps the channel's envelopes in order."""
 
     lock: asyncio.Lock
     users: int = 0
 
 
 class ConnectorIntake:
-    """Converts messages of connectors to envelopes. Once `accept` returns a receipt, the envelope
-    survives a crash.
+    """Converts messages of connectors to envelopes. Once `accept` returns a receipt, the envelope survives a crash.
 
-    A message that a platform delivers twice is one envelope. If it returns with different content,
-    it is an edit: a separate envelope that refers to the first. A connector may pass the next
-    message of a channel before the previous one is confirmed. They are accepted in the order in
-    which they were passed.
+    A message that a platform delivers twice is one envelope. If it returns with different content, it is an edit: a
+    separate envelope that refers to the first. A connector may pass the next message of a channel before the previous
+    message is confirmed. They are accepted in the order in which they were passed.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ConnectorIntake:
         self._flush_tasks: set[asyncio.Task[None]] = set()
 
     def abandon(self) -> None:
-        """Stop at once, as a crash would. Platforms deliver unconfirmed messages again."""
+        """Stop at once, as in a crash. Platforms deliver unconfirmed messages again."""
         self._coalescer.abandon()
         for task in self._flush_tasks:
             task.cancel()
@@ -137,9 +137,9 @@ class ConnectorIntake:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def accept(self, connector: str, incoming: InboundMessage) -> Receipt | None:
-        """Accept one message. Returns None if it can never be accepted.
+        """Accept one message. Returns None if the message can never be accepted.
 
-        Raises if the result of a store call is unknown.
+        Raises an error if the result of a store call is unknown.
         """
         try:
             async with self._lock_channel(connector, incoming.room):
@@ -281,7 +281,10 @@ class ConnectorIntake:
         original: Envelope | None,
         id_: EnvelopeId | None = None,
     ) -> Receipt:
-        """Post the message to each agent that answers here, after the notes that the agent must read first."""
+        """Send the message to each agent that answers in the channel.
+
+        Notes that the agent must read first come before it.
+        """
         quoted = await self._find_quoted(connector, incoming)
         drafts = [
             inbound_drafts.build_draft(
@@ -327,7 +330,7 @@ class ConnectorIntake:
         return await self._post.accept(inbound_drafts.build_edit(draft, original, revision=incoming.revision))
 
     async def _post_note(self, draft: EnvelopeDraft) -> Receipt | None:
-        """Post a note. If it was posted before with other ambient messages, keep the earlier one."""
+        """Send a note to an agent. If the note was already sent with other ambient messages, keep the earlier note."""
         try:
             return await self._post.accept(draft)
         except Conflict as conflict:
@@ -338,7 +341,7 @@ class ConnectorIntake:
     # --- reactions and presses ---
 
     async def _handle_reaction(self, connector: str, incoming: InboundMessage) -> Receipt | None:
-        """Post a note about a reaction, if it is to a known envelope and the sender may write."""
+        """Send a note about a reaction, if the reaction is to a known envelope and the sender may write."""
         to = await self._find_quoted(connector, incoming)
         if to is None:
             return None
@@ -367,7 +370,10 @@ class ConnectorIntake:
         return await self._post_note(noted)
 
     async def _handle_press(self, connector: str, incoming: InboundMessage) -> None:
-        """Accept a press from a linked person only. The press handler checks whether this person may decide."""
+        """Accept a button press, but only from a linked person.
+
+        The press handler checks whether this person may decide.
+        """
         who = await self._access_control.identify_presser(connector, incoming)
         if who is None:
             await self._refuse_press(connector, incoming.message_id)
@@ -390,7 +396,7 @@ class ConnectorIntake:
         )
 
     async def _find_quoted(self, connector: str, incoming: InboundMessage) -> Envelope | None:
-        """Return the envelope that a message replies to. It was sent to the channel, or received from it."""
+        """Return the envelope that a message replies to, whether it was sent to the channel or received from it."""
         if incoming.quoted is None or not incoming.quoted.message_id:
             return None
         look = partial(

@@ -9,7 +9,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class SourceInvalid(Invalid):
-    """A connector passed a source, or the key of a conversation, that cannot be stored."""
+    """A connector passed a source or a conversation key that cannot be stored."""
 
     code = "source.invalid"
 
@@ -48,7 +48,7 @@ class AttachmentInvalid(Invalid):
 
 
 class EnvelopeExpired(Invalid):
-    """The envelope has expired before it was accepted."""
+    """The envelope expired before it was accepted."""
 
     code = "time.past"
 
@@ -162,7 +162,7 @@ class CallbackEmpty(Invalid):
 
 
 class CallbackIdInvalid(Invalid):
-    """The callback has no usable message id."""
+    """The message id of a callback is missing or invalid."""
 
     code = "external.id_invalid"
 

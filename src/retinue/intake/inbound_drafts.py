@@ -48,7 +48,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def make_message_key(channel: str, message_id: str) -> str:
-    """Return the key `CHANNEL/MESSAGE_ID`. Slashes in the message id are escaped, so that the key is unambiguous."""
+    """Return the key `CHANNEL/MESSAGE_ID` of a message.
+
+    Slashes in the message id are escaped to keep the key unambiguous.
+    """
     if not message_id:
         raise MessageIdMissing
     return _limit_key(f"{channel}/{make_storable(message_id).replace('%', '%25').replace('/', '%2F')}")
@@ -81,7 +84,10 @@ def build_draft(
     text: str,
     settings: SessionSettings,
 ) -> EnvelopeDraft:
-    """Return the draft for one agent. Only the first agent's draft has the message's key, by which edits find it."""
+    """Return the draft of a message for one agent.
+
+    Only the first agent's draft has the message's key, by which edits find it.
+    """
     key = make_message_key(incoming.room, incoming.message_id)
     return EnvelopeDraft(
         id=id_,
@@ -98,10 +104,10 @@ def build_draft(
 
 
 def _get_trust(text: str, admission: Admission, *, is_forwarded: bool) -> Trust:
-    """Return the trust of a text. A command from a sender who may give none is untrusted, so the server refuses it.
+    """Return the trust of a message's text.
 
-    Forwarded text cannot be a command, even if the sender may give commands: a slash in it is plain
-    text.
+    If the sender may not give commands, a command is untrusted and thus refused. Forwarded text cannot be a command,
+    even if the sender may give commands: a slash in it is plain text.
     """
     commands = not admission.may_command or is_forwarded
     return Trust.UNTRUSTED if commands and read_command(text) else admission.trust
@@ -121,9 +127,9 @@ def build_edit(draft: EnvelopeDraft, original: Envelope | None, *, revision: str
 def build_note(
     draft: EnvelopeDraft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust = Trust.UNTRUSTED
 ) -> EnvelopeDraft:
-    """A note that the agent reads with its next turn, without answering.
+    """Build a note that the agent reads with its next turn, without answering.
 
-    It contains text of others. So it is separate from the sender's message, and less trusted.
+    The note contains text of others. So it is separate from the sender's message, and less trusted.
     """
     return replace(
         draft,
@@ -138,7 +144,7 @@ def build_note(
 
 
 def build_text(incoming: InboundMessage, missing: Sequence[str] = ()) -> str:
-    """Return the text of a message. A text that is too long is cut, with a visible mark."""
+    """Return the text of a message for the envelope. A text that is too long is truncated, with a visible mark."""
     lines = [make_storable(incoming.text)] if incoming.text else []
     left_out = len(incoming.attachments) - ATTACHMENTS_MAX
     if left_out > 0:
@@ -147,14 +153,14 @@ def build_text(incoming: InboundMessage, missing: Sequence[str] = ()) -> str:
 
 
 def format_transcript(name: str, transcript: str) -> str:
-    """Format a transcript as a quote, so that it cannot be mistaken for the sender's text."""
+    """Format the transcript of a voice message as a quote, so that it cannot be mistaken for the sender's text."""
     lines = "\n".join(f"> {line}" for line in transcript.splitlines())
     source = to_short_line(name) or "a voice message"
     return f"{TRANSCRIPT_PREFIX}{source} by a program that may be wrong, untrusted:]\n{lines}"
 
 
 def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bool) -> bool:
-    """Whether the stored message equals a received message, which was then redelivered and not edited."""
+    """Whether a stored message equals a received message. If so, it was redelivered and not edited."""
     text = build_text(incoming)
     if is_merged:
         return f"\n{text}\n" in f"\n{stored.text}\n"
@@ -172,10 +178,10 @@ def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bo
 def get_origin(
     connector: str, incoming: InboundMessage, admission: Admission, agent: str, settings: SessionSettings
 ) -> Origin | None:
-    """Return the session of a direct message, or None if the channel's session applies.
+    """Return what the session of a direct message belongs to, or None if the channel's session applies.
 
-    The channel's session applies to groups, and to direct messages with the scope
-    `per-account-channel-peer` and no identity links.
+    The channel's session applies to groups, and to direct messages with the scope `per-account-channel-peer` and no
+    identity links.
     """
     narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
     if not incoming.peer or narrow:
@@ -197,7 +203,7 @@ def get_origin(
 
 
 def _build_context(incoming: InboundMessage, admission: Admission) -> EnvelopeContext:
-    """Return the connector's facts about the sender, and the linked person. Never includes a decision."""
+    """Return what the connector reports about the sender, and the linked person. Never includes a decision."""
     given, speaker = incoming.context, incoming.speaker
     return EnvelopeContext(
         sender_name=_limit_field(given.sender_name or speaker.name),
@@ -248,12 +254,12 @@ def format_reaction(incoming: InboundMessage, target: Envelope) -> str:
 
 
 def _format_name(name: str) -> str:
-    """Return a name that can neither be mistaken for the text after it, nor contain the colon that ends it."""
+    """Format a sender's name so that it cannot be mistaken for the text after it. Colons in the name are removed."""
     return to_short_line(name).replace(":", "")
 
 
 def _indent_lines(text: str) -> str:
-    """Indent all lines but the first, so that none can be mistaken for another sender's."""
+    """Indent all lines but the first, so that no line can be mistaken for another sender's message."""
     return "\n    ".join(text.splitlines())
 
 

@@ -1,7 +1,7 @@
-"""Accepts inbound webhook requests: verifies and parses them, and posts them as normal envelopes.
+"""Accepts inbound webhook requests: verifies and parses them, and stores them as ordinary envelopes.
 
-Once `accept` returns, the envelope survives a crash. A repeated request is the same envelope, also
-after a restart and after its text was purged.
+Once `accept` returns, the envelope survives a crash. A repeated request is the same envelope, even after a restart or
+after its text was purged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OWNER = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
 class RawWebhookRequest(Struct, frozen=True, kw_only=True):
-    """A request as received: nothing in it is trusted yet. Header names are lowercase."""
+    """A webhook request as received, before anything in it is trusted. Header names are lowercase."""
 
     path: str
     headers: Mapping[str, str]
@@ -47,7 +47,7 @@ class RawWebhookRequest(Struct, frozen=True, kw_only=True):
 
 
 class WebhookReceipt(Struct, frozen=True):
-    """The result of a request. `receipt` is None if no mapping matched and nothing was stored."""
+    """The result of a webhook request. `receipt` is None if no mapping matched and nothing was stored."""
 
     kind: WebhookKind | None
     receipt: Receipt | None
@@ -56,7 +56,7 @@ class WebhookReceipt(Struct, frozen=True):
 class WebhookIntake:
     """Accepts webhook requests. `connectors` returns the running connectors by name.
 
-    `default_agent` returns the agent that answers requests that name no agent.
+    `default_agent` returns the agent that answers if a request names no agent.
     """
 
     def __init__(
@@ -85,8 +85,7 @@ class WebhookIntake:
         raise WebhookConnectorNotFound(connector)
 
     def verify(self, connector: WebhookConnector, raw: RawWebhookRequest) -> str:
-        """Verify a request and return its idempotency key. Raises `WebhookUnverified` if its
-        signature is invalid."""
+        """Verify a request and return its idempotency key. Raises `WebhookUnverified` if the signature is invalid."""
         try:
             secret = connector.read_secret()
             return webhook_signature.verify_request(
@@ -132,7 +131,10 @@ def _get_owner_origin(conn: sa.Connection, *, agent: str) -> Origin:
 
 
 def _wrap_text(connector: WebhookConnector, webhook_request: WebhookRequest, key: str) -> str:
-    """Return the text of a request, wrapped as untrusted unless the connector is trusted. It is never a command."""
+    """Return the text of a request, wrapped as untrusted unless the connector is trusted.
+
+    The text is never a command.
+    """
     if connector.settings.trusted:
         return f"/{webhook_request.text}" if webhook_request.text.startswith("/") else webhook_request.text
     source = {"webhook": connector.name, "from": webhook_request.name}
@@ -154,7 +156,7 @@ def _build_context(connector: WebhookConnector, webhook_request: WebhookRequest,
 
 
 def _get_answer_address(connector: WebhookConnector, webhook_request: WebhookRequest, origin: Origin) -> str:
-    """Return the address for the answer. Empty means the sender: the connector sends the answer to its `url`."""
+    """Return the address for the answer. If it is empty, the connector sends the answer to its `url`."""
     if webhook_request.deliver or connector.settings.deliver_to:
         return webhook_request.deliver or connector.settings.deliver_to
     if webhook_request.kind is WebhookKind.WAKE:

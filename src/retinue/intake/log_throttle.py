@@ -1,5 +1,4 @@
-"""Rate-limits log lines that outsiders can cause, so that a flood of messages does not flood the
-log."""
+"""Limits the rate of log lines that outsiders can cause, so that a flood of messages does not flood the log."""
 
 from __future__ import annotations
 

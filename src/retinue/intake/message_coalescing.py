@@ -1,7 +1,7 @@
 """Coalesces messages that one sender writes in quick succession into one envelope.
 
-No message is confirmed before all of them are stored. So the caller that passed the first message
-waits for the last one, up to the limits here.
+No message is confirmed before all of them are stored. So the caller that passed the first message waits for the last
+message, up to the limits here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOWS_MAX = 5  # the maximum wait of the first message, as a multiple of the d
 PENDING_MAX = 1_000  # envelopes that wait for more messages; beyond them, messages are not merged
 
 CoalescingKey = tuple[str, str, str]
-"""Instance, room and speaker."""
+"""The connector, channel and sender of messages that may be coalesced."""
 
 
 def _do_nothing() -> None: ...
@@ -39,12 +39,13 @@ class _PendingMessages(Struct, eq=False):
 
 
 StoreMerged = Callable[[str, list[InboundMessage], Admission], Awaitable[Receipt | None]]
-"""Stores texts of one speaker as one envelope, in the order they were sent."""
+"""Stores messages of one sender as one envelope, in the order in which they were sent."""
 
 
 class MessageCoalescer:
-    """Holds messages until their sender pauses. `ConnectorIntake.accept` ensures that each channel
-    has one caller at a time.
+    """Holds messages until their sender pauses.
+
+    `ConnectorIntake.accept` ensures that each channel has one caller at a time.
     """
 
     def __init__(self, clock: Clock, store_merged: StoreMerged, on_timer: Callable[[str, str], None]) -> None:
@@ -55,7 +56,7 @@ class MessageCoalescer:
         self._pending: dict[CoalescingKey, _PendingMessages] = {}
 
     def can_wait(self, connector: str, incoming: InboundMessage, admission: Admission) -> bool:
-        """Whether a message may wait for more messages: it is plain text, not an edit and not a command."""
+        """Whether a message may wait for more messages. Edits, commands and messages with files may not."""
         whose = (connector, incoming.room, admission.sender_id)
         return (
             admission.settings.debounce_ms > 0
@@ -69,7 +70,7 @@ class MessageCoalescer:
         )
 
     def add(self, connector: str, incoming: InboundMessage, admission: Admission) -> asyncio.Future[Receipt | None]:
-        """Add a message. Returns the future receipt of its envelope. Call `is_full` afterwards."""
+        """Add a message. Returns a future for the receipt of its envelope. Call `is_full` afterwards."""
         whose = (connector, incoming.room, admission.sender_id)
         waiting = self._pending.get(whose)
         now_s = self._clock.now().timestamp()
@@ -102,8 +103,8 @@ class MessageCoalescer:
     async def flush(self, connector: str, channel: str) -> int:
         """Store the messages that wait in a channel, ordered by the first message of each sender.
 
-        Returns the sequence number up to which ambient messages were passed on. Raises if the
-        result of a store call is unknown. Then no later message is stored.
+        Returns the sequence number up to which ambient messages were passed on. Raises an error if the result of a
+        store call is unknown. In that case, no later message is stored.
         """
         failed: StoreError | None = None
         last_seq = 0

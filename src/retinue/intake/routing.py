@@ -12,7 +12,7 @@ OWNER = address.person_address("owner")
 
 
 def get_default_origin(sender: Address) -> Origin:
-    """Return the default session for a sender's envelopes. Each sender has one."""
+    """Return what the default session of a sender's envelopes belongs to. Each sender has one default session."""
     match sender.kind:
         case AddressKind.AGENT:
             return Origin(OriginKind.AGENT, str(sender))
@@ -32,10 +32,10 @@ NO_ANSWER = "none"
 def get_answer_address(
     sender: Address, *, origin: Origin, kind: EnvelopeKind = EnvelopeKind.MESSAGE, requested: str = ""
 ) -> Address | None:
-    """Return the address for the answer to `sender`, or None if no answer is expected.
+    """Return the address for the answer to `sender`, or None if the sender expects no answer.
 
-    `requested` overrides it. A schedule cannot read answers, so they go to the address behind the
-    session. An agent that sent a message (`kind` system) expects none. The answer goes to the
+    If `requested` is set, it overrides this. A schedule cannot read answers, so they go to the address behind the
+    session. An agent that sent a message of kind `system` expects no answer. In that case, the answer goes to the
     person of that session, or nowhere.
     """
     if requested:
@@ -52,7 +52,10 @@ def get_answer_address(
 
 
 def get_session_address(origin: Origin) -> Address:
-    """Return the address behind a session. It is the owner if there is none, or if the session's key is no address."""
+    """Return the address of the person or channel that a session belongs to.
+
+    If it has no such address, return the owner.
+    """
     if origin.kind.is_foreground:
         # A person's sessions have a name after the address; a channel's address may contain a slash
         # itself.

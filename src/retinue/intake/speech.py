@@ -1,6 +1,6 @@
 """Voice messages: transcribes inbound voice messages and speaks some answers, with programs that the owner configures.
 
-No answer depends on speech: if no program succeeds, the answer stays text, and the log says why.
+No answer depends on speech. If no program succeeds, the answer stays text, and the log has the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_voice(attachment: Attachment) -> bool:
 
 
 class SpeechPrograms:
-    """Runs the speech programs. `sandbox` opens the sandbox for the owner's programs; see `sandbox/owner_sandbox`."""
+    """Runs the owner's speech programs. `sandbox` opens the sandbox in which they run; see `sandbox/owner_sandbox`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SpeechPrograms:
         self._environment = environment
 
     async def prepare_reply(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> VoiceReply:
-        """Return what to send for an answer: the text without speech tags, and perhaps a voice message."""
+        """Return what to send as an answer: the text without speech tags, and a voice message if one is needed."""
         settings = self._settings()
         decided = speech.decide_speech(settings, text, answers_voice=answers_voice, has_sound=has_sound)
         if not decided.spoken_text:
@@ -74,12 +74,12 @@ class SpeechPrograms:
         )
 
     async def prepare_answer(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
-        """Like `prepare_reply`, with the signature that the engine needs."""
+        """Do the same as `prepare_reply`, with the signature that the engine needs."""
         made = await self.prepare_reply(text, answers_voice=answers_voice)
         return made.text, made.voice
 
     async def synthesize(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
-        """Return a voice message with this text, made by the first program that succeeds. None if none does."""
+        """Return a voice message with this text, or None. Programs are tried in order until one succeeds."""
         settings, wishes = self._settings(), overrides or {}
         for name in speech.order_speakers(settings, wishes):
             command = settings.speakers[name]
@@ -97,7 +97,10 @@ class SpeechPrograms:
         return None
 
     async def transcribe(self, attachment: Attachment) -> str:
-        """Return the transcript of a voice message, made by the first program that succeeds. Empty if none does."""
+        """Return the transcript of a voice message, or an empty string.
+
+        Programs are tried in order until one succeeds.
+        """
         settings = self._settings()
         if not is_voice(attachment) or attachment.size_bytes > settings.audio_bytes_max:
             return ""
@@ -121,8 +124,9 @@ class SpeechPrograms:
         )
 
     async def _summarize(self, settings: SpeechSettings, text: str) -> str:
-        """Return a summary, made by the first program that succeeds. If it is empty, the beginning
-        of the text is spoken.
+        """Return a summary of a text that is too long to speak. Programs are tried in order until one succeeds.
+
+        If the summary is empty, the beginning of the text is spoken.
         """
         wished = {"chars": str(settings.summarize_over_chars)}
         for name, command in settings.summarizers.items():
@@ -137,9 +141,9 @@ class SpeechPrograms:
     async def _run(
         self, command: SpeechCommand, input_data: bytes | Attachment, values: Mapping[str, str], *, bytes_max: int
     ) -> bytes:
-        """Run a program in a temporary directory.
+        """Run a speech program in a temporary directory.
 
-        Returns the file `{output}` if its command has one, else its stdout.
+        Returns the content of the file `{output}` if the command names it, or else stdout.
         """
         if not command.command:
             raise OwnerCommandFailed(command.command, because="`command` is not set")
@@ -186,7 +190,10 @@ class SpeechPrograms:
 
 
 def _build_argv(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Substitute the placeholders of a command. A value is not parsed again, and stays one argument."""
+    """Substitute the placeholders in a command.
+
+    Each value stays one argument, and placeholders in values are not replaced.
+    """
     made: list[str] = []
     for word in template:
         for key in ("input", "output", "voice", "speed", "model", "chars"):
@@ -198,7 +205,7 @@ def _build_argv(template: Sequence[str], values: Mapping[str, str]) -> list[str]
 
 
 def _read_output(path: Path, argv: Sequence[str], *, bytes_max: int) -> bytes:
-    """Read a program's output file. The file may be a symlink or of any size, so neither is trusted."""
+    """Read a program's output file safely. The program may have created a symlink or a file of any size."""
     if path.is_symlink() or not path.is_file():
         raise OwnerCommandFailed(argv, because="{output} does not exist, or is not a plain file")
     with path.open("rb") as opened:

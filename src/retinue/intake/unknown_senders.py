@@ -1,4 +1,4 @@
-"""Refused senders, kept only in memory and limited in number, so that a flood of them costs nothing.
+"""Remembers refused senders, only in memory and limited in number, so that a flood of them costs nothing.
 
 The owner is notified once.
 """
@@ -39,7 +39,7 @@ class _CachedRefusal(Struct):
 
 
 class UnknownSenders:
-    """Remembers refused senders, limits the rate of unknown ones, and sends notices about them."""
+    """Remembers refused senders, limits the rate of unknown senders, and sends notices about them."""
 
     def __init__(self, ids: IdSource, post: EnvelopeAcceptor, throttled_log: LogThrottle) -> None:
         self._ids = ids
@@ -50,16 +50,19 @@ class UnknownSenders:
         self._rates: dict[str, TokenBuckets] = {}
 
     def recheck_all(self) -> None:
-        """Check every sender again, because access data changed."""
+        """Check every sender again with the next message. Called when access rules or identities have changed."""
         for turned in self._refused.values():
             turned.checked_s = float("-inf")
 
     def refusals(self) -> list[RefusedSender]:
-        """Return the refusals, with the latest last."""
+        """Return the refusals. The latest is last."""
         return [turned.refusal for turned in self._refused.values()]
 
     def is_refused(self, sender: tuple[str, str, str], settings: AccessSettings, now: datetime) -> bool:
-        """Whether the same settings refused this sender a moment ago. `sender`: connector, channel and sender id."""
+        """Whether this sender was refused a moment ago and no settings have changed since.
+
+        `sender` is the connector, the channel and the sender's id.
+        """
         turned = self._refused.get(sender)
         if turned is None or turned.settings != settings or now.timestamp() - turned.checked_s >= RECHECK_S:
             return False
@@ -69,7 +72,7 @@ class UnknownSenders:
     def refuse(
         self, sender: tuple[str, str, str], settings: AccessSettings, *, name: str, because: str, now: datetime
     ) -> None:
-        """Record a refusal. The sender gets no reply, so that someone who probes the server learns nothing."""
+        """Record a refusal. The sender gets no reply, so that people who probe the server learn nothing."""
         instance, _, speaker = sender
         turned = self._refused.get(sender)
         if turned is None:
@@ -117,7 +120,7 @@ class UnknownSenders:
         await self.notify_once(OWNER, key, text)
 
     async def notify_once(self, recipient: address.Address, key: str, text: str) -> None:
-        """Send a notice of the server. It is sent once, because the store remembers its key."""
+        """Send a notice of the server only once. The store remembers the notice by its key."""
         if key in self._notified:
             return
         draft = EnvelopeDraft(
@@ -143,5 +146,5 @@ class UnknownSenders:
 
 
 def to_short_line(name: str) -> str:
-    """Return a name that a sender chose, as one short line."""
+    """Return a name that a sender chose as one short line of text."""
     return " ".join("".join(c if c.isprintable() else " " for c in name[: 4 * NAME_CHARS_MAX]).split())[:NAME_CHARS_MAX]

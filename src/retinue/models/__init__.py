@@ -1,1 +1,1 @@
-"""Language models: small protocols over all providers."""
+"""Calls language models: one small protocol, implemented for each provider's API."""

@@ -1,4 +1,4 @@
-"""The model protocol: a model gets the whole context and replies with a stream of chunks."""
+"""The model protocol: a model gets the whole conversation and replies with a stream of chunks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ class ThinkingChunk(Struct, frozen=True):
 
 
 class ToolCallChunk(Struct, frozen=True):
-    """A complete tool call."""
+    """A complete tool call in a model's reply."""
 
     call: Call
 
 
 class SignatureChunk(Struct, frozen=True):
-    """Data that the provider requires back with the preceding chunks of the same kind, such as a signature.
+    """Data that the provider requires back with the preceding text or thinking, such as a signature.
 
-    If those are of another kind, or already signed, the signature belongs to a new, empty part.
+    It signs the preceding chunks of its own kind. If those are of another kind, or already signed, it belongs to a new,
+    empty part.
     """
 
     kind: ReplyPieceKind
@@ -43,7 +44,7 @@ class SignatureChunk(Struct, frozen=True):
 
 
 class EndChunk(Struct, frozen=True):
-    """The last chunk of every complete reply. A cost of zero means that the cost is computed from the price."""
+    """The last chunk of every complete reply. If the reported cost is zero, it is computed from the model's price."""
 
     stop: StopReason
     usage: Usage
@@ -53,13 +54,13 @@ ReplyChunk = TextChunk | ThinkingChunk | ToolCallChunk | SignatureChunk | EndChu
 
 
 class AttachmentReader(Protocol):
-    """Reads the bytes of an attachment. Returns None if its file was deleted."""
+    """Reads the bytes of an attachment's file. Returns None if the file was deleted."""
 
     def read(self, attachment: Attachment) -> bytes | None: ...
 
 
 class ModelPrompt(Struct, frozen=True, kw_only=True):
-    """Everything a model gets for one reply."""
+    """The whole input of a model call: instructions, records, tools and options."""
 
     session: SessionId
     instructions: str
@@ -87,7 +88,10 @@ class Model(Protocol):
 
 
 class RecordJoiner(Protocol):
-    """Joins encoded records, for as long as they are cached."""
+    """Joins the encoded records of one session into its message list.
+
+    The joiner is kept as long as the records are cached.
+    """
 
     def add(self, records: Sequence[Record], encoded: Sequence[bytes]) -> None: ...
 
@@ -98,14 +102,16 @@ EncodePlainRecords = Callable[[Sequence[TextRecord]], Sequence[bytes]]
 
 
 class EncodedContextCache:
-    """Cache of encoded contexts.
+    """Cache of conversations that are already encoded for a provider.
 
-    Each record is encoded once, so the cost of a turn does not grow with the history.
+    Each record is encoded once, so the cost of a turn does not grow with the history. The key is the session and
+    everything else that shapes the bytes: provider, format and options.
 
-    The key is the session and everything else that shapes the bytes: provider, format and options.
-    The cache is limited in bytes, and evicts the least recently used entry first. Entries are never
-    stored, but rebuilt when needed. Records are compared as a whole, not by sequence number. A
-    number is used again if a run could not be stored and is resumed.
+    The cache is limited in bytes, and evicts the least recently used entry first. Entries are never stored, but rebuilt
+    when needed.
+
+    Records are compared by content, not only by sequence number. If a run could not be stored and is resumed, its
+    numbers are used again.
     """
 
     def __init__(self, bytes_max: int = CONTEXT_CACHE_BYTES_MAX) -> None:
@@ -124,8 +130,7 @@ class EncodedContextCache:
 
         Only new records are encoded.
 
-        The result of `encode` may depend on the records before and on `format_key`, and on nothing
-        else.
+        The result of `encode` may depend only on the record, on the records before it and on `format_key`.
         """
         kept = self._pop_entry((session, format_key), records)
         kept.encode(encode)
@@ -144,9 +149,9 @@ class EncodedContextCache:
     ) -> W:
         """Return the records of a context, joined by the object that `make_joiner` creates.
 
-        The joiner is cached and gets only new records, or all of them if an older one has changed.
-        `encode_plain` does for many records at once what `encode` does for each. It may be passed
-        only for joiners that concatenate, and may return any number of pieces.
+        The joiner is cached and gets only new records, or all of them if an older one has changed. `encode_plain`
+        encodes many records in one call. It may be passed only for joiners that concatenate, and may return any number
+        of pieces.
         """
         kept = self._pop_entry((session, format_key), records)
         kept.join(make_joiner, encode, encode_plain)
@@ -187,7 +192,7 @@ class _EncodedContext(Struct):
     def join(
         self, make_joiner: Callable[[], RecordJoiner], encode: EncodeRecord, encode_plain: EncodePlainRecords | None
     ) -> None:
-        """Encode and join in batches, so that the memory of one batch is freed before the next."""
+        """Encode and join the records in batches, so that the memory of one batch is freed before the next."""
         if self.joiner is None:
             self.joiner = make_joiner()
         while new := self.records[self.joined_count : self.joined_count + JOIN_BATCH_RECORDS]:
@@ -197,7 +202,7 @@ class _EncodedContext(Struct):
             self.size_bytes += sum(map(len, wires))
 
     def keep_common_prefix(self, records: Sequence[Record]) -> _EncodedContext:
-        """Return the part of the entry that is still valid: the prefix that both record lists have in common."""
+        """Return a copy of the cached entry with only the records that both lists share at the beginning."""
         pairs = enumerate(zip(self.records, records, strict=False))
         count = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self.records), len(records)))
         common = _EncodedContext(list(records[:count]), self.encoded_records[:count])

@@ -1,8 +1,8 @@
 """Collects the credentials of an agent, orders them, and keeps a session on the credential that served it.
 
-There are three sources: environment variables known for a provider (`anthropic:env`), the `key` of
-its settings (`anthropic:settings`, which replaces those variables), and credentials added by an
-operation. A key is read when it is needed, and goes only into the request.
+There are three sources: environment variables that a provider is known to use (`anthropic:env`), the `key` of its
+settings (`anthropic:settings`, which replaces those variables), and credentials added by an operation. A key is read
+when it is needed, and goes only into the request.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def get_secret(credential: Credential) -> SecretReference:
 
 
 def read_key(credential: Credential, environment: Mapping[str, str]) -> str:
-    """Return the key of a credential, for a request. A key that cannot be read fails like a rejected key."""
+    """Return the API key of a credential. If it cannot be read, raise the same kind of error as for a rejected key."""
     try:
         return _read_valid_key(credential, environment)
     except RetinueError as error:
@@ -88,7 +88,7 @@ def read_key(credential: Credential, environment: Mapping[str, str]) -> str:
 
 
 def _read_valid_key(credential: Credential, environment: Mapping[str, str]) -> str:
-    """Return the key without surrounding whitespace. A value that cannot be in a header is not a key."""
+    """Return the key without surrounding whitespace. Raise an error if it cannot be sent in an HTTP header."""
     key = get_secret(credential).read(environment).strip()
     if key and key.isascii() and key.isprintable():
         return key
@@ -97,7 +97,7 @@ def _read_valid_key(credential: Credential, environment: Mapping[str, str]) -> s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCredentials:
-    """The credentials that an agent may use: the agent's first, then the server's."""
+    """The credentials that an agent may use: first its own, then those of the server."""
 
     agent: str
     credentials: Sequence[Credential]
@@ -109,7 +109,7 @@ class AgentCredentials:
         return tuple(each for each in self._list_all(provider) if not self._find_fault(each))
 
     def explain_none(self, provider: str) -> str:
-        """Explain why there is no usable credential, and what to do."""
+        """Explain why the agent has no usable credential for a provider, and what to do about it."""
         faults = [f"{each.id}: {fault}" for each in self._list_all(provider) if (fault := self._find_fault(each))]
         if faults:
             return "; ".join(faults)
@@ -136,11 +136,11 @@ def order_credentials(
     session_options: SessionOptions,
     now: datetime,
 ) -> tuple[Credential, ...]:
-    """Return the credentials in the order to try them. If a person chose one for the session, return only that one.
+    """Return the credentials in the order to try them. If a person chose one for the session, return only this.
 
-    The credential that served this session comes first. The others are ordered by: an agent's own
-    before the server's, the configured order, tokens before keys, least recently used. Credentials
-    in cooldown come last, the soonest available first.
+    The credential that served this session comes first. The others are ordered by owner (the agent's before the
+    server's), then the configured order, then tokens before keys, then least recently used. Credentials in cooldown
+    come last, the soonest available first.
     """
     if credentials and is_pinned(session_options, credentials[0].provider):
         return tuple(each for each in credentials if each.id == session_options.credential)[:1]

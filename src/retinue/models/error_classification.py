@@ -22,7 +22,7 @@ DEPTH_MAX = 6
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """A parsed error body: its message, its typed codes in lower case from the outside in, a status and a delay."""
+    """A parsed error body: its message, its codes (lower case, outermost first), a status and a retry delay."""
 
     message: str = ""
     codes: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ _UNINFORMATIVE = frozenset({"provider returned error", "error", "bad request", "
 
 
 class _ErrorBodyWalker:
-    """Walks through an error body once, from the outside in and up to a limit, and collects what it finds."""
+    """Collects codes, messages and delays from a nested error body, outermost first, up to a limit."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, str]] = []
@@ -295,7 +295,10 @@ def _pick_failure(
 
 
 def _is_context_overflow(typed: ModelFailureKind | None, message: _MessageMatcher) -> bool:
-    """Whether a request has too many tokens, not too many bytes. Any mention of the context means tokens."""
+    """Whether the request was refused for too many tokens, not for too many bytes.
+
+    A message that mentions the context means tokens.
+    """
     return (
         typed is ModelFailureKind.CONTEXT_OVERFLOW
         or message.matches(ModelFailureKind.CONTEXT_OVERFLOW)
@@ -304,7 +307,10 @@ def _is_context_overflow(typed: ModelFailureKind | None, message: _MessageMatche
 
 
 def _classify_429(typed: ModelFailureKind | None, message: _MessageMatcher) -> ModelFailureKind:
-    """Classify a 429. It is never a context overflow, whatever its message says about tokens and limits."""
+    """Classify a response with status 429.
+
+    It is never a context overflow, whatever its message says about tokens and limits.
+    """
     if typed is ModelFailureKind.QUOTA or typed is ModelFailureKind.OVERLOADED:
         return typed
     if typed is None and not message.matches(ModelFailureKind.RATE_LIMIT) and message.matches(ModelFailureKind.QUOTA):
@@ -361,7 +367,7 @@ def _classify_without_status(
 
 
 class _MessageMatcher:
-    """Matches the message of an error against the phrases of each failure."""
+    """Matches a provider's error message against the phrases that identify each kind of failure."""
 
     def __init__(self, message: str) -> None:
         self._message = message[:MESSAGE_CHARS_MAX].lower().replace("\u2019", "'")

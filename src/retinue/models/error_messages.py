@@ -29,7 +29,7 @@ SECRET_CHARS_MIN = 6  # a shorter one also occurs inside words
 
 
 def build_response_error(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:
-    """Build the error for a response with another status than 200."""
+    """Build the error for a response whose HTTP status is not 200."""
     if status < 400:
         return _build_redirect_error(provider, status, headers.get("location", ""))
     error_body = parse_error_body(body)
@@ -39,9 +39,7 @@ def build_response_error(provider: str, status: int, headers: Mapping[str, str],
 
 
 def build_stream_error(provider: str, error: Any, *, status: int = 200) -> ModelFailed:
-    """Build the error for an error sent in place of a reply: in the stream, or as the body of a
-    response with status 200.
-    """
+    """Build the error for a provider that reports an error despite status 200, in the stream or in the body."""
     error_body = parse_error_body(error)
     failure = classify_failure(status, error_body)
     return _build_error(
@@ -158,7 +156,7 @@ def clean_message(message: str) -> str:
 def redact_failure(failed: ModelFailed, secrets: Iterable[str]) -> ModelFailed:
     """Redact our own credentials from a failure.
 
-    Some servers quote them in errors, and not every key looks like one.
+    Some servers quote keys in their errors, and not every key looks like one.
     """
     sentence, because = failed.sentence, failed.because
     for secret in secrets:

@@ -1,7 +1,7 @@
 """Decides what to do when a model call fails: retry, next credential, next model, compact, or give up.
 
-There is one plan per reply. It only decides: the caller waits, calls the model, and records the
-failures that the plan returns. A cancelled call is not a failure and never gets here.
+There is one plan per reply. The plan only decides: its caller waits, calls the model, and records the failures that the
+plan returns. A cancelled call is not a failure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _CREDENTIAL_FAILURES = _REFUSED_KEY_FAILURES | {ModelFailureKind.QUOTA, ModelFai
 
 
 class ModelNotCalled(ModelFailed):
-    """A model that the server itself refused to call.
+    """The server itself refused to call a model, because its window is too small or its price is unknown.
 
     Another model may work. If there is none, this error is reported.
     """
@@ -103,10 +103,9 @@ def build_fallback_plan(
     explain_none: Callable[[str], str] = lambda provider: "no API key",
     zone: ZoneInfo = _UTC,
 ) -> FallbackPlan:
-    """Build the plan.
+    """Build the plan that decides which models and credentials are tried for one reply.
 
-    `find_credentials` returns a provider's readable credentials, with an agent's own before the
-    server's.
+    `find_credentials` returns a provider's readable credentials, with an agent's own before the server's.
     """
     credentials = {ref.provider: tuple(find_credentials(ref.provider)) if ref.provider else () for ref in chain}
     lacking = {
@@ -128,7 +127,10 @@ def build_fallback_plan(
 
 
 class FallbackPlan:
-    """The state of the attempts to get one reply. It always ends: each candidate has a limited number of attempts."""
+    """Tracks the attempts to get one reply, and decides what to do after each failure.
+
+    The attempts always end, because each candidate has a limited number of them.
+    """
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class FallbackPlan:
 
     @property
     def current(self) -> ModelCandidate | None:
-        """The next candidate, to call after its `wait_s`. If it is None, `build_error` says why."""
+        """The candidate to call next, after waiting for its `wait_s`. If it is None, `build_error` says why."""
         return self._current
 
     def handle_failure(
@@ -206,7 +208,7 @@ class FallbackPlan:
         return NextCredentialAction(candidate=found, mark=mark)
 
     def build_error(self, now: datetime) -> ModelFailed:
-        """Build the error: why there is no reply, model by model, and when to retry.
+        """Build the error that explains, model by model, why there is no reply and when to retry.
 
         A single failure is returned unchanged.
         """
@@ -291,7 +293,7 @@ class FallbackPlan:
     def _choose_candidate(self, now: datetime) -> ModelCandidate | None:
         """Return the first available candidate, ordered by chain and then by credential.
 
-        If none is available, return one that is worth waiting for.
+        If none is available, return a candidate that is worth waiting for.
         """
         for ref in self.chain:
             if found := self._find_available(ref, now):
@@ -319,7 +321,7 @@ class FallbackPlan:
     def _list_credentials(self, ref: ModelRef, now: datetime) -> Sequence[Credential | None]:
         """Return the credentials with which a model may still be called, in order.
 
-        None stands for a call without a credential.
+        An item None means a call without a credential.
         """
         if ref in self._excluded_models or ref.provider in self._missing_keys:
             return ()
@@ -405,7 +407,7 @@ def _add_retry_time(failure: ModelFailed, next_available: str, *, wait_s: float)
 
 
 def describe_plan(plan: FallbackPlan, now: datetime) -> list[str]:
-    """Describe what would be called now and why, one line per model of the chain."""
+    """Describe which model a plan would call now and why, with one line per model of the chain."""
     return plan.describe(now)
 
 

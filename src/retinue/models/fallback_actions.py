@@ -1,4 +1,4 @@
-"""The actions after a failed model call. Each has a kind, a delay, and a credential failure to record."""
+"""Types that describe what to do after a failed model call: what to try next, when, and what to record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelCandidate(Struct, frozen=True, kw_only=True):
 
 
 class RetryAction(Struct, frozen=True, kw_only=True):
-    """Retry the same call after a delay."""
+    """Action: retry the same model call after a delay."""
 
     kind: ClassVar[FallbackKind] = FallbackKind.RETRY
     delay_s: float
@@ -59,7 +59,7 @@ class NextModelAction(Struct, frozen=True, kw_only=True):
 
 
 class CompactAction(Struct, frozen=True, kw_only=True):
-    """Retry the same call with a shorter context."""
+    """Action: compact the context, then retry the same model call."""
 
     kind: ClassVar[FallbackKind] = FallbackKind.COMPACTION
     delay_s: ClassVar[float] = 0.0

@@ -31,11 +31,14 @@ class GgufHeader(Struct, frozen=True, kw_only=True):
 
 
 class NotGgufFile(Exception):
-    """The file is not GGUF. The message is the end of a sentence about the file."""
+    """The file is not a GGUF file. The message says why, as the reason of another error."""
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read the header. Raises `NotGgufFile` if the file is not GGUF, and `OSError` if it cannot be read."""
+    """Read the header of a GGUF file.
+
+    Raises `NotGgufFile` if the file is not GGUF, and `OSError` if it cannot be read.
+    """
     with path.open("rb") as file:
         begins = file.read(len(MAGIC))
         if not begins:
@@ -58,10 +61,9 @@ def _parse_header(data: mmap.mmap) -> GgufHeader:
 
 
 def _find_value(data: mmap.mmap, name: str) -> int | str | None:
-    """Return a named number or text, found by searching for its length-prefixed name.
+    """Return a number or text of the header, found by searching for its length-prefixed name.
 
-    That name is unique in a header. Walking through a vocabulary of 150,000 words would take a
-    hundred times as long.
+    That name is unique in a header. Walking through a vocabulary of 150,000 words would take a hundred times as long.
     """
     sought = struct.pack("<Q", len(name)) + name.encode()
     found = data.find(sought, 0, HEADER_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""The local models: the bundled one of the extra `local`, and every GGUF file in the settings."""
+"""Finds the local models: the model that the extra `local` installs, and every GGUF file in the settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalModels:
-    """Local models, one process per file, started at the first request."""
+    """Holds the local models. Each file has its own process, which starts at the first request."""
 
     def __init__(
         self,
@@ -40,7 +40,10 @@ class LocalModels:
         return (self._get_or_create("", LocalWeights()),) if find_bundled_weights() is not None else ()
 
     def find(self, ref: ModelRef, entry: ModelEntry) -> LocalModel:
-        """Return the model in a file. A new one is created only if its settings have changed."""
+        """Return the local model that an entry of the settings describes.
+
+        A new object is created only if the settings of the model have changed.
+        """
         weights = LocalWeights(
             gguf=Path(ref.model),
             window_tokens=entry.window_tokens,

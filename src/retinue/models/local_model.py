@@ -56,12 +56,11 @@ _PROCESS_END_FAILURES = frozenset({ModelFailureKind.CONNECTION, ModelFailureKind
 
 
 class LocalModel:
-    """Replies with a local process.
+    """Gets replies from the process of a local model.
 
     It gives one reply at a time, and other requests wait in order.
 
-    While the model loads, the waiting request gets the progress as thinking. A process that has
-    died is started again.
+    While the model loads, the waiting request gets the progress as thinking. A process that has died is started again.
     """
 
     def __init__(
@@ -99,7 +98,10 @@ class LocalModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """Facts read from the file at first use. Empty if the file cannot be read. A request then reports why."""
+        """The model's facts, read from its file at first use.
+
+        They are empty if the file cannot be read. A request then reports why.
+        """
         return self._facts
 
     @cached_property
@@ -138,7 +140,7 @@ class LocalModel:
                 self._start_idle_timer()
 
     async def close(self) -> None:
-        """Stop the process, even if it is busy, and do not start it again."""
+        """Stop the model's process for good, even if it is busy."""
         self._is_closed = True
         self._cancel_idle_timer()
         await self._stop()
@@ -215,7 +217,7 @@ class LocalModel:
                 await self._stop()
 
     async def _read_statuses(self, process: LocalProcess, file: Path) -> AsyncGenerator[LocalServerStatus | None, None]:
-        """Yield the states of a process until it is ready, and None for each interval without a state.
+        """Yield the reported states of a process until it is ready, and None for each interval without a report.
 
         Raises if it will never be ready.
         """
@@ -284,7 +286,7 @@ class LocalModel:
 
 
 def _check_file_size(file: Path) -> int:
-    """Return the size of the file in bytes. Raises for every problem that can be found before loading."""
+    """Return the size of a model file in bytes. Raises if the file certainly cannot be loaded."""
     try:
         return read_gguf_header(file).size_bytes
     except NotGgufFile as not_one:

@@ -1,4 +1,4 @@
-"""The process of a local model, from the server's side: start it, read its states, stop it, explain why it ended."""
+"""Manages the process of a local model: starts it, reads its states, stops it and explains why it ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PASSED_VARIABLES = frozenset(
 
 
 class LocalServerStatus(msgspec.Struct, frozen=True):
-    """One state line of the process."""
+    """One state that the process of a local model reports on its stdout."""
 
     state: LocalServerState
     fraction: float = 0.0
@@ -40,7 +40,10 @@ class LocalServerStatus(msgspec.Struct, frozen=True):
 
 
 class LocalProcess:
-    """One process, from start to end. It leads a process group, and ends when this process ends."""
+    """The process of a local model, from start to end.
+
+    It leads its own process group, and ends when the server ends.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, token: str) -> None:
         self.token = token
@@ -100,7 +103,10 @@ class LocalProcess:
         self._process.stdin.close()
 
     async def explain_end(self) -> str:
-        """Explain to a person why the process ended, by its stderr or exit code. Stops it first if it still runs."""
+        """Explain to a person why the process ended, from its stderr or exit code.
+
+        Stops the process first if it still runs.
+        """
         if not await self.has_ended():
             await self.stop()
         await self._stderr_task
@@ -149,7 +155,7 @@ _LOG_PREFIX = re.compile(r"^[\d.]+ [A-Z] ")
 
 
 def explain_exit(lines: Sequence[str], code: int) -> str:
-    """Explain why a process with these last lines and this exit code ended."""
+    """Explain why a process ended, from its last stderr lines and its exit code."""
     for pattern, meaning in _STDERR_MEANINGS:
         for line in lines:
             if found := pattern.search(line):

@@ -1,8 +1,8 @@
 """The process of a local model: loads one GGUF file and serves it on localhost with the OpenAI API.
 
-Run as `python -m retinue.models.local_server`. Its configuration, with the token, is one JSON line
-on stdin, so neither is on a command line. It reports its state as JSON lines on stdout. It exits
-when stdin closes, because its parent has then ended.
+Run as `python -m retinue.models.local_server`. Its configuration, which includes the token, arrives as one JSON line on
+stdin, so the token is not on a command line. It reports its state as JSON lines on stdout. It exits when stdin closes,
+because its parent has then ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalServerConfig:
-    """The model to serve, and the token that requests must have."""
+    """Configuration of the process: the model to serve, and the token that requests must have."""
 
     gguf: str
     window_tokens: int

@@ -1,4 +1,4 @@
-"""The weights of a local model: where they are, and what the model can and cannot do."""
+"""Finds the weights file of a local model, and describes what the model can and cannot do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOOLS_WINDOW_TOKENS = 16_384  # an agent with tools needs this much
 
 
 class LocalWeights(Struct, frozen=True, kw_only=True):
-    """A local model and its settings. Without a file it is the bundled model."""
+    """A local model and its settings. Without a file, the bundled model is meant."""
 
     gguf: Path | None = None
     window_tokens: int | None = None

@@ -41,13 +41,10 @@ _NO_ENTRY = ModelEntry()
 
 
 class ModelCatalog:
-    """The models and providers of one configuration.
+    """Looks up the models and providers of one configuration.
 
-    Immutable.
-
-    `built_in` are the models that ship with the server, such as the guide: they need no provider
-    and no key. `providers_with_key` are providers whose key is stored outside the settings and the
-    environment.
+    Immutable. `built_in` are the models that ship with the server, such as the guide: they need no provider and no key.
+    `providers_with_key` are providers whose key is stored outside the settings and the environment.
     """
 
     def __init__(
@@ -82,14 +79,16 @@ class ModelCatalog:
     # --- names ---
 
     def resolve(self, text: str) -> ModelRef:
-        """Resolve a text to a model: an alias, PROVIDER/MODEL, or the name of a built-in model or
-        of a model of the default provider.
+        """Resolve a text to a model.
+
+        The text is an alias, PROVIDER/MODEL, the name of a built-in model, or the name of a model of the default
+        provider.
         """
         named = self._aliases.get(text.strip().casefold())
         return named if named is not None else self.resolve_without_aliases(text)
 
     def resolve_without_aliases(self, text: str) -> ModelRef:
-        """Like `resolve`, without aliases."""
+        """Resolve a text to a model like `resolve`, but ignore aliases."""
         provider, model = parse_model_ref(text)
         if provider:
             return ModelRef(self.normalize_provider(provider), model)
@@ -98,7 +97,10 @@ class ModelCatalog:
         return ModelRef(self._default_provider, model)
 
     def normalize_provider(self, name: str) -> str:
-        """Return the canonical name of a provider. A provider declared under exactly this name wins over an alias."""
+        """Return the canonical name of a provider.
+
+        A provider in the settings with exactly this name wins over an alias.
+        """
         folded = name.casefold()
         return folded if folded in self.providers else PROVIDER_ALIASES.get(folded, folded)
 
@@ -128,16 +130,16 @@ class ModelCatalog:
         return ref.model in self._built_in if not ref.provider else self._is_provider(ref.provider)
 
     def get_entry(self, ref: ModelRef) -> ModelEntry:
-        """Return the settings of a model."""
+        """Return what the settings say about a model."""
         return self._entries.get(ref, _NO_ENTRY)
 
     def get_facts(self, ref: ModelRef) -> ModelFacts:
-        """Return the facts of a model: from its own settings, then its provider's, then built-in data."""
+        """Return what is known about a model: from its own settings, then its provider's, then built-in data."""
         facts = self._get_facts_without_price(ref)
         return facts if facts.price is not None else replace(facts, price=self._find_price(ref))
 
     def _get_facts_without_price(self, ref: ModelRef) -> ModelFacts:
-        """Like `get_facts`, but do not look up a price that is not set, because that may take a while."""
+        """Return the facts of a model like `get_facts`, but do not look up its price, because that may take a while."""
         entry = self._entries.get(ref, _NO_ENTRY)
         if not ref.provider:
             return self._apply_entry(self._built_in.get(ref.model) or ModelFacts(ref=ref, price=FREE_PRICE), entry)
@@ -161,7 +163,7 @@ class ModelCatalog:
         return self._entries.get(ref, _NO_ENTRY).params
 
     def build_target(self, ref: ModelRef) -> tuple[WireFormat, ModelTarget]:
-        """Return the wire format and the target to call a model."""
+        """Return what is needed to call a model: its wire format, URL and options."""
         if not self.is_known(ref) or not ref.provider:
             raise self._build_unknown_error(ref)
         known = BUILT_IN_PROVIDERS.get(ref.provider, _UNKNOWN_PROVIDER)
@@ -181,7 +183,7 @@ class ModelCatalog:
         return own.format or known.format, target
 
     def check_effort(self, ref: ModelRef, effort: str | None) -> None:
-        """Raise if this effort does not exist, or if the model is known not to support it."""
+        """Raise if this reasoning effort does not exist, or if the model is known not to support it."""
         if effort is None or effort == DEFAULT:
             return
         takes = self._get_facts_without_price(ref).efforts
@@ -213,7 +215,7 @@ class ModelCatalog:
         return {name: each.key for name, each in self.providers.items() if each.key is not None}
 
     def needs_key(self, provider: str) -> bool:
-        """Whether a provider refuses calls without a key. At a URL other than the usual one, it may need none."""
+        """Whether a provider refuses calls without a key. A provider at another URL than usual may need no key."""
         own = self.providers.get(provider, _NO_SETTINGS)
         if own.auth is ProviderAuth.NONE:
             return False
@@ -231,7 +233,7 @@ class ModelCatalog:
         )
 
     def explain_missing_key(self, provider: str) -> str:
-        """Return what to set to supply a key. Empty if there is a key."""
+        """Return what to set so that a provider has a key. Empty if it has a key."""
         own = self.providers.get(provider, _NO_SETTINGS).key
         if own is not None:
             return "" if own.file or self._environment.get(own.env or "") else f"set {own.env}"

@@ -1,6 +1,6 @@
-"""Model clients, ready to call.
+"""Returns the client object with which a model is called.
 
-Built-in models are found by name, others are created for their target in the catalog.
+Built-in models are found by name. Other clients are created from the URL and options in the catalog.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class _CachedClient(Struct, frozen=True):
 
 
 class ModelClients:
-    """The model clients. `catalog` is called for each reply, so a changed setting applies from the next reply on."""
+    """Holds the clients of all models in use.
+
+    `catalog` is called for each reply, so a changed setting applies from the next reply on.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class ModelClients:
         *,
         factories: Mapping[str, ModelFactory] | None = None,
     ) -> None:
-        """`factories` create the models of providers that are not reached by one of our formats."""
+        """`factories` create clients for providers that need none of our wire formats, such as local models."""
         self._factories = factories or {}
         self._built_in = {model.name: model for model in built_in}
         self._catalog = catalog
@@ -56,11 +59,11 @@ class ModelClients:
 
     @property
     def built_in_facts(self) -> tuple[ModelFacts, ...]:
-        """The facts of the built-in models, for a catalog."""
+        """The facts of the built-in models, from which a model catalog is built."""
         return tuple(model.facts for model in self._built_in.values())
 
     def find(self, ref: ModelRef) -> Model:
-        """Return the client of a model. A new client is created only if the model's target has changed."""
+        """Return the client of a model. A new client is created only if the model's URL or options have changed."""
         if not ref.provider:
             return self._find_built_in(ref.model)
         catalog = self._catalog()

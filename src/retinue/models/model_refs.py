@@ -1,4 +1,4 @@
-"""Parses model references: PROVIDER/MODEL, optionally with @CREDENTIAL, and patterns over such names."""
+"""Parses model references: PROVIDER/MODEL, optionally with @CREDENTIAL, and patterns that match several models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CREDENTIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[A-Za-z0-9._@+-]+)?")
 
 
 def parse_model_ref(text: str) -> tuple[str, str]:
-    """Return provider and model, split at the first slash.
+    """Split a model reference into provider and model, at the first slash.
 
     Without a slash the provider is empty. A reference with an empty part is invalid.
     """

@@ -55,7 +55,10 @@ USE_WRITE_INTERVAL_S = 60.0  # resolution of a credential's last use
 
 
 class _CredentialSnapshot(Struct, frozen=True):
-    """Credentials as read from the store, with cached results of checks. Both expire at the same time."""
+    """Credentials as read from the store, with cached results of checks.
+
+    The credentials and the results expire together.
+    """
 
     read_at: datetime
     credentials: Sequence[Credential]
@@ -117,7 +120,7 @@ class ModelRouter:
 
     @property
     def catalog(self) -> ModelSelector:
-        """The catalog. It is rebuilt when the settings have changed, or a provider got its first key."""
+        """The current model catalog. It is rebuilt when the settings have changed, or a provider got its first key."""
         settings = self._settings()
         if self._catalog is None or self._catalog[0] is not settings or self._catalog[1] != self._providers_with_key:
             made = ModelSelector(
@@ -144,7 +147,7 @@ class ModelRouter:
         has_images: bool = False,
         role: ModelRole = ModelRole.REASONING,
     ) -> FallbackPlan:
-        """Return the fallback plan for one reply."""
+        """Return the plan for one reply: the models and credentials to try, in order."""
         catalog = self.catalog
         chain = catalog.build_chain(
             agent=agent, session_options=session_options, override=override, has_images=has_images, role=role
@@ -167,7 +170,7 @@ class ModelRouter:
         )
 
     def build_plan_in(self, conn: sa.Connection, agent: Agent, session_options: SessionOptions) -> FallbackPlan:
-        """Like `build_plan`, for a caller that has a database connection and will not call a model."""
+        """Return the plan like `build_plan`, for a caller that has a database connection and will not call a model."""
         now = self._clock.now()
         known = self._build_snapshot(now, *_read_credentials(conn, now=now))
         catalog = self.catalog
@@ -226,7 +229,7 @@ class ModelRouter:
         return _CredentialSnapshot(now, found, cooldowns)
 
     async def refresh(self) -> None:
-        """Read the credentials again, at start or after a change. They also decide the default model."""
+        """Read the credentials from the store, at start or after a change. They also decide the default model."""
         self._snapshot = None
         await self._get_snapshot(self._clock.now())
 
@@ -294,7 +297,7 @@ class ModelRouter:
             await self._write_best_effort(lambda conn: _change_session_options(conn, session.id, release_credential))
 
     async def _write_best_effort(self, body: Callable[[sa.Connection], object]) -> None:
-        """Write a credential's status. A failure is only logged, because the run must not fail because of it."""
+        """Write a credential's status. If the write fails, only log it: the run must go on."""
         try:
             await self._store.write(body, point="credential")
         except RetinueError as error:

@@ -38,21 +38,21 @@ class ModelRole(StrEnum):
 
 
 class ModelSelection(Struct, frozen=True, kw_only=True):
-    """The choice for a session. Without a `ref`, the agent's model applies."""
+    """The model that a person chose for a session. Without a `ref`, the agent's model applies."""
 
     ref: ModelRef | None = None
     credential: str | None = None
 
 
 class ModelChainLink(Struct, frozen=True, kw_only=True):
-    """One model of a chain, and the reason why it is in the chain."""
+    """One model that an agent may use, and the reason why it is in the agent's chain of models."""
 
     ref: ModelRef
     because: str
 
 
 class ModelOffer(Struct, frozen=True, kw_only=True):
-    """One model to choose from, with its number in the list."""
+    """One model that a person can choose, with its number in the list."""
 
     number: int
     facts: ModelFacts
@@ -63,7 +63,10 @@ class ModelOffer(Struct, frozen=True, kw_only=True):
 
 
 class ModelSelector(ModelCatalog):
-    """The catalog, with the selection for agents and people. Immutable: changed settings need a new object."""
+    """The model catalog, extended with the choice of models for agents and people.
+
+    Immutable: changed settings need a new object.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,10 @@ class ModelSelector(ModelCatalog):
         has_images: bool = False,
         role: ModelRole = ModelRole.REASONING,
     ) -> tuple[ModelChainLink, ...]:
-        """Return the chain, each model with its reason. Raises if the requested model is not allowed or unknown."""
+        """Return the models to try for this agent, each with its reason.
+
+        Raises if the requested model is not allowed or unknown.
+        """
         own = self._build_own_link(agent)
         first = self._find_first_link(own, session_options, override)
         links = [first, *self._iterate_fallbacks(agent)]
@@ -163,7 +169,7 @@ class ModelSelector(ModelCatalog):
         return ModelChainLink(ref=self.resolve_own_model(agent), because=f"the model of {agent.name}")
 
     def resolve_own_model(self, agent: Agent) -> ModelRef:
-        """Return the model that an agent is set to, without fallbacks."""
+        """Return the model that an agent is set to use, ignoring its fallbacks."""
         if agent.provider is None:
             return self.resolve(agent.model) if agent.model else self.default
         provider = self.normalize_provider(agent.provider)
@@ -223,7 +229,7 @@ class ModelSelector(ModelCatalog):
         ]
 
     def parse_selection(self, text: str) -> ModelSelection:
-        """Parse a choice: REF, an alias, a number of the list, REF@CREDENTIAL, or `default`."""
+        """Parse a person's choice of a model: REF, an alias, a number of the list, REF@CREDENTIAL, or `default`."""
         choice = text.strip()
         if choice.casefold() == DEFAULT:
             return ModelSelection()
@@ -238,9 +244,9 @@ class ModelSelector(ModelCatalog):
     def find_hinted_model(self, word: str, *, alone: bool) -> ModelRef | None:
         """Return the model that a word in a message refers to, if it is unambiguous.
 
-        Matches a reference, an alias or the name of an offered model, or a part of a name that only
-        one of them has. A number never matches. The names of built-in models are plain words, so
-        they match only if the word is `alone`.
+        Matches a reference, an alias or the name of an offered model, or a part of a name that only one offered model
+        has. A number never matches. The names of built-in models are plain words, so they match only if the word is
+        `alone`.
         """
         hint = word.casefold()
         offered = [ref for ref in self._list_offered() if ref.provider or alone]

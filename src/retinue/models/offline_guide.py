@@ -35,7 +35,7 @@ _NO_REPLY = "NO_REPLY"  # a reply of only this is recorded and not sent
 
 
 class GuideScript(Struct, frozen=True, kw_only=True):
-    """The script for one reply. Its fields are performed in order. An empty script is silence."""
+    """The script for one reply of the guide. Its fields are performed in order. An empty script produces no output."""
 
     delay_s: float = 0.0
     thinking: str = ""
@@ -56,7 +56,7 @@ class GuideScript(Struct, frozen=True, kw_only=True):
 
 
 class OfflineGuide(Struct, frozen=True):
-    """Plays the script for the prompt, word by word, at the pace that the script sets."""
+    """The guide as a model: plays the script that matches the prompt, word by word, at the script's pace."""
 
     clock: Clock
     pause_s: float = PAUSE_S
@@ -91,7 +91,7 @@ def split_pieces(text: str) -> list[str]:
 
 
 def build_script(prompt: ModelPrompt) -> GuideScript:
-    """Build one script that answers everything this run has read since the last reply, in order."""
+    """Build one script that answers, in order, everything that this run has read since the last reply."""
     scripts = (script for record in _list_unanswered(prompt.records) for script in _build_scripts(record, prompt))
     return reduce(GuideScript.append, scripts, GuideScript())
 
@@ -115,9 +115,9 @@ def _build_scripts(record: Record, prompt: ModelPrompt) -> Iterator[GuideScript]
 
 
 def describe_result(result: ToolResult) -> str:
-    """Describe the result of a call.
+    """Describe the result of a tool call as text.
 
-    A call that waits, was refused or was interrupted must not read like one that was done.
+    The text makes clear if the call waits, was refused or was interrupted, so that it does not look done.
     """
     tool, output = f"`{result.tool}`", result.output.strip()
     if not result.failed:
@@ -288,7 +288,10 @@ _CALL_SEPARATOR = re.compile(r"[,;\n]|(?:and|then)\b|$", re.IGNORECASE)
 
 
 def parse_calls(text: str, tools: Sequence[ToolSpec]) -> list[Call]:
-    """Parse `a {...}; b plain words; c and d` into calls. Raises `ValueError` if that is not possible."""
+    """Parse a request such as `a {...}; b plain words; c and d` into tool calls.
+
+    Raises `ValueError` if that is not possible.
+    """
     needed = {tool.name: tool.parameters.get("required", []) for tool in tools}
     calls: list[Call] = []
     at = 0
@@ -314,7 +317,10 @@ def _shorten(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
 
 
 class GuideAbility(Struct, frozen=True):
-    """A pattern, its action and its entry in the help. Without an example it is not listed in the help."""
+    """One thing that the guide can do: a pattern, the action for it and its entry in the help.
+
+    Without an example, the ability is not listed in the help.
+    """
 
     pattern: str
     action: str | Callable[[str, ModelPrompt], GuideScript]
@@ -340,7 +346,7 @@ _TAIL = "(?:,? (?:here|now|today|then|first|next|exactly|actually|anyway|about|f
 
 
 def build_phrase_pattern(*phrases: str) -> str:
-    """Return a pattern for one of these phrases, with or without common trailing words."""
+    """Return a regular expression that matches any of these phrases, with or without common trailing words."""
     return f"(?:{'|'.join(phrases)}){_TAIL}"
 
 

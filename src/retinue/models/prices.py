@@ -1,9 +1,9 @@
-"""Model prices: from the settings, or else from genai-prices' data on disk.
+"""Finds the prices of models: in the settings, or else in the data that the library genai-prices installs.
 
 This module makes no requests.
 
-Importing genai-prices takes a quarter of a second, so it happens when a price is first needed.
-`load_prices` does it in a thread.
+Importing genai-prices takes a quarter of a second, so it happens when a price is first needed. `load_prices` does it in
+a thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GENAI_PRICES_NAMES = {"xai": "x-ai", "moonshot": "moonshotai"}
 
 
 def read_price_setting(entry: ModelEntry) -> Price | None:
-    """Return the price in a model's settings, or None unless both input and output prices are set."""
+    """Return the price in a model's settings, or None if the input or the output price is not set."""
     if entry.input_usd is None or entry.output_usd is None:
         return None
     return Price(
@@ -43,7 +43,10 @@ def read_price_setting(entry: ModelEntry) -> Price | None:
 
 @functools.lru_cache(maxsize=PRICES_CACHED_MAX)
 def find_known_price(ref: ModelRef, on: date) -> Price | None:
-    """Return the known price of a model on a day, or None. If several prices may apply, return the highest."""
+    """Return the price of a model on a day, or None if it is unknown.
+
+    If several prices may apply, return the highest.
+    """
     from genai_prices.data_snapshot import get_snapshot
 
     provider = _GENAI_PRICES_NAMES.get(ref.provider, ref.provider)
@@ -70,7 +73,7 @@ async def load_prices() -> None:
 
 
 def build_price_unknown_error(ref: ModelRef) -> PriceUnknown:
-    """Build the error that says which settings would supply a price."""
+    """Build the error for a model without a known price, which names the settings that would supply it."""
     return PriceUnknown(ref)
 
 
@@ -81,7 +84,10 @@ def _load_snapshot() -> None:
 
 
 def _iterate_applicable(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
-    """Yield the prices of a day. If they differ by the hour, yield all of them, because a call may come at any time."""
+    """Yield the prices of a model on one day.
+
+    If they differ by the hour, yield all, because a call may come at any time.
+    """
     from genai_prices.types import TimeOfDateConstraint
 
     if not isinstance(model.prices, list):
@@ -93,7 +99,10 @@ def _iterate_applicable(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
 
 
 def _find_highest(prices: list[ModelPrice], key: str) -> int | None:
-    """Return the highest price. A price that grows with the prompt counts at its highest tier, to keep budgets."""
+    """Return the highest price.
+
+    A price that grows with the prompt counts at its highest tier, so that no budget is exceeded.
+    """
     found: list[Decimal] = []
     for price in prices:
         value: Any = getattr(price, key, None)
@@ -105,5 +114,5 @@ def _find_highest(prices: list[ModelPrice], key: str) -> int | None:
 
 
 def _to_microusd(usd: float | Decimal) -> int:
-    """Return micro-dollars, rounded up, so that the price is never below what is charged."""
+    """Convert dollars to micro-dollars, rounded up, so that the price is never below what is charged."""
     return math.ceil(Decimal(str(usd)) * MICROUSD_PER_USD)

@@ -1,6 +1,6 @@
-"""HTTP transport of all provider models: one request, one streamed response, every failure as `ModelFailed`.
+"""Calls provider models over HTTP: one request, one streamed response, every failure as `ModelFailed`.
 
-A `ProviderFormat` per wire format handles the content. This module only moves bytes.
+The content is encoded and decoded by a `ProviderFormat`, one for each wire format.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _STREAM_PREFIXES = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTarget:
-    """Where one model is reached, and how. `quirks` names the differences of this server from its format."""
+    """The URL of one model, and the options with which it is called.
+
+    `quirks` names the differences of this server from its format.
+    """
 
     facts: ModelFacts
     url: str  # without the path of the operation: https://api.openai.com/v1
@@ -72,7 +75,7 @@ class ModelTarget:
 
 @dataclass(frozen=True, slots=True)
 class ProviderRequest:
-    """One request. The headers may contain a key, so they are in no `repr`."""
+    """One HTTP request to a provider. Its headers may contain a key, so its `repr` omits them."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -82,7 +85,7 @@ class ProviderRequest:
 def _build_request(
     provider_format: ProviderFormat, prompt: ModelPrompt, target: ModelTarget, key: str
 ) -> ProviderRequest:
-    """Build the request, with the key where this provider expects it."""
+    """Build the HTTP request, with the key where this provider expects it."""
     if target.auth is None:
         return provider_format.build_request(prompt, target, key)
     request = provider_format.build_request(prompt, target, "")
@@ -97,11 +100,11 @@ def _build_request(
 
 
 class ReplyReader(Protocol):
-    """Reads one reply. Each reply needs a new reader."""
+    """Decodes one reply of a provider into chunks. Each reply needs a new reader."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the provider has sent its last event. The reader does not wait for the connection to close."""
+        """Whether the provider has sent its last event. The caller then stops reading before the connection closes."""
         ...
 
     def read_event(self, name: bytes, data: bytes) -> Iterable[ReplyChunk]:
@@ -119,10 +122,10 @@ class ReplyReader(Protocol):
 
 @runtime_checkable
 class FlushableReader(Protocol):
-    """A reader for a format whose servers do not always send an end event."""
+    """A reply reader for a format whose servers do not always send an end event."""
 
     def flush(self) -> Iterable[ReplyChunk]:
-        """Return what was held back, if it is complete.
+        """Return the chunks that were held back, if they are complete.
 
         Called before `finish`, after a stream that ended without an error.
         """
@@ -158,10 +161,10 @@ class ProviderConnections:
 
 
 class HttpModel:
-    """A model behind a URL. It makes one attempt, because the caller decides about retries and their cost.
+    """A model that is called over HTTP. It makes one attempt, because the caller decides about retries and their cost.
 
-    The exception is a request that was refused for a part that its format can omit. It costs
-    nothing, so it is repaired and sent again once within the same call.
+    The exception is a request that was refused for a part that its format can omit. It costs nothing, so it is repaired
+    and sent again once within the same call.
     """
 
     def __init__(self, connections: ProviderConnections, provider_format: ProviderFormat, target: ModelTarget) -> None:
@@ -256,10 +259,9 @@ class HttpModel:
 
 
 def _read_events(reader: ReplyReader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[ReplyChunk]:
-    """Yield the chunks of one piece of a stream.
+    """Yield the reply chunks in one piece of a stream.
 
-    Adjacent text is merged: each chunk costs work downstream, and a fast provider sends dozens at
-    once.
+    Adjacent text is merged: each chunk costs work downstream, and a fast provider sends dozens at once.
     """
     words: list[str] = []
     kind: type[TextChunk | ThinkingChunk] = TextChunk
@@ -286,7 +288,7 @@ def _read_events(reader: ReplyReader, events: Iterable[tuple[bytes, bytes]]) -> 
 
 
 class _Exchange:
-    """One request and its response, in pieces.
+    """One HTTP request and its response, which is read in pieces.
 
     Every failure is raised as `ModelFailed`.
 
@@ -300,7 +302,7 @@ class _Exchange:
         target: ModelTarget,
         repair: Callable[[int, bytes], ProviderRequest | None] = lambda status, refusal: None,
     ) -> None:
-        """`repair` builds another request from a refusal, if one can help. It is called at most once."""
+        """`repair` builds another request after a refusal, if one can help. It is called at most once."""
         self._pool = pool
         self._request = request
         self._target = target
@@ -427,10 +429,9 @@ class _Exchange:
 
 
 class _IdleTimeout:
-    """Idle timeout while waiting for data.
+    """Limits how long a read waits for data.
 
-    One timer serves a whole stream, because a timeout per piece would cost as much as reading the
-    piece.
+    One timer serves a whole stream, because a timeout per piece would cost as much as reading the piece.
     """
 
     __slots__ = ("_line", "_loop", "_since", "_timer", "patience_s")
@@ -467,7 +468,10 @@ class _IdleTimeout:
 
 
 def is_event_stream(beginning: bytes) -> bool | None:
-    """Whether a body with this beginning is an event stream. None if undecided. The content type is often wrong."""
+    """Whether a body with this beginning is an event stream.
+
+    None if undecided. The content type header is often wrong.
+    """
     text = beginning.removeprefix(_BOM).lstrip()
     if text.startswith(_STREAM_PREFIXES):
         return True
@@ -484,7 +488,7 @@ def _try_finish(reader: ReplyReader) -> EndChunk | None:
 
 
 async def _read_error_body(connection: Http1Connection) -> bytes:
-    """Return the body of an error response, or its beginning. If it cannot be read, the status alone suffices."""
+    """Return the body of an error response, or its beginning. Empty if it cannot be read: the status alone suffices."""
     body = b""
     try:
         async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):

@@ -24,7 +24,7 @@ WAIT_MAX_S = 60.0
 
 
 class RateReservation(Struct, eq=False):
-    """A reservation for a call at `at_ms`, with its estimated number of tokens."""
+    """The permission to make a call at `at_ms`, with the estimated number of its tokens."""
 
     provider: str
     at_ms: int
@@ -33,18 +33,21 @@ class RateReservation(Struct, eq=False):
 
 
 class ProviderRateLimits(Struct):
-    """The limits of all providers. They are kept in memory, so a restart forgets earlier calls."""
+    """Applies the rate limits of all providers. The calls are counted in memory, so a restart forgets earlier calls."""
 
     settings: Callable[[], Mapping[str, ProviderSettings]]
     _queues: dict[str, deque[RateReservation]] = field(default_factory=dict[str, "deque[RateReservation]"])
 
     def wait_s(self, provider: str, tokens: int, now: datetime) -> float:
-        """Return how long a call with this many tokens would wait. Reserves nothing."""
+        """Return how long a call with this many tokens would wait, without reserving a time for it."""
         now_ms = to_ms(now)
         return (self._find_free_ms(provider, tokens, now_ms) - now_ms) / 1000
 
     def reserve(self, provider: str, tokens: int, now: datetime) -> RateReservation:
-        """Reserve the next time for a call. Raises `ConfiguredLimitReached` if the wait would be too long."""
+        """Reserve the earliest possible time for a call.
+
+        Raises `ConfiguredLimitReached` if the wait would be too long.
+        """
         now_ms = to_ms(now)
         at_ms = self._find_free_ms(provider, tokens, now_ms)
         wait_s = (at_ms - now_ms) / 1000
@@ -78,7 +81,7 @@ class ProviderRateLimits(Struct):
         yield booked
 
     def is_limited(self, provider: str) -> bool:
-        """Whether a provider has a limit of ours."""
+        """Whether the settings limit the rate of calls to a provider."""
         limits = self.settings().get(provider)
         return limits is not None and (limits.requests_per_minute or limits.tokens_per_minute) is not None
 

@@ -22,7 +22,7 @@ BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"  # not a model key: used by the search tool
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """A known provider. Without key variables it needs no key, because it is the owner's own server."""
+    """A provider that the server knows. If `key_variables` is empty, it is the owner's own server and needs no key."""
 
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str

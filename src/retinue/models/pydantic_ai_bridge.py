@@ -1,8 +1,7 @@
-"""Uses any pydantic-ai model as one of ours, for providers without a wire format here.
+"""Calls any model that the library pydantic-ai supports, for providers without a wire format here.
 
-pydantic-ai comes with the extra `bridge`, and is imported at the first call. Records are converted
-to its messages, and its events to our chunks. Nothing of pydantic-ai is stored, so the extra can be
-removed again.
+pydantic-ai comes with the extra `bridge`, and is imported at the first call. Records are converted to its messages, and
+its events to our chunks. Nothing of pydantic-ai is stored, so the extra can be removed again.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class BridgedModels:
         self._models: dict[ModelRef, BridgedModel] = {}
 
     def find(self, ref: ModelRef, _: ModelEntry) -> BridgedModel:
-        """Return the model. A new model is created only if its settings have changed."""
+        """Return the model with this reference. A new model is created only if its settings have changed."""
         facts, kept = self._facts(ref), self._models.get(ref)
         if kept is None or kept.facts != facts:
             kept = self._models[ref] = BridgedModel(facts, infer_model_maker(ref.model))
@@ -188,7 +187,10 @@ class BridgedModel:
 
 
 class _EventReader:
-    """Converts events to chunks. Calls and signatures are emitted when their part is complete."""
+    """Converts the events of a pydantic-ai reply to our chunks.
+
+    Calls and signatures are emitted when their part is complete.
+    """
 
     def __init__(self) -> None:
         self.has_begun = False

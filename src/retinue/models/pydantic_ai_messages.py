@@ -1,4 +1,7 @@
-"""Converts prompts to pydantic-ai messages, and parts of its replies to ours. Its modules are passed in."""
+"""Converts prompts to pydantic-ai messages, and parts of pydantic-ai replies to ours.
+
+The modules of pydantic-ai are passed in, because it is an optional dependency.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _SIGNATURE_FIELDS = ("id", "signature", "provider_name", "provider_details")
 
 
 def build_messages(library: Any, prompt: ModelPrompt, facts: ModelFacts) -> list[Any]:
-    """Build the history. Everything between two replies is one request, with the results of calls first."""
+    """Build the message history of a prompt.
+
+    Everything between two replies is one request, with the results of calls first.
+    """
     made: list[Any] = []
     for record in prompt.records:
         if isinstance(record.body, Reply):

@@ -51,7 +51,7 @@ class RequestRepair(Struct, frozen=True, kw_only=True):
 
 
 class LearnedRepairs:
-    """The repairs learned so far. The oldest are dropped first."""
+    """The repairs that were learned since the server started. The oldest are dropped first."""
 
     def __init__(self) -> None:
         self._repairs: OrderedDict[tuple[RepairScope, str, str], tuple[OmittedParts, float]] = OrderedDict()

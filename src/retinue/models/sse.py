@@ -1,4 +1,7 @@
-"""Parses server-sent events from chunks cut anywhere, with any line ending, with comments in between."""
+"""Parses server-sent events from a stream of bytes.
+
+The chunks may be cut anywhere, lines may have any line ending, and comments are skipped.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ SseEvent = tuple[bytes, bytes]
 
 
 class SseParser:
-    """Takes bytes and returns complete events. An incomplete event waits for more data, up to a limit."""
+    """Takes the bytes of a stream as they arrive, and returns the events that are complete.
+
+    An incomplete event waits for more data, up to a limit.
+    """
 
     __slots__ = ("_data", "_has_started", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")
 

@@ -1,4 +1,4 @@
-"""Limits and normalization of tool calls in replies: how many, how deep, and how unreadable calls are kept."""
+"""Limits and normalizes the tool calls in a model's reply, including those with unreadable arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNPARSED = "_unparsed"  # stands for unreadable arguments; no tool has a paramet
 
 
 def normalize_call(call: Call, *, id_: str) -> Call:
-    """Return a call as it reads back from the store, so that the stored call equals the one that was allowed."""
+    """Return a call as the store would return it, so that the stored call equals the call that was allowed."""
     try:
         arguments = {make_storable(str(key)): normalize_value(part) for key, part in call.arguments.items()}
     except _TooDeep:
@@ -40,7 +40,7 @@ class _TooDeep(Exception):
 
 
 def normalize_value(value: Any, depth_max: int = ARGUMENTS_DEPTH_MAX) -> Any:
-    """Return a JSON value as it reads back from the store."""
+    """Return a JSON value as the store would return it."""
     if depth_max < 0:
         raise _TooDeep
     match value:

@@ -1,5 +1,6 @@
-"""Clamps the token counts and costs that providers report, so that a wrong number breaks neither a
-reply nor the accounting.
+"""Limits the token counts and costs that providers report to possible values.
+
+A wrong number must break neither a reply nor the accounting.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def parse_token_count(value: Any) -> int | None:
 
 
 def clamp_usage(usage: Usage) -> Usage:
-    """Return the usage, limited to what one call can reach."""
+    """Return the usage with every number limited to what a single call can have."""
     found = _get_counts(usage)
     if min(found) >= 0 and max(found) <= TOKENS_MAX and 0 <= usage.cost_microusd <= COST_MICROUSD_MAX:
         return usage

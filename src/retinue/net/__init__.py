@@ -1,1 +1,1 @@
-"""Network code that more than one package uses: outbound requests and signatures."""
+"""Network code that several packages use: an HTTP client and message signatures."""

@@ -1,8 +1,8 @@
-"""HTTP/1.1 client with a connection pool for model providers. It has only what a model call needs.
+"""HTTP/1.1 client with a connection pool for model providers. It supports only what a model call needs.
 
-A connection carries one request at a time, and its response is read in chunks as they arrive. The
-client follows no redirects, decompresses nothing (it requests identity encoding) and uses no proxy.
-A general client does all that, but it costs more time than everything else in a short model call.
+A connection carries one request at a time, and its response is read in chunks as they arrive. The client follows no
+redirects, decompresses nothing (it requests identity encoding) and uses no proxy. A general client does all that, but
+it costs more time than everything else in a short model call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Http1Connection(asyncio.Protocol):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the whole response has arrived and was read."""
+        """Whether the whole response has arrived and has been read."""
         return self._is_complete and not self._chunks
 
     @property
@@ -132,7 +132,10 @@ class Http1Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: Exception) -> None:
-        """Wake the reader with an error. Bytes that arrived before the error can still be read."""
+        """Record an error that `send_request` and `read_chunk` then raise.
+
+        Bytes that arrived before the error can still be read.
+        """
         self._keeps_alive = False
         if self._error is None:
             self._error = error

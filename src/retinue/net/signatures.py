@@ -1,8 +1,7 @@
 """Signs messages between the server and external agents, in both directions, with a shared key (HMAC-SHA256).
 
-The signature covers the body and everything else that gives a message its meaning: purpose, time,
-session, message id and request id. So a signed message cannot be used for anything else, and is
-valid for minutes only.
+The signature covers the body and everything else that gives a message its meaning: purpose, time, session, message id
+and request id. So a signed message cannot be used for anything else, and it is valid for only five minutes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ _VERSION = "v1="
 
 
 class SignaturePurpose(StrEnum):
-    """The purpose of a message. It is part of the signed data, so that a message of the server is
-    not valid as a callback."""
+    """The purpose of a message.
+
+    The purpose is signed too, so that a message from the server is not valid as a callback.
+    """
 
     MESSAGE = "message"  # server to external agent
     CALLBACK = "callback"  # external agent to server

@@ -62,11 +62,12 @@ def _find_agent_name(noun: str, request: msgspec.Struct) -> str:
 
 
 class AuditedStore:
-    """A store for one operation. Its first commit also writes the audit entry, or fails with it.
+    """Wraps the store for one operation, so that its first commit also writes the audit entry.
 
-    Some operations commit nothing here, because they write a file or change data through another
-    component. `ensure_entry_written` then writes the entry in a separate commit after the
-    operation.
+    If the entry cannot be written, the commit fails.
+
+    Some operations commit nothing here, because they write a file or change data through another component.
+    `ensure_entry_written` then writes the entry in a separate commit after the operation.
     """
 
     def __init__(self, store: Store, entry: AuditEntry, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Operations: one declaration per API call, and how a request to one is performed.
+"""Declares and performs operations: one declaration for each API call.
 
 HTTP, CLI, tools and docs take parameters, permissions and errors from the declaration.
 """
@@ -69,14 +69,14 @@ _UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
 
 
 def _ignore_effect_start() -> None:
-    """Do nothing: the default for a request that has not claimed an idempotency key."""
+    """Do nothing. Default of `mark_effect_started`, for a request that has not claimed an idempotency key."""
 
 
 ExplainModelChain = Callable[[Agent, SessionOptions, Sequence[ModelRef]], Awaitable[Sequence[str]]]
 
 
 class Services(Struct, frozen=True, kw_only=True):
-    """The services that operation handlers use."""
+    """The parts of the server that operation handlers use, such as the store, the clock and the current settings."""
 
     store: Store
     intake: EnvelopeAcceptor
@@ -116,7 +116,7 @@ class Services(Struct, frozen=True, kw_only=True):
 
     @property
     def defaults(self) -> AgentDefaults:
-        """Default settings of agents, for values that an agent does not set."""
+        """The settings of the instance that apply to agents which do not set their own."""
         return self.settings().defaults if self.settings is not None else BUILT_IN_AGENT_DEFAULTS
 
     @property
@@ -126,7 +126,7 @@ class Services(Struct, frozen=True, kw_only=True):
         return None if self.builtin_runners is None else self.builtin_runners.union(from_plugins)
 
     def default_agent(self, conn: sa.Connection) -> str:
-        """Return the agent that answers when none is named. Raise if there are no agents."""
+        """Return the agent that answers when a request names none. Raise if there are no agents."""
         named = self.settings().default_agent if self.settings is not None else None
         found = choose_default_agent(named, [agent.name for agent in agents.list_all(conn)])
         if found is None:
@@ -189,7 +189,7 @@ def unrestricted_operation(
 
 
 class EmptyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """No parameters."""
+    """The request type of operations that take no parameters."""
 
 
 async def perform_operation(
@@ -304,7 +304,10 @@ def _replay_answer(services: Services, earlier: idempotency.StoredResponse, key:
 async def _call_handler_with_claim(
     services: Services, caller: Principal, operation: Operation, request: msgspec.Struct, key: str
 ) -> bytes:
-    """Call `_call_handler`. An error before the effect releases the key; in every other case the claim stays."""
+    """Call the handler of an operation that claims its idempotency key.
+
+    An error before the effect releases the key. In every other case the claim stays.
+    """
     effect = _EffectTracker()
     try:
         return await _call_handler(replace(services, mark_effect_started=effect.start), caller, operation, request)
@@ -317,7 +320,7 @@ async def _call_handler_with_claim(
 
 
 class _EffectTracker:
-    """Tracks whether a request may have had an effect."""
+    """Tracks whether a request may have had an effect, which decides if its idempotency key can be released."""
 
     def __init__(self) -> None:
         self.has_started = False
@@ -327,7 +330,10 @@ class _EffectTracker:
 
 
 def remove_secret_fields(answer: bytes, operation: Operation) -> bytes:
-    """Return the answer without its secret fields, for storage or for a model. `shown_once` lists their names."""
+    """Return the answer without its secret fields, for storage or for a model.
+
+    The field `shown_once` of the new answer lists the removed names.
+    """
     secrets = operation.secret_fields
     if not secrets:
         return answer

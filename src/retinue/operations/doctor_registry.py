@@ -51,7 +51,7 @@ def build_problem(sentence: str, *, because: str, try_this: str) -> DoctorFindin
 
 
 class DoctorContext(Struct, frozen=True, kw_only=True):
-    """What checks can examine.
+    """The parts of the server that doctor checks can examine.
 
     A stopped server has no runners, plugins or MCP servers; a damaged one may have no store.
     """
@@ -71,7 +71,7 @@ class DoctorContext(Struct, frozen=True, kw_only=True):
 
 
 class DoctorCheck(Struct, Generic[F], frozen=True, kw_only=True):
-    """One check. `gather` returns None if there is nothing to check, and the check is skipped."""
+    """One check of the doctor. `gather` returns None if there is nothing to check, and the check is skipped."""
 
     name: str
     ok_message: str  # shown if all is well: "the store's tables are current"
@@ -110,7 +110,7 @@ CHECKS: dict[str, DoctorCheck[Any]] = {}
 
 
 def register_check(check: DoctorCheck[F]) -> DoctorCheck[F]:
-    """Add a check to the registry. Names are unique."""
+    """Add a check to the registry. Its name must be unique."""
     if check.name in CHECKS:
         raise ValueError(f"a check named {check.name} already exists")
     CHECKS[check.name] = check
@@ -118,7 +118,7 @@ def register_check(check: DoctorCheck[F]) -> DoctorCheck[F]:
 
 
 async def run_checks(context: DoctorContext, checks: Sequence[DoctorCheck[Any]] | None = None) -> list[CheckResult]:
-    """Run every check, even if others fail."""
+    """Run every doctor check, even if others fail, and return their results."""
     return [await _run_check(context, check) for check in (tuple(CHECKS.values()) if checks is None else checks)]
 
 

@@ -58,7 +58,7 @@ class KeyInterrupted(Conflict):
 
 
 class NoAgents(NotFound):
-    """No agent was named, and there is none that could be the default."""
+    """No agent was named, and there is no agent that could be the default."""
 
     code = "agent.none"
 
@@ -71,7 +71,7 @@ class NoAgents(NotFound):
 
 
 class SettingsFileUnavailable(NotFound):
-    """The server was built without a settings file."""
+    """This server was started without a settings file."""
 
     code = "config.no_file"
 

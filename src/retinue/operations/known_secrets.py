@@ -103,7 +103,7 @@ def collect_secret_values(
 
 
 def _is_secret_path(value: str) -> bool:
-    """Return whether a variable holds the path of a secret instead of the secret itself."""
+    """Return whether an environment variable contains the path of a secret instead of the secret itself."""
     try:
         return value.startswith("/") and Path(value).exists()
     except (OSError, ValueError):
@@ -193,7 +193,10 @@ def _url_password(url: str) -> str | None:
 
 
 def _key_files(folder: Path) -> list[Path]:
-    """List all key files, even of removed credentials: a key stays valid until its provider revokes it."""
+    """List all key files, including those of removed credentials.
+
+    A key stays valid until its provider revokes it.
+    """
     try:
         return sorted(path for path in folder.rglob("*") if path.is_file())[:KEY_FILES_MAX]
     except OSError:

@@ -43,7 +43,7 @@ _cached_schema = lru_cache(CACHED_SCHEMAS_MAX)(schema_of)
 
 
 class _LazyToolSpec(ToolSpec, frozen=True, kw_only=True):
-    """A tool spec that builds its schema on first use.
+    """The declaration of an operation as a tool, whose JSON schema is built on first use.
 
     Few operations are ever offered to an agent, and building all schemas would slow down every start.
     """
@@ -56,14 +56,13 @@ class _LazyToolSpec(ToolSpec, frozen=True, kw_only=True):
 
 
 class OperationTool:
-    """One operation as a tool.
+    """Makes one operation callable as a tool by agents.
 
-    An agent can do no more than its permission level allows over HTTP. A subagent acts as the agent
-    that started it, with no more rights. Neither can do more than the run principal. A run that is not
-    on behalf of the owner reads only what the run principal may see.
+    An agent can do no more than its permission level allows over HTTP. A subagent acts as the agent that started it,
+    with no more rights. Neither can do more than the run principal. A run that is not on behalf of the owner reads only
+    what the run principal may see.
 
-    A call with an effect uses the call id as idempotency key, so a call repeated after a crash has its
-    effect once.
+    A call with an effect uses the call id as idempotency key, so a call repeated after a crash has its effect once.
     """
 
     def __init__(self, operation: Operation, services: Callable[[], Services]) -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/reference/renamed.md: names that changed, old to new."""
+"""Writes docs/reference/renamed.md, which lists every public name that changed, old and new."""
 
 from __future__ import annotations
 

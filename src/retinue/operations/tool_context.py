@@ -1,4 +1,4 @@
-"""Build the tool context of a call that is explained, or made outside of a run.
+"""Build the tool context of a call that is made outside of a run, or that is only explained.
 
 `policy explain` and direct calls use the same context, so an explanation matches what really happens.
 """

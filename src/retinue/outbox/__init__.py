@@ -1,1 +1,1 @@
-"""Envelopes on their way out: deliveries, retries, previews and webhooks."""
+"""Sends envelopes out: deliveries to channels, retries, previews and webhooks."""

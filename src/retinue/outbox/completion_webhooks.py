@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The JSON body of the notification. `id` is the envelope that the sender posted.
+    """The JSON body of a completion webhook. `id` is the envelope that is done.
 
     `status` is complete, failed or cancelled.
     """
@@ -53,8 +53,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class CompletionConnector(Struct, frozen=True):
-    """The connector for completion webhooks. Receivers deduplicate by id, so a notification may be
-    sent twice."""
+    """The connector that sends completion webhooks.
+
+    A notification may be sent twice, because receivers deduplicate by id.
+    """
 
     store: Store
     clock: Clock
@@ -66,7 +68,7 @@ class CompletionConnector(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Do nothing: webhooks send no messages."""
+        """Do nothing: this connector only sends."""
         del accept
         await asyncio.Event().wait()
 
@@ -124,7 +126,7 @@ def _find_completion(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhoo
 
 
 def build_completion(conn: sa.Connection, envelope: Envelope) -> Completion:
-    """Return the notification of an envelope's end, from its stored outcome."""
+    """Return the notification that an envelope is done, from its stored outcome."""
     form: dict[str, Any] = {"id": envelope.id, "agent_id": envelope.recipient.name, "session_id": envelope.session}
     delegation = delegations.get(conn, envelope.id)
     settled = envelopes.get_outcome(conn, envelope.id)

@@ -84,7 +84,7 @@ class OutboxLimits(Struct, frozen=True, kw_only=True):
 
 
 class _ChannelState(Struct, eq=False):
-    """A channel with work: queued, being served, or waiting for a retry."""
+    """State of a channel with envelopes to send: queued, being served, or waiting for a retry."""
 
     channel: str
     connector_name: str
@@ -117,7 +117,7 @@ class _ChannelQueue:
         self._count += 1
 
     def take(self) -> _ChannelState | None:
-        """Take a slot for the next channel that may have one, and return the channel. None if there is no slot."""
+        """Return the next channel that may send, and take a slot for it. None if no slot is free."""
         if self._used.total() >= self._limits.channels_active_max:
             return None
         for instance in self._waiting:
@@ -140,7 +140,7 @@ class _ChannelQueue:
             del self._used[channel.connector_name]
 
     def pause(self, connector_name: str) -> None:
-        """Take no channel of the connector until it was resumed as often as it was paused."""
+        """Take no channel of this connector until `resume` was called as often as `pause`."""
         self._paused[connector_name] += 1
 
     def resume(self, connector_name: str) -> None:
@@ -259,7 +259,7 @@ class Outbox:
     async def _serve(self, channel: _ChannelState) -> None:
         """Serve a channel until it has nothing due or another channel needs the slot.
 
-        Errors of the channel are caught here.
+        All errors are caught here, so that they affect no other channel.
         """
         try:
             wait_s = await self._send_due(channel)
@@ -507,10 +507,10 @@ class Outbox:
         self._dispatch()
 
     async def _scan_store(self) -> None:
-        """Wake channels that were interrupted or have something due.
+        """Wake channels that were interrupted or have an envelope due.
 
-        Scans a limited number of channels in address order. The next scan continues from there, so
-        that every channel is found.
+        Scans a limited number of channels in address order. The next scan continues from there, so that every channel
+        is found.
         """
         limit = self._limits.channels_queued_max
         due = partial(deliveries.list_due_channels, now_ms=self._now_ms(), after=self._scan_position, limit=limit)

@@ -1,7 +1,7 @@
 """Delivers delegated work to external agents, with one channel per session.
 
-It goes through the outbox, so retries, dead letters and notices work as for every delivery. Answers
-arrive through `intake/external_callbacks`.
+This work goes through the outbox, so retries, dead letters and notices work as for every delivery. Answers arrive
+through `intake/external_callbacks`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def get_unsolicited_recipient(conn: sa.Connection, origin: Origin) -> tuple[Addr
 
 
 def build_callback_url(base: str, session: str) -> str:
-    """Return the callback URL of a session."""
+    """Return the URL to which an external agent sends its answers for a session."""
     parts = urlsplit(base)
     path = _SLASHES.sub("/", f"{parts.path}/external/sessions/{quote(session, safe='')}/messages")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
@@ -100,7 +100,9 @@ def get_external_session_id(conn: sa.Connection, session: SessionId) -> str:
 
 
 class ExternalAgentConnector(Struct, frozen=True):
-    """The connector to external agents. They deduplicate by envelope id, so a delivery may be repeated.
+    """The connector that sends envelopes to external agents.
+
+    They deduplicate by envelope id, so a delivery may be repeated.
 
     `get_base_url` returns the URL at which they reach this server.
     """

@@ -1,8 +1,7 @@
-"""Updates questions posted in channels: once one is answered anywhere, its message says so and
-loses its buttons.
+"""Updates questions posted in channels. After the answer, the message shows the decision and loses its buttons.
 
-The update is cosmetic, and needs a platform that can edit messages. Without it, a press of an old
-button decides nothing, and the reply says that the question is closed.
+The update is cosmetic, and needs a platform that can edit messages. Without it, a press of an old button decides
+nothing, and the reply says that the question is closed.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def _read_open(conn: sa.Connection) -> frozenset[ApprovalId]:
 
 
 def _find_posted(conn: sa.Connection, id_: ApprovalId) -> _PostedQuestion | None:
-    """Return a question as delivered to a channel. None if it was not sent to a channel, or has not arrived."""
+    """Return a question as delivered to a channel. None if it was not sent to a channel, or not delivered yet."""
     question, approval = envelopes.get(conn, channel_question_id(id_)), approvals.get(conn, id_)
     arrived = delivery_parts.get_receipts(conn, question.id) if question is not None else {}
     if question is None or approval is None or not arrived:

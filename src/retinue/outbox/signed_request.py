@@ -22,7 +22,7 @@ MakeHttp = Callable[[], GuardedHttpClient]
 async def post_signed(
     http: GuardedHttpClient, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, is_last: bool
 ) -> Delivery:
-    """Post the content. Raises `DeliveryFailed`, or `ConnectionError` if the result is unknown.
+    """Post the signed content to the URL. Raises `DeliveryFailed`, or `ConnectionError` if the result is unknown.
 
     `is_last` means that no further attempt follows.
     """

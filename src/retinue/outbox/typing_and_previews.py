@@ -41,7 +41,7 @@ NO_REPLY_MARKERS = ("NO_REPLY", "[[SILENT_REPLY]]")
 
 
 class AnsweredMessage(Struct, frozen=True, kw_only=True):
-    """The message that a run answers: what is needed to show progress below it."""
+    """The message that a run answers, with what is needed to show the progress of the run below it."""
 
     channel: Address
     message_id: str = ""
@@ -75,7 +75,7 @@ class ProgressDisplays:
 
 
 class RunProgress:
-    """The progress display of one run."""
+    """Shows the progress of one run in the channel of the message that it answers."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class RunProgress:
 
 
 class ProgressTell:
-    """Passes live events to the subscribers and to the progress display."""
+    """Passes the live events of runs both to event subscribers and to the progress display."""
 
     def __init__(self, tell: RunObserver, attendance: RunProgress) -> None:
         self._tell = tell

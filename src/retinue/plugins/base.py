@@ -1,4 +1,4 @@
-"""The classes that a plugin defines, and those that it gets from the server.
+"""The classes that a plugin defines, and the interfaces that the server passes to it.
 
 An entry point of the group `retinue.plugins` names a `Plugin`.
 """
@@ -25,15 +25,14 @@ SOURCE_PREFIX = "plugin:"
 
 
 class NoPluginSettings(msgspec.Struct, forbid_unknown_fields=True):
-    """The settings of a plugin that has none."""
+    """The settings type of a plugin that has no settings."""
 
 
 class PluginManifest(Struct, frozen=True, kw_only=True):
-    """The declaration of a plugin about itself.
+    """What a plugin declares about itself: its name, its version, the type of its settings.
 
-    `settings` is a msgspec Struct or a dataclass. The table in the settings file is strictly
-    converted to it before the plugin gets it. While an `exclusive` plugin is enabled, no other
-    plugin is loaded.
+    `settings` is a msgspec Struct or a dataclass. The table in the settings file is strictly converted to it before the
+    plugin gets it. While an `exclusive` plugin is enabled, no other plugin is loaded.
     """
 
     id: str
@@ -44,7 +43,7 @@ class PluginManifest(Struct, frozen=True, kw_only=True):
 
 
 class SectionContext(Struct, frozen=True, kw_only=True):
-    """The run that a prompt section is rendered for."""
+    """The run for which a plugin's prompt section is rendered."""
 
     agent: Agent
     session: str
@@ -55,7 +54,7 @@ class SectionContext(Struct, frozen=True, kw_only=True):
 class PluginSection(Struct, frozen=True, kw_only=True):
     """A text for the system prompt of every run.
 
-    It is left out of minimal prompts unless `in_minimal_mode` is set. `render` is called in a
+    A section of this kind is left out of minimal prompts unless `in_minimal_mode` is set. `render` is called in a
     thread when a run starts, and may return an empty text.
     """
 
@@ -65,7 +64,7 @@ class PluginSection(Struct, frozen=True, kw_only=True):
 
 
 class PluginRegistrar(Protocol):
-    """With this a plugin registers its parts while it is loaded. A name that is taken is refused."""
+    """Registers the parts of a plugin while the plugin is loaded. A name that is taken is refused."""
 
     def tool(self, tool: Any) -> None: ...
     def operation(self, operation: Any) -> None: ...
@@ -80,7 +79,7 @@ class PluginRegistrar(Protocol):
 
 
 class PluginHost(Struct, frozen=True, kw_only=True):
-    """The interface of the server for one instance of a plugin.
+    """What the server offers to one instance of a plugin: its data folder, background tasks and callbacks.
 
     `folder` is its data folder, which is kept on unload.
     """
@@ -105,7 +104,7 @@ class PluginHost(Struct, frozen=True, kw_only=True):
         self.background_work.append(work)
 
     def on_unload(self, callback: Callable[[], None]) -> None:
-        """Call a function on unload, in a thread, after everything else of the instance has stopped.
+        """Call a function when the instance is unloaded, in a thread, after everything else of it has stopped.
 
         The function that was added last is called first.
         """

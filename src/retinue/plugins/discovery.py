@@ -1,6 +1,6 @@
 """Finds, imports and checks plugins.
 
-Their code runs in threads with a time limit, so that it cannot block the server.
+The code of plugins runs in threads with a time limit, so that it cannot block the server.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage
 async def run_in_thread(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
     """Call a function in a thread, and wait up to a time limit. Raises `PluginFailed` if it raises or hangs.
 
-    The thread of a call that hangs continues. It can register nothing any more, and does not
-    prevent the server from stopping.
+    The thread of a call that hangs continues. It can no longer register anything, and it does not prevent the server
+    from stopping.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
@@ -167,7 +167,7 @@ def convert_settings(manifest: PluginManifest, values: Mapping[str, Any]) -> Any
 
 
 def _decode_path(kind: type[Any], value: Any) -> Any:
-    """Convert a text to a `Path`, the only type that we add to those of msgspec."""
+    """Convert a text to a `Path`, the only setting type that msgspec does not support by itself."""
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
     raise NotImplementedError(f"settings of the type {kind.__name__} are not supported")
@@ -203,7 +203,7 @@ def settings_schema_of(manifest: PluginManifest) -> dict[str, Any]:
 
 
 def data_folder(data_dir: Path, plugin: str, instance: str) -> Path:
-    """Return `data_dir`/plugins/PLUGIN/INSTANCE, readable for our user only.
+    """Return `data_dir`/plugins/PLUGIN/INSTANCE, readable only by the server's user.
 
     Both names are validated, so the path never leaves the data directory.
     """

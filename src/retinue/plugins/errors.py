@@ -21,7 +21,7 @@ class PluginFailed(RetinueError):
 
 
 class PluginCallFailed(PluginFailed):
-    """Code of a plugin raised an error. If the error has a code, this one has the same."""
+    """Code of a plugin raised an error. If that error has a code, this error has the same code."""
 
     def __init__(self, action: str, *, because: str, try_this: str = "", code: str = PluginFailed.code) -> None:
         super().__init__(
@@ -137,7 +137,7 @@ class PluginSettingsRejected(Invalid):
 
 
 class PluginEntryInvalid(Invalid):
-    """A part that a plugin registers is invalid."""
+    """A part that a plugin registers, such as a tool, is invalid."""
 
     code = "plugin.entry_invalid"
 

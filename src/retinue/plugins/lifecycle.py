@@ -52,7 +52,7 @@ def ignore_change(_instance: str, _change: str, _because: str) -> None: ...
 
 
 class _LoadedInstance(Struct):
-    """One loaded instance."""
+    """A plugin instance that is loaded."""
 
     plugin: Plugin
     settings: PluginSettings
@@ -63,7 +63,7 @@ class _LoadedInstance(Struct):
 
 
 class _UnloadedInstance(Struct, frozen=True):
-    """One instance that is not loaded, and why."""
+    """A plugin instance that is not loaded, and the reason."""
 
     state: PluginStatus
     because: str
@@ -71,7 +71,7 @@ class _UnloadedInstance(Struct, frozen=True):
 
 
 class PluginLoader:
-    """Keeps the loaded plugins in line with the settings."""
+    """Loads and unloads plugins, so that the loaded plugins are those that the settings name."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class PluginLoader:
                     await self._try_load(instance, settings)
 
     def sync_soon(self, wanted: Mapping[str, PluginSettings]) -> None:
-        """Schedule a `sync`, for callers that cannot wait."""
+        """Schedule a call of `sync`, for callers that cannot wait."""
         task = asyncio.create_task(self.sync(wanted))
         self._pending_syncs.add(task)
         task.add_done_callback(self._pending_syncs.discard)
@@ -187,7 +187,7 @@ class PluginLoader:
                 await self._unload(instance)
 
     async def _find_exclusive(self, wanted: Mapping[str, PluginSettings]) -> str:
-        """Return the first exclusive instance. It excludes all others, even if it fails to load."""
+        """Return the first instance of an exclusive plugin. It excludes all other plugins, even if it fails to load."""
         for instance, settings in wanted.items():
             if settings.enabled:
                 try:

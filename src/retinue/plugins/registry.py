@@ -56,7 +56,7 @@ class EntryKind(StrEnum):
 
 
 class RegistryEntry(Struct, frozen=True, kw_only=True):
-    """One registered part."""
+    """One part in the registry, such as a tool or a connector platform, with its owner."""
 
     kind: EntryKind
     name: str
@@ -68,7 +68,7 @@ IsNameTaken = Callable[[EntryKind, str], bool]
 
 
 class PluginRegistry:
-    """All registered parts."""
+    """Holds all registered parts by kind and name."""
 
     def __init__(self, *, is_taken: IsNameTaken = lambda _kind, _name: False) -> None:
         """`is_taken` says whether a built-in part that is not registered here has this name."""
@@ -81,7 +81,7 @@ class PluginRegistry:
         self._listeners.append(listener)
 
     def add(self, entries: Sequence[RegistryEntry]) -> None:
-        """Add all entries, or none if one name is taken."""
+        """Add all of these entries. If one name is taken, raise and add none."""
         for entry in entries:
             there = self._entries.get((entry.kind, entry.name))
             if there is not None or self._is_taken(entry.kind, entry.name):
@@ -278,7 +278,10 @@ class PendingEntries:
 
 
 class _PluginTool:
-    """A plugin's tool, marked with its source. After the unload it refuses calls of runs that still offer it."""
+    """A plugin's tool, marked with its source.
+
+    After its plugin is unloaded, it refuses calls from runs that still offer it.
+    """
 
     def __init__(self, tool: Tool, *, source: str, registrar: PendingEntries) -> None:
         self._tool = tool

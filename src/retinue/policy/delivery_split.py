@@ -45,8 +45,7 @@ class ReplyTags(Struct, frozen=True):
 
 
 class DeliveryContext(Struct, frozen=True, kw_only=True):
-    """Facts about an envelope for the split: the id of the message that it quotes, and the values
-    of prefix variables."""
+    """What the split needs to know besides the envelope: the message that it quotes, and the values for its prefix."""
 
     quote: str = ""
     known: Mapping[str, str] = {}
@@ -56,10 +55,9 @@ NO_CONTEXT = DeliveryContext()
 
 
 class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The inputs of a split.
+    """What determines how an envelope was split: capabilities, reply settings and context.
 
-    They are stored when the first part was delivered, so that the other parts come from the same
-    split after a restart.
+    These inputs are stored after the delivery of the first part. After a restart, they produce the same split again.
     """
 
     able: ConnectorCapabilities
@@ -68,7 +66,7 @@ class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_reply_tags(text: str) -> ReplyTags:
-    """Remove the tags, which control how a message is sent. Of several `reply_to` tags, the first counts."""
+    """Remove an agent's reply tags from a text, and return both. Of several `reply_to` tags, the first counts."""
     if "[[" not in text:
         return ReplyTags(text)
     text = parse_speech_tags(text).visible_text  # these tags are removed even if nothing is spoken
@@ -85,7 +83,7 @@ def is_written_by_agent(envelope: Envelope) -> bool:
 
 
 def add_prefix(text: str, prefix: str, values: Mapping[str, str]) -> str:
-    """Add the prefix with its variables filled in.
+    """Return a text with the prefix in front, whose variables are filled in.
 
     Unknown variables are not replaced, so that the person who set the prefix notices them.
     """
@@ -94,7 +92,7 @@ def add_prefix(text: str, prefix: str, values: Mapping[str, str]) -> str:
 
 
 def list_prefix_variables(prefix: str) -> frozenset[str]:
-    """Return the names of the variables in a prefix."""
+    """Return the names of the variables in a message prefix."""
     return frozenset(found.casefold() for found in _VARIABLE.findall(prefix))
 
 

@@ -46,7 +46,7 @@ def check_questions(title: str, fields: Sequence[QuestionnaireField]) -> None:
 
 
 def _find_field_error(field: QuestionnaireField) -> str:
-    """Return what is wrong with a field; empty if it is valid."""
+    """Return what is wrong with a field of a questionnaire; empty if it is valid."""
     if not _NAME.fullmatch(field.name):
         return "its name must have 1 to 40 lowercase letters, digits and hyphens, and begin with a letter"
     if not field.label.strip() or len(field.label) > LABEL_LENGTH_MAX or not is_storable(field.label):
@@ -85,7 +85,7 @@ def _find_limit_error(field: QuestionnaireField) -> str:
 
 
 def list_button_choices(fields: Sequence[QuestionnaireField]) -> tuple[str, ...]:
-    """Return the choices for buttons. Empty unless one of a few choices answers the whole questionnaire."""
+    """Return the choices to show as buttons. Empty unless one press can answer the whole questionnaire."""
     if len(fields) != 1:
         return ()
     match fields[0].kind:

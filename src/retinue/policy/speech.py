@@ -35,8 +35,10 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", "\n\n")
 
 
 class SpeechTags(Struct, frozen=True, kw_only=True):
-    """An answer without its tags. `is_requested`: it had at least one tag. `spoken_text` is spoken
-    instead of the answer."""
+    """An answer without its tags.
+
+    `is_requested` means that it had at least one tag. `spoken_text` is spoken instead of the answer.
+    """
 
     visible_text: str
     is_requested: bool = False
@@ -103,7 +105,7 @@ def decide_speech(
 ) -> SpeechDecision:
     """Decide whether an answer is spoken.
 
-    `answers_voice`: the answer is to a voice message. `has_sound`: the answer already has an audio
+    `answers_voice` means that the answer is to a voice message. `has_sound` means that it already has an audio
     attachment.
     """
     tagged = parse_speech_tags(text)

@@ -1,1 +1,1 @@
-"""Runners: the code that takes an agent's turns."""
+"""Runners, which take an agent's turns: the tool loop, CLI agents and external agents."""

@@ -1,4 +1,4 @@
-"""Reads attachments for models that accept files."""
+"""Reads the files of attachments from the store, for models that accept files."""
 
 from __future__ import annotations
 

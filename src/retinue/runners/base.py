@@ -28,7 +28,7 @@ SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
 
 class RunAssignment(Struct, frozen=True, kw_only=True):
-    """The input of a runner for one run: the agent, its directories, the request, and stored calls to perform first."""
+    """Everything a runner needs for one run: agent, directories, request, and stored calls to perform first."""
 
     agent: Agent
     session: Session
@@ -58,11 +58,11 @@ class RunAssignment(Struct, frozen=True, kw_only=True):
 
 
 class RunAnswer(Struct, frozen=True, kw_only=True):
-    """The end of a run that has an answer. A silent answer is stored but not sent.
+    """The answer with which a run ends. A silent answer is stored but not sent.
 
-    `remarks` are notes by the server, such as a fallback model or a nearly spent budget. They are
-    sent only with an answer. `resets_context` means that the next run starts with a new context.
-    `trust` is the trust of the context in which it was written.
+    `remarks` are notes by the server, such as a fallback model or a nearly spent budget. They are sent only together
+    with an answer. `resets_context` means that the next run starts with a new context. `trust` is the trust of the
+    context in which the answer was written.
     """
 
     text: str
@@ -82,7 +82,7 @@ class RunAnswer(Struct, frozen=True, kw_only=True):
 
 
 def is_silent(body: RecordBody) -> bool:
-    """Whether a record's body is a final reply that is silent on purpose: stored, but not sent or read again."""
+    """Whether a record is a final reply in which the agent chose to say nothing: stored, but not sent or read again."""
     return isinstance(body, Reply) and not body.calls and body.text.strip() in SILENT_TOKENS
 
 
@@ -138,7 +138,7 @@ BuildSystemPrompt = Callable[[RunAssignment, RunResources, ModelFacts, Sequence[
 
 
 class Runner(Protocol):
-    """Takes the turns of a run until it has an answer, or suspends it."""
+    """Takes the turns of a run until there is an answer, or suspends the run."""
 
     async def take_turns(
         self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver

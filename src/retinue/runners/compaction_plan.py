@@ -1,7 +1,6 @@
-"""Plan a compaction and request its summary: what to summarize, and what to keep.
+"""Plans a compaction, which replaces the older part of a context by a summary, and requests that summary.
 
-The caller pays for the model calls, limits their time and stores the summary. A failed compaction
-changes nothing.
+The caller pays for the model calls, limits their time and stores the summary. A failed compaction changes nothing.
 """
 
 from __future__ import annotations
@@ -60,10 +59,9 @@ class NotCompacted(RetinueError):
 
 
 class CompactionCut(Struct, frozen=True, kw_only=True):
-    """Where a context is divided. Records numbered `kept_from` and above are kept.
+    """Where a compaction divides a context. Records numbered `kept_from` and above are kept.
 
-    `quoted` is the newest user turn, if the cut falls after it in a long run. The summary then
-    contains it verbatim.
+    `quoted` is the newest user turn, if the cut falls after it in a long run. The summary then contains it verbatim.
     """
 
     summarized: tuple[Record, ...]
@@ -146,7 +144,7 @@ def _best_cut_index(
 
 
 def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_tokens: int) -> str:
-    """Return the newest turn verbatim. If it was cut before, return the quote from the summary."""
+    """Return the text of the newest user turn. If a summary has replaced that turn, return its quote in the summary."""
     if newest_turn_index < len(records):
         body = records[newest_turn_index].body
         assert isinstance(body, UserTurn)
@@ -162,9 +160,8 @@ def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_
 def _cut_indexes(records: Sequence[Record]) -> list[int]:
     """Return the indexes at which a context may be cut.
 
-    A cut is never before a result. All record numbers after a cut must be higher than those before
-    it, because results are placed next to their calls, out of order. A summary is always summarized
-    again.
+    A cut is never directly before a tool result. All record numbers after a cut must be higher than those before it,
+    because results are placed next to their calls, out of order. A summary is always summarized again.
     """
     highest: list[int] = []
     so_far = 0
@@ -183,7 +180,7 @@ def _cut_indexes(records: Sequence[Record]) -> list[int]:
 
 
 def _suffix_sums(weights: Sequence[int]) -> list[int]:
-    """Return the sum of all weights from each index on."""
+    """Return, for each index, the sum of the weights from there to the end."""
     sums = [0] * (len(weights) + 1)
     for place in range(len(weights) - 1, -1, -1):
         sums[place] = sums[place + 1] + weights[place]

@@ -1,8 +1,7 @@
-"""The prompt for a summary: first a part of a conversation as data, within limits, then the request.
+"""Builds the prompt for a summary: first a part of a conversation as data, within limits, then the request.
 
-The request is last because a model that reads a conversation to its end continues it. The
-conversation is data because anyone may have written it, and a summary is read with the server's
-authority.
+The request is last because a model that reads a conversation to its end continues it. The conversation is data because
+anyone may have written it, and a summary is read with the server's authority.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def _build_request(
 
 
 def _escape_tag(data: str, tag: str) -> str:
-    """Escape the data so that it cannot close its tag."""
+    """Escape text that is put inside a tag, so that the text cannot close the tag."""
     return re.sub(rf"<(?=\s*/?\s*{tag})", "&lt;", data, flags=re.IGNORECASE)
 
 
@@ -175,7 +174,10 @@ def fit_entries(entries: Sequence[str], tokens_max: int) -> list[str]:
 
 
 def _tokens_per_entry(weights: Sequence[int], tokens_max: int) -> int:
-    """Return the maximum tokens per entry so that all fit. Shorter entries leave their share to the others."""
+    """Return the maximum number of tokens per entry with which all entries fit.
+
+    Shorter entries leave room for longer ones.
+    """
     left = tokens_max
     for done, weight in enumerate(sorted(weights)):
         even = left // (len(weights) - done)
@@ -186,7 +188,7 @@ def _tokens_per_entry(weights: Sequence[int], tokens_max: int) -> int:
 
 
 def cut_to_tokens(text: str, tokens_max: int) -> str:
-    """Return the beginning and the end of a text within `tokens_max` tokens."""
+    """Shorten a text to `tokens_max` tokens by removing its middle."""
     whole, tokens, chars = text, tokens_of_text(text), len(text)
     while tokens > tokens_max and chars > 0:
         # Proportionally, and repeated if the characters differ in weight.
@@ -197,7 +199,7 @@ def cut_to_tokens(text: str, tokens_max: int) -> str:
 
 
 def _cut_middle(text: str, chars_max: int) -> str:
-    """Return the beginning and the end of a text within `chars_max` characters, with a mark between them."""
+    """Shorten a text to `chars_max` characters by replacing its middle with a mark."""
     if len(text) <= chars_max:
         return text
     sign = f"\n[... {len(text) - chars_max} characters left out ...]\n"

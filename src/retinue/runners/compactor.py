@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class CompactionDeadline:
-    """One time limit over several waits, by the server's clock.
+    """One time limit for several waits together, by the server's clock.
 
-    Only code in `limited` is interrupted. A commit is not, because the result of an interrupted
-    commit is unknown.
+    Only code inside `limited` is interrupted. Commits are outside, because the result of an interrupted commit is
+    unknown.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -90,7 +90,7 @@ class _SummaryTask(Struct, frozen=True):
 
 
 class ContextCompactor:
-    """Carries out the decisions of `context_policy`."""
+    """Shortens contexts as `context_policy` decides: by compaction, memory flush or reset."""
 
     def __init__(self, models: ModelRouter, clock: Clock, zone: ZoneInfo, meters: ContextMeters) -> None:
         self._models = models
@@ -101,7 +101,7 @@ class ContextCompactor:
     async def shorten_to_fit(self, run: RunState, turn: int, facts: ModelFacts) -> ContextSize | RunAnswer:
         """Shorten the context until the model call fits.
 
-        Returns its size, or the end of the run if it cannot be shortened.
+        Returns the size of the context, or an answer that ends the run if the context cannot be shortened.
         """
         settings = self._models.settings.context
         while True:
@@ -127,7 +127,7 @@ class ContextCompactor:
     async def shorten_after_overflow(
         self, run: RunState, turn: int, failure: ModelFailed, facts: ModelFacts
     ) -> RunAnswer | None:
-        """Shorten the context after a provider rejected it. Returns the end of the run if nothing helps."""
+        """Shorten the context after a provider rejected it. Returns an answer that ends the run if nothing helps."""
         settings = self._models.settings.context
         while True:
             measure = self._meters.measure(run, facts, run.tools(facts))
@@ -150,7 +150,7 @@ class ContextCompactor:
     async def compact(
         self, run: RunState, turn: int, action: context_policy.CompactContext, facts: ModelFacts, *, focus: str = ""
     ) -> bool:
-        """Compact the context. Returns whether it is shorter. A failure leaves it unchanged."""
+        """Compact the context, and return whether it became shorter. A failure leaves the context unchanged."""
         cut = compaction_plan.plan_cut(
             run.journal.records,
             window_tokens=facts.window_tokens,
@@ -192,7 +192,7 @@ class ContextCompactor:
         return True
 
     async def _request_summary(self, run: RunState, turn: int, cut: CompactionCut, *, focus: str, notice: str) -> str:
-        """Request the summary within one time limit, from the utility model if one is configured."""
+        """Request the summary of a cut within one time limit, from the utility model if one is configured."""
         settings = self._models.settings.context.compaction
         plan = await plan_model_calls(self._models, run, ModelRole.UTILITY)
         deadline = CompactionDeadline(self._clock, settings.timeout_s)

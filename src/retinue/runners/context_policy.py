@@ -1,8 +1,8 @@
 """Decide how to keep a context within its limits, before a model call and after an overflow.
 
-This module only decides. A context above the emergency limit is reset. A context near its limit
-gets a memory flush, then a compaction. A context that a provider rejected is compacted up to three
-times. If that does not help, its results are truncated, and at last it is reset.
+This module only decides. A context above the emergency limit is reset. A context near its limit gets a memory flush,
+then a compaction. A context that a provider rejected is compacted up to three times. If that does not help, its tool
+results are truncated. As a last resort, the context is reset.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compacted_notice(before_tokens: int, after_tokens: int, compactions: int) ->
 
 
 def compacted_before_notice(after_tokens: int, compactions: int) -> str:
-    """Return the answer to a /compact that succeeded before a restart, so its old size is unknown."""
+    """Return the answer to a /compact that succeeded before a restart, so the old size of the context is unknown."""
     return f"Compacted: about {after_tokens:,} tokens are left (compactions so far: {compactions})."
 
 
@@ -92,21 +92,21 @@ class CompactionReason(StrEnum):
 
 
 class Proceed(Struct, frozen=True):
-    """Call the model."""
+    """Action: call the model."""
 
 
 class ResetContext(Struct, frozen=True):
-    """Reset the context and notify the person. No model is called."""
+    """Action: reset the context and notify the person. No model is called."""
 
     notice: str
 
 
 class FlushMemory(Struct, frozen=True):
-    """Add `flush_text` as a note, then continue. Happens once per compaction."""
+    """Action: add `flush_text` as a note, then continue. Chosen once per compaction."""
 
 
 class CompactContext(Struct, frozen=True, kw_only=True):
-    """Summarize the older part of the context. The fields other than the reason are arguments of `plan_cut`."""
+    """Action: summarize the older part of the context. The fields other than the reason are arguments of `plan_cut`."""
 
     reason: CompactionReason
     keep_tokens: int
@@ -116,14 +116,17 @@ class CompactContext(Struct, frozen=True, kw_only=True):
 
 
 class TruncateResults(Struct, frozen=True):
-    """Truncate every result in model calls for the rest of this run."""
+    """Action: truncate every tool result in model calls for the rest of this run."""
 
 
 ContextAction = Proceed | ResetContext | FlushMemory | CompactContext | TruncateResults
 
 
 class ContextState(Struct, frozen=True, kw_only=True):
-    """A context before a model call. `compaction_failed_at_tokens` is its size when a compaction last failed."""
+    """The state of a context before a model call.
+
+    `compaction_failed_at_tokens` is its size when a compaction last failed.
+    """
 
     size: ContextSize
     can_write: bool = False  # the agent has a tool named `write`
@@ -133,8 +136,8 @@ class ContextState(Struct, frozen=True, kw_only=True):
 def next_action(state: ContextState, settings: ContextSettings, window_tokens: int) -> ContextAction:
     """Return what to do before the next model call.
 
-    After a flush or a compaction, the caller measures the context and asks again. Each action is
-    chosen once per size.
+    After a flush or a compaction, the caller measures the context and asks again. Each action is chosen at most once
+    for the same size.
     """
     measure = state.size
     limit = settings.emergency_context_limit
@@ -207,7 +210,7 @@ def _may_flush(state: ContextState, settings: ContextSettings, window_tokens: in
 
 
 def requested_compaction(size: ContextSize, settings: ContextSettings, window_tokens: int) -> CompactContext:
-    """Return the action of /compact: summarize everything but the newest turn, however little it is."""
+    """Return the action for the command /compact: summarize everything but the newest turn, even if that is little."""
     keep_tokens = _keep_tokens(size, settings, window_tokens)
     return CompactContext(
         reason=CompactionReason.REQUESTED,
@@ -221,7 +224,7 @@ def requested_compaction(size: ContextSize, settings: ContextSettings, window_to
 
 
 class OverflowAttempts(Struct, frozen=True, kw_only=True):
-    """Attempts to fix overflows: compactions since the last reply of this run, and truncation since its start."""
+    """What this run has tried against overflows: compactions since its last reply, and truncation since its start."""
 
     compactions: int = 0
     is_truncated: bool = False

@@ -1,4 +1,4 @@
-"""Display options of a run that the runner applies: streamed thinking and the usage line below an answer."""
+"""Applies the display options of a run: whether thinking is streamed, and the usage line below an answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def filter_thinking(observer: RunObserver, display: DisplayOptions) -> RunObserv
 
 
 def usage_line(display: DisplayOptions, run_records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the usage of a run as a line below its answer, as far as the models reported it."""
+    """Return the line below an answer that shows how many tokens the run used and what they cost.
+
+    Empty if the display option is off.
+    """
     line = display.usage
     replies = [record.body for record in run_records if isinstance(record.body, Reply)]
     if line is None or line is UsageFooter.OFF or not replies:

@@ -120,7 +120,7 @@ class ExternalAgentSilent(RetinueError):
 
 
 class ExternalAgentHasNoTools(RetinueError):
-    """A tool call was requested of an external agent."""
+    """A tool call was requested from an external agent, which has no tools of this server."""
 
     code = "external.no_tools"
 

@@ -86,6 +86,6 @@ def _request_text(request_envelopes: Sequence[Envelope]) -> str:
 
 
 def _unasked_text(received: Sequence[Envelope]) -> str:
-    """Return unsolicited text of an external agent. Notices of the server are not passed to the agent."""
+    """Return the text that an external agent sent without a request. Notices of the server are left out."""
     from_there = [envelope.text for envelope in received if envelope.sender.is_external]
     return truncate_bytes("\n\n".join(from_there), ENVELOPE_TEXT_BYTES_MAX) or SILENT_ANSWER

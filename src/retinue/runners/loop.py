@@ -1,7 +1,7 @@
-"""The tool loop: call the model, perform its calls, and repeat until it makes none.
+"""The tool loop: call the model, perform its calls, and repeat until it makes no more calls.
 
-The next step is derived from the run's records alone. So a run that is resumed after a crash or a
-suspension continues exactly where its records end.
+The next step is derived from the run's records alone. So a run that is resumed after a crash or a suspension continues
+exactly where its records end.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _repeats_itself(run_records: Sequence[Record]) -> bool:
 
 
 class WaitingCalls:
-    """Calls of one reply that wait for delegated work, and the earliest time at which a wait ends."""
+    """Collects the calls of one reply that wait for delegated work, and the earliest time at which a wait ends."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -152,7 +152,10 @@ class WaitingCalls:
 
 
 class OfferedTools:
-    """Tools offered to the models of one run. The circumstances of the run are fixed, but the rules may change."""
+    """Determines which tools are offered to the models of one run.
+
+    The circumstances of the run are fixed, but the rules may change.
+    """
 
     def __init__(self, toolbox: Toolbox, agent: Agent, where: ToolPolicyContext) -> None:
         self._toolbox = toolbox
@@ -256,7 +259,7 @@ class ToolLoop:
             )
 
     async def _perform_stored(self, run: RunState, approvals: RunApprovals, calls: dict[int, Call]) -> None:
-        """Perform calls that a person has approved after their turn. Policy checks them again."""
+        """Perform calls that a person has approved after their turn. Policy checks these calls again."""
         journal, waits = run.journal, WaitingCalls()
         calls = await self._perform_interrupted(run, approvals, -1, calls, waits, is_late=True)
         occasion = _tool_context(run)
@@ -280,7 +283,7 @@ class ToolLoop:
         *,
         is_late: bool = False,
     ) -> dict[int, Call]:
-        """Handle interrupted calls first. They may have had an effect, whatever policy decides now.
+        """Handle the calls that an earlier attempt of the run had started. They may have had an effect already.
 
         Returns the other calls.
         """
@@ -307,7 +310,7 @@ class ToolLoop:
         *,
         is_late: bool = False,
     ) -> None:
-        """Perform one call. A call that suspends the run stays open.
+        """Perform one tool call. A call that suspends the run stays open.
 
         A call that is not in the plan was interrupted, and is not performed again.
         """
@@ -330,7 +333,7 @@ class ToolLoop:
     async def _perform_checked(
         self, run: RunState, call: Call, plan: CallPlan, approvals: RunApprovals, occasion: TurnContext
     ) -> ToolResult:
-        """Perform a call after a last check: a permission may have been revoked since the decision."""
+        """Perform a call if it is still allowed: a permission may have been revoked since the decision."""
         if not await self._toolbox.is_still_valid(plan, occasion):
             plan = await self._toolbox.decide([call], approvals, occasion)
         scene = plan.contexts.get(call.id)
@@ -359,7 +362,7 @@ def _circumstances(assignment: RunAssignment, journal: Journal, resources: RunRe
 
 
 def _tool_context(run: RunState) -> TurnContext:
-    """Return the tool context. Calls are judged by the rules for the last model that replied, which made them."""
+    """Return the tool context of a run. Policy judges calls by the rules for the model that made them."""
     assignment, journal, equipment = run.assignment, run.journal, run.resources
     replies = (record.body for record in reversed(journal.run_records))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
@@ -385,7 +388,7 @@ def _tool_context(run: RunState) -> TurnContext:
 
 
 def _trust_of_answer(journal: Journal) -> Trust:
-    """Return the trust of the answer.
+    """Return the trust of the run's answer.
 
     An answer to an agent is trusted at most as far as the context. People judge for themselves.
     """
@@ -402,7 +405,7 @@ def _context_length(reply: Reply) -> int | None:
 def _full_text(run_records: Sequence[Record], reply: Reply) -> str:
     """Return the reply's text, preceded by text from before a pause, because both are one reply.
 
-    A silent reply is returned alone.
+    If the reply is silent, that text is left out.
     """
     parts = [reply.text]
     for body in (record.body for record in reversed(run_records) if record.body is not reply):
@@ -413,7 +416,7 @@ def _full_text(run_records: Sequence[Record], reply: Reply) -> str:
 
 
 def _answer_of_call(journal: Journal) -> RunAnswer:
-    """Return the answer of a run that makes only one call: its result."""
+    """Return the answer of a run that makes only one tool call: the result of that call."""
     results = [record.body for record in journal.run_records if isinstance(record.body, ToolResult)]
     text = "\n\n".join(result.output for result in results)
     return RunAnswer(text=text, trust=_trust_of_answer(journal))

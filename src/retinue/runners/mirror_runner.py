@@ -1,4 +1,4 @@
-"""A runner that first waits until the session files of the mirror are up to date."""
+"""A runner that first waits until the mirror has written the session's files, then lets another runner work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from retinue.runners.base import RunAnswer, RunAssignment, Runner
 
 
 class MirrorCatchUp(Protocol):
-    """A session mirror that can be awaited."""
+    """Interface of the session mirror: waits until the files of a session are up to date."""
 
     async def catch_up(self) -> None: ...
 
 
 class MirrorRunner:
-    """Waits for the mirror, then takes turns with another runner."""
+    """Waits for the session mirror, then passes the run to another runner."""
 
     def __init__(self, runner: Runner, mirror: MirrorCatchUp) -> None:
         self._runner = runner

@@ -1,7 +1,7 @@
-"""Get one reply from the first model that can give it.
+"""Gets one reply from the first model that can give one.
 
-The context is kept within its limits and the cost is reserved. If a model fails, the next one is
-called. Each attempt is a step of the run.
+The context is kept within its limits and the cost is reserved. If a model fails, the next one is called. Each attempt
+is a step of the run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class ModelCaller:
     # --- replies ---
 
     async def get_reply(self, run: RunState, turn: int) -> RunAnswer | None:
-        """Get a reply and write it to the journal. Returns None, or the end of the run if no reply is possible."""
+        """Get a reply and write it to the journal.
+
+        Returns None, or an answer that ends the run if no reply is possible.
+        """
         plan = await plan_model_calls(self._models, run, ModelRole.REASONING)
         failed: ModelFailed | None = None  # why the first model of the chain failed, if it was called
         while True:
@@ -117,7 +120,7 @@ class ModelCaller:
             raise ModelNotCalled(error) from error
 
     def _choose_effort(self, run: RunState, facts: ModelFacts, *, is_first_choice: bool) -> str | None:
-        """Return the effort to request.
+        """Return the reasoning effort to request from a model.
 
         A fallback model that does not support it is called without it, with a remark.
         """
@@ -238,7 +241,10 @@ class ModelCaller:
 
 
 def _fallback_remark(candidate: ModelCandidate, plan: FallbackPlan, failed: ModelFailed | None) -> str:
-    """Return the remark about a fallback model. It does not name credentials: the reader need not know them."""
+    """Return the remark about a fallback model.
+
+    The remark names no credentials, because the reader need not know them.
+    """
     why = FAILURE_TEXTS[failed.failure] if failed is not None else "it is in cooldown"
     if isinstance(failed, ModelNotCalled):
         why = failed.sentence
@@ -248,6 +254,6 @@ def _fallback_remark(candidate: ModelCandidate, plan: FallbackPlan, failed: Mode
 
 
 def _output_tokens_max(facts: ModelFacts, tokens: int) -> int:
-    """Return the maximum length of a reply that still fits into the window after its input."""
+    """Return the maximum number of tokens of a reply, so that it fits into the window after its input."""
     left = facts.window_tokens - int(tokens * ESTIMATE_MARGIN)
     return max(min(facts.output_tokens_max, left), min(OUTPUT_TOKENS_MIN, facts.output_tokens_max))

@@ -1,8 +1,8 @@
-"""The context that a model reads: ordered after its newest summary and repaired.
+"""Builds the context that a model reads from the stored records of a session, and repairs it.
 
-Records are only ever appended. A compaction appends a summary, whose `kept_from` says which earlier
-records are still read. The model does not read the others, which stay in the history. Repair
-ensures that one damaged record cannot make a session unusable.
+Records are only ever appended. A compaction appends a summary, whose `kept_from` says which earlier records are still
+read. The model does not read the others, which stay in the history. Repair ensures that one damaged record cannot make
+a session unusable.
 """
 
 from __future__ import annotations

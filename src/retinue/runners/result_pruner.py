@@ -38,7 +38,7 @@ def result_chars_max(window_tokens: int, *, share: float = RESULT_SHARE_MAX) -> 
 
 
 def cap_results(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
-    """Return the records with every result cut to `chars_max` characters. The same list if none was longer."""
+    """Return the records with every result cut to `chars_max` characters. If none was longer, return the same list."""
     return _replace_records(
         records, {i: _cap_result(r, chars_max) for i, r in enumerate(records) if _is_longer(r, chars_max)}
     )
@@ -171,7 +171,7 @@ def seconds_since_reply(records: Sequence[Record], now: datetime) -> float | Non
 
 
 class _ShortenedContext(Struct):
-    """One context: the records seen so far and their replacements."""
+    """The cached state of one context: the records seen so far and their replacements."""
 
     chars_max: int
     seen_records: int = 0
@@ -199,12 +199,12 @@ class _ShortenedContext(Struct):
 
 
 class ResultShortener:
-    """The shortened records of each context.
+    """Shortens tool results of contexts, and remembers the shortened records.
 
-    A context gets the same record objects turn after turn, so they are not encoded again. If
-    nothing is shortened, the caller gets its own list back. Results pruned while the provider's
-    cache was cold stay pruned while it is warm, because it contains them pruned. Limited in size:
-    least recently used contexts are evicted, and their results are sent in full again.
+    A context gets the same record objects turn after turn, so they are not encoded again. If nothing is shortened, the
+    caller gets its own list back. Results pruned while the provider's cache was cold stay pruned while it is warm,
+    because it contains them pruned. Limited in size: least recently used contexts are evicted, and their results are
+    sent in full again.
     """
 
     def __init__(self, chars_max: int = CACHED_CHARS_MAX) -> None:

@@ -1,4 +1,4 @@
-"""State of one run while a worker executes it, and the cost reservations and order of its model calls."""
+"""State of one run while a worker executes it, with functions that prepare its model calls."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RunState:
 
 
 class ContextMeters:
-    """Size of each session's context, measured incrementally, so that a turn costs only its new records."""
+    """Measures the context of each session incrementally, so that a turn costs only the new records."""
 
     def __init__(self) -> None:
         self._meters: OrderedDict[SessionId, ContextMeter] = OrderedDict()
@@ -119,13 +119,13 @@ async def plan_model_calls(models: ModelRouter, run: RunState, role: ModelRole) 
 
 
 async def flush_before_wait(plan: FallbackPlan, run: RunState) -> None:
-    """Store pending results before waiting for the next candidate."""
+    """Store the results that are not stored yet, before a wait for the next model or credential."""
     if plan.current is not None and plan.current.wait_s > 0:
         await run.journal.flush()
 
 
 async def next_candidate(plan: FallbackPlan, clock: Clock) -> ModelCandidate:
-    """Return the next candidate, after its back-off. Raises if no candidate is left."""
+    """Wait for the next candidate's back-off, then return the model and credential to call. Raises if none is left."""
     candidate = plan.current
     if candidate is None:
         raise plan.build_error(clock.now())
@@ -154,7 +154,7 @@ def call_terms(
 
 
 def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
-    """Return the budgets of the run. A delegated run gets no more than the run that delegated it."""
+    """Return the budgets of the run. A delegated run gets no more than the run that delegated to it."""
     caps, lineage = models.caps(run_state.assignment.agent), run_state.journal.run.lineage
     if lineage is None:
         return caps
@@ -163,10 +163,9 @@ def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
 
 
 def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
-    """Return the maximum number of input tokens.
+    """Return the maximum number of input tokens that a model call can have.
 
-    The part that this model has counted is taken with a margin. The rest is computed from its size
-    in bytes.
+    The part that this model has counted is taken with a margin. The rest is computed from its size in bytes.
     """
     if not size.counted_tokens or size.counted_by != str(facts.ref):
         return max_input_tokens(size.size_bytes)

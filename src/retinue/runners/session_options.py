@@ -37,7 +37,7 @@ async def no_prompt_parts(_agent: Agent, _session: Session | None) -> Sequence[P
 
 
 class ConfiguredOptions:
-    """Options from the server's settings, models and tools."""
+    """Answers the chat commands about a session's options, from the server's settings, models and tools."""
 
     def __init__(
         self,

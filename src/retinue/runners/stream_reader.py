@@ -118,7 +118,7 @@ def _with_cost(usage: Usage, facts: ModelFacts, *, output_chars: int) -> Usage:
 
 
 def check_reply(reply: Reply, name: str) -> None:
-    """Raise for an empty reply, which must not be sent to anyone."""
+    """Raise if a reply cannot be used as an answer, for example because it is empty."""
     if reply.text.strip() or reply.calls or reply.stop is StopReason.PAUSED:
         return
     usage = reply.usage if is_counted(reply) else None
@@ -130,7 +130,7 @@ def check_reply(reply: Reply, name: str) -> None:
 
 
 class _ReplyPieces:
-    """The order of the parts of a reply, and the signature that the provider requires with each."""
+    """Collects the order of the parts of a reply, and the signature that the provider requires with each part."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[ReplyPieceKind, int, str]] = []

@@ -81,7 +81,7 @@ def _is_plain_ascii(text: str) -> bool:
 
 
 class TextWeight(NamedTuple):
-    """The size that a text or record adds to a context. The emergency limit counts `chars`."""
+    """How much a text or record adds to the size of a context. The emergency limit counts `chars`."""
 
     twelfths: int = 0
     chars: int = 0
@@ -328,7 +328,7 @@ class ContextMeter:
 
 
 def is_counted(reply: Reply) -> bool:
-    """Whether the provider counted the input of this reply."""
+    """Whether the provider reported how many input tokens the call of this reply had."""
     return reply.usage.input_tokens > 0 and not reply.usage.estimated
 
 

@@ -123,7 +123,7 @@ def render_job(envelope: Envelope) -> str:
 
 
 def render_note(envelope: Envelope) -> str:
-    """Render a silent envelope as a note for the next turn, with its origin."""
+    """Render a silent envelope as a note for the next turn, which names its sender."""
     return _with_origin(envelope, _escape_text(envelope.text, sender=envelope.sender))
 
 

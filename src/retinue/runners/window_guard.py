@@ -26,7 +26,7 @@ def require_window(facts: ModelFacts) -> None:
 def window_warning(facts: ModelFacts) -> str:
     """Return a warning for a model with a small window, or an empty string.
 
-    A model that is too small to be called gets the text of that error.
+    If the window is too small for any call, the warning says that the model is not called.
     """
     if facts.window_tokens >= WINDOW_TOKENS_SMALL:
         return ""
@@ -42,7 +42,7 @@ def window_warning(facts: ModelFacts) -> str:
 
 
 class WindowChecker:
-    """Checks each call with `require_window`, and logs one warning per model with a small window."""
+    """Rejects calls of models whose window is too small, and logs one warning per model with a small window."""
 
     def __init__(self) -> None:
         self._warned: set[tuple[str, int]] = set()  # at most one entry per configured model

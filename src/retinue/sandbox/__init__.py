@@ -1,1 +1,1 @@
-"""Sandboxes for commands."""
+"""Runs commands in sandboxes: bubblewrap, containers, or the host without isolation."""

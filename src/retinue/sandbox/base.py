@@ -1,4 +1,4 @@
-"""The sandbox protocol: what a command may access, and the running command."""
+"""The sandbox protocol: it describes what a command may access, and controls the running command."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ MIB = 1024 * 1024
 
 
 class SandboxFailed(RetinueError):
-    """A command was not started, because it could not be confined as required."""
+    """A command was not started, because the sandbox could not confine it as required."""
 
     code = "sandbox.failed"
 
 
 class ResourceLimits(Struct, frozen=True, kw_only=True):
-    """Resource limits of a command. Exceeding one is refused or ends the command, with the reason."""
+    """Resource limits of a command.
+
+    If the command exceeds a limit, its request fails or the command is ended, with the reason.
+    """
 
     seconds: float = 1800.0
     memory_bytes: int = 2048 * MIB
@@ -49,11 +52,11 @@ class ResourceLimits(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkAccess:
-    """The hosts a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. None means no network.
+    """The hosts that a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. With no hosts, nothing can be reached.
 
-    A host without a port means the ports 80 and 443. `private_hosts` are the exact names from
-    `hosts` that may have an address in the owner's network. `injected` are headers that the proxy
-    adds to requests to a host, so that the command uses a secret without reading it.
+    A host without a port means the ports 80 and 443. `private_hosts` are the exact names from `hosts` that may have an
+    address in the owner's network. `injected` are headers that the proxy adds to requests to a host, so that the
+    command uses a secret without reading it.
     """
 
     hosts: tuple[str, ...] = ()
@@ -63,7 +66,10 @@ class NetworkAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What one command may access. Each command has a separate confinement."""
+    """What one command may access: its working directory, other paths, the network and the environment.
+
+    If `network` is None, the command has no network.
+    """
 
     folder: Path  # working directory
     writable: tuple[Path, ...] = ()
@@ -75,7 +81,7 @@ class Confinement:
 
 
 class CommandExit(Struct, frozen=True, kw_only=True):
-    """How a command ended. `because` is set if we ended it, for example at the time limit."""
+    """How a command ended. `because` is set if the server ended it, for example at the time limit."""
 
     code: int | None  # None if a signal ended it
     signal: int | None = None
@@ -94,7 +100,7 @@ class RunningCommand(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """Return the next output; empty at the end."""
+        """Return the next part of the output, after waiting for it. Empty at the end."""
         ...
 
     async def write(self, data: bytes) -> None: ...
@@ -120,15 +126,18 @@ class SandboxProbe(Struct, frozen=True):
 
 
 class Sandbox(Protocol):
-    """A way to run commands."""
+    """Runs commands in isolation. There is one implementation for each kind of sandbox."""
 
     @property
     def name(self) -> str: ...
 
     async def probe(self) -> SandboxProbe:
-        """Test the sandbox once. Nothing runs in a sandbox that was not tested."""
+        """Test whether the sandbox works here.
+
+        Called once before the first command, because an untested sandbox is not used.
+        """
         ...
 
     async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> RunningCommand:
-        """Run an argv without a shell. Raises `SandboxFailed` rather than confining it less."""
+        """Start a command, without a shell. Raises `SandboxFailed` if the command cannot be confined as required."""
         ...

@@ -56,7 +56,10 @@ def _build_proxy(network: NetworkAccess) -> SandboxProxy:
 
 
 class _Launch(Struct):
-    """Resources that are open while a command starts. They are closed afterwards, even if the start failed."""
+    """Descriptors and processes that are open while a command starts.
+
+    They are closed afterwards, even if the start failed.
+    """
 
     arguments: int = -1
     seccomp: int = -1
@@ -74,7 +77,7 @@ class _Launch(Struct):
         self.child_fds.clear()
 
     def close(self) -> None:
-        """Close what only the start needed."""
+        """Close everything that was needed only for the start."""
         self.close_child_fds()
         for end in (self.release_socket, self.listener_socket):
             if end is not None:
@@ -157,9 +160,7 @@ class BubblewrapSandbox:
     async def _launch_and_release(
         self, launch: _Launch, argv: Sequence[str], confinement: Confinement, pty: bool
     ) -> ChildProcess:
-        """Launch, set the limits while the launcher waits, release it, and confirm that it
-        continued.
-        """
+        """Start the launcher, set the command's limits while it waits, release it, and confirm that it continued."""
         launch.spawned = self._spawn_launcher(launch, argv, confinement, pty)
         launch.close_child_fds()
         first = await self._read_init_pid(launch)
@@ -355,7 +356,7 @@ class BubblewrapSandbox:
         )
 
     async def _run_probe(self) -> SandboxProbe:
-        """Run a command that tries to see, reach and change what it must not."""
+        """Test the sandbox with a command that tries to see, reach and change what it must not."""
         if sys.platform != "linux":
             return SandboxProbe(
                 False,

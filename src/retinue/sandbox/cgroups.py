@@ -1,7 +1,8 @@
-"""Control groups, if this process may create them. They enforce limits that periodic checks would
-miss.
+"""Limits commands with control groups, if this process may create them.
 
-Supports cgroup v1 and v2, and each controller separately. The resource monitor covers the rest.
+Control groups enforce limits that periodic checks would miss.
+
+Supports cgroup v1 and v2, and each controller separately. The resource monitor covers limits without a controller.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NUMBERS = itertools.count(1)
 
 
 class CgroupParent(Struct, frozen=True):
-    """A folder in which groups can be created, and its controllers."""
+    """A folder of the cgroup file system in which groups can be created, and its controllers."""
 
     folder: Path
     controllers: frozenset[str]
@@ -40,7 +41,7 @@ class CommandCgroup(Struct):
             (folder / "cgroup.procs").write_text(str(pid))
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel killed a process in it for lack of memory."""
+        """Return whether the kernel killed a process of the command for lack of memory."""
         return any(_count_oom_kills(folder) for folder in self.folders)
 
     def remove(self) -> bool:
@@ -62,7 +63,7 @@ class CgroupManager:
 
     @classmethod
     def detect(cls, own_cgroups: str | None = None, root: Path = _ROOT) -> CgroupManager:
-        """Detect what this process may use, by creating and removing a group."""
+        """Detect which controllers this process may use, by creating and removing a group."""
         places: list[CgroupParent] = []
         for line in (own_cgroups if own_cgroups is not None else _read_own_cgroups()).splitlines():
             _, names, path = line.split(":", 2)
@@ -72,7 +73,7 @@ class CgroupManager:
         return cls(places)
 
     def create_group(self, limits: ResourceLimits) -> CommandCgroup:
-        """Create a group with these limits. Raises `OSError` if that fails."""
+        """Create the control groups for one command, with these limits. Raises `OSError` if that fails."""
         self.remove_released()
         made = CommandCgroup()
         try:
@@ -87,7 +88,7 @@ class CgroupManager:
         return made
 
     def release(self, group: CommandCgroup) -> None:
-        """Remove a group. If its processes are still exiting, it is removed later."""
+        """Remove a group. If its processes are still exiting, the group is removed later."""
         self._released.append(group)
         self.remove_released()
 
@@ -109,7 +110,10 @@ def _find_v1_parent(root: Path, names: str, path: str) -> CgroupParent | None:
 
 
 def _find_v2_parent(root: Path, path: str) -> CgroupParent | None:
-    """Use the parent of our own group: a v2 group with processes cannot have children with limits."""
+    """Return the group in which to create groups (cgroup v2): the parent of our own group.
+
+    A v2 group that contains processes cannot have children with limits.
+    """
     if path == "/":
         return None
     folder = (root / path.lstrip("/")).parent

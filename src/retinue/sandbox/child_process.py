@@ -1,7 +1,7 @@
 """A running child process: its output stream, input or terminal, time limit and exit.
 
-It works on every event loop: it watches file descriptors and a pidfd. It needs no threads and no
-signal handlers, and leaves no zombies.
+This works on every event loop, because it only watches file descriptors and a pidfd. It needs no threads and no signal
+handlers, and leaves no zombies.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ChildProcess:
         self._drop_input()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Has no effect without a terminal."""
+        """Set the size of the terminal. Does nothing if the command has no terminal."""
         if not self._has_terminal or self._output is None:
             return
         set_terminal_size(self._output, rows, columns)
@@ -152,8 +152,8 @@ class ChildProcess:
     async def wait(self) -> CommandExit:
         """Wait for the exit. Remaining output can still be read.
 
-        If we ended it, nothing of it runs any more. If it exited by itself, its descendants were
-        killed and are gone as soon as the kernel has finished with them.
+        If the server ended the command, none of its processes runs any more. If the command exited by itself, its
+        descendants have been killed, but may still be exiting.
         """
         return await asyncio.shield(self._exit)
 
@@ -331,11 +331,11 @@ def spawn(
 
 @contextlib.contextmanager
 def _default_signals() -> Generator[None]:
-    """Start the child with no signal blocked or ignored.
+    """Make a child process start with no signal blocked or ignored.
 
-    Ignored signals are inherited, handled ones are not. A server started in the background by a
-    shell ignores SIGINT, and one started by nohup ignores SIGHUP. From now on they have a handler
-    that does nothing, which has the same effect for the server.
+    Ignored signals are inherited, handled ones are not. A server started in the background by a shell ignores SIGINT,
+    and one started by nohup ignores SIGHUP. This gives both signals a handler that does nothing, which has the same
+    effect for the server.
     """
     if threading.current_thread() is threading.main_thread():  # signal handlers can be set only in the main thread
         for number in _RESTORED_SIGNALS:

@@ -1,8 +1,8 @@
 """Runs commands in containers: one container per scope and set of folders, kept between commands.
 
-The mounted folders are part of a container's name, so a command never runs in a container that
-shows more. A label holds a hash of the other settings. If it differs, the container is created
-again, unless it was used a moment ago.
+The mounted folders are part of a container's name, so a command never runs in a container that shows more. A label
+holds a hash of the other settings. If that hash differs, the container is created again, unless it was used a moment
+ago.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class ContainerEngine:
 
 
 class ContainerPool:
-    """All containers of an instance. The time of the last use of each is stored in `folder`,
-    because container engines do not record it.
+    """Manages all containers of an instance.
+
+    The last use of each container is recorded in `folder`, because container engines do not record it.
     """
 
     def __init__(
@@ -186,7 +187,10 @@ class ContainerPool:
         return int(created_ms or 0), timedelta(hours=idle), timedelta(days=age)
 
     def kill_marked(self, name: str, marker: str) -> None:
-        """Kill every process with this marker in a container that keeps running."""
+        """Kill every process of one command in a container.
+
+        The command's processes have `marker` in their environment.
+        """
         words = ("exec", "--user", "0", name, "/bin/sh", "-c", _KILL_SCRIPT, marker)
         task = asyncio.get_running_loop().create_task(self.engine.run(*words))
         self._kill_tasks.add(task)
@@ -197,10 +201,9 @@ class ContainerPool:
         await asyncio.gather(*self._kill_tasks, return_exceptions=True)
 
     def checked_binds(self, confinement: Confinement) -> list[mounts.Bind]:
-        """Check the folders to mount.
+        """Return the folders to mount, after checking them.
 
-        An engine cannot hide a part of a mounted folder, so a folder with hidden content is
-        refused.
+        An engine cannot hide a part of a mounted folder, so a folder with hidden content is refused.
         """
         keys = [self.user_home / name for name in USER_KEY_PATHS] if self.user_home is not None else []
         hidden = [*self.private_paths, *(Path(os.path.realpath(key)) for key in keys)]
@@ -256,7 +259,7 @@ class ContainerPool:
         return _format_mount(path, Path(target), writable=mode != "ro")
 
     def _build_options(self, limits: ResourceLimits, settings: DockerSettings) -> list[str]:
-        """Return the isolation options. None of them is configurable."""
+        """Return the engine options that isolate a container. The settings cannot change these."""
         user = f"{os.getuid()}:{os.getgid()}"  # owner of the workspace; uid 0 has no capabilities here
         scratch = f"rw,nosuid,nodev,size={limits.disk_bytes}"
         return [
@@ -364,7 +367,7 @@ class _InspectedContainer(Struct, frozen=True):
 
 
 class ContainerSandbox:
-    """The sandbox of one scope."""
+    """Runs commands in the container of one scope, such as one session or one agent."""
 
     name = "docker"
 
@@ -428,8 +431,9 @@ def build_client_environment() -> dict[str, str]:
 
 
 def _open_environment_file(confinement: Confinement, marker: str) -> int:
-    """Return a file descriptor with the environment. It is not passed as arguments, because process
-    lists show these.
+    """Return a file descriptor with the environment.
+
+    The environment is not passed as arguments, because process lists show arguments.
     """
     environment = mounts.build_command_environment(confinement)
     if any("\n" in value or "\r" in value for value in environment.values()):

@@ -80,8 +80,8 @@ class Bind(Struct, frozen=True):
 def build_etc(folder: Path, entrypoint: Path) -> None:
     """Build the /etc of all sandboxes when the server starts, from copies of public files.
 
-    An unchanged one from the last start is kept. Folders are only created here and mounted by
-    `build_system_arguments`: certificates alone are hundreds of links, and copying them took 0.1 s.
+    If the public files have not changed since the last start, the existing folder is kept. Folders are only created
+    here and mounted by `build_system_arguments`: certificates alone are hundreds of links, and copying them took 0.1 s.
     """
     made_of = folder.with_suffix(".made-of")
     mounted = _list_etc_folders()
@@ -134,7 +134,7 @@ def _fingerprint_status(path: Path | os.DirEntry[str]) -> list[object]:
 
 
 def _list_etc_folders() -> list[Path]:
-    """Return the folders of /etc that are mounted unchanged."""
+    """Return the folders of /etc that every command sees unchanged."""
     paths = [Path("/etc", name) for name in _ETC_NAMES]
     return [path for path in paths if path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)]
 
@@ -152,8 +152,9 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def build_system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
-    """Return the arguments for what every command sees: programs, libraries and parts of /etc,
-    read-only.
+    """Return the bubblewrap arguments that mount what every command sees, read-only.
+
+    That is programs, libraries and parts of /etc.
     """
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
     for folder in _list_etc_folders():
@@ -172,7 +173,7 @@ def build_system_arguments(etc: Path, *, python_prefix: Path | None = None) -> l
 
 
 def build_scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
-    """Return the arguments for devices and temporary folders, which are deleted with the command."""
+    """Return the bubblewrap arguments for devices and temporary folders, which are deleted with the command."""
     shm_bytes = min(disk_bytes, SHM_BYTES_MAX)
     beside = any(bind.path.is_relative_to("/var/tmp") for bind in binds)  # a mount below it needs a folder, not a link
     return [
@@ -200,11 +201,10 @@ def check_working_directory(folder: Path, binds: Iterable[Bind]) -> None:
 
 
 def build_folder_arguments(binds: Sequence[Bind], hidden: Iterable[Path]) -> list[str]:
-    """Return the mount arguments, outer folders first, so that an inner mount hides what an outer
-    one shows.
+    """Return the arguments that mount folders, outer folders first, so that an inner mount hides the outer content.
 
-    In a writable folder, the folders on the way to a hidden path are bound to themselves. Otherwise
-    a command could rename one of them, and the next command would see the hidden path.
+    In a writable folder, the folders on the way to a hidden path are bound to themselves. Otherwise a command could
+    rename one of them, and the next command would see the hidden path.
     """
     mounts: dict[Path, list[str]] = {}
     shown = {bind.path for bind in binds}
@@ -235,10 +235,10 @@ def build_binds(
     shareable_parents: Sequence[Path],
     hidden: Sequence[Path],
 ) -> list[Bind]:
-    """Return the mounts of a confinement. Raises `SandboxFailed` if one is not allowed.
+    """Return the paths to mount for a confinement. Raises `SandboxFailed` if one of them is not allowed.
 
-    A path in `private_paths` can be shared only below `shareable_parents`. A path through a link is
-    refused, because the link could change between our check and the launcher's mount.
+    A path in `private_paths` can be shared only below `shareable_parents`. A path through a link is refused, because
+    the link could change between our check and the launcher's mount.
     """
     found: dict[Path, Bind] = {}
     for writable, paths in ((False, confinement.readable), (True, confinement.writable)):
@@ -266,7 +266,7 @@ def build_binds(
 
 
 def is_guardable(path: Path) -> bool:
-    """Return whether a path can be mounted read-only: it exists and is not a link."""
+    """Return whether a path can be protected by a read-only mount: it exists and is not a link."""
     return os.path.realpath(path) == str(path) and (path.is_dir() or path.is_file())
 
 
@@ -285,7 +285,7 @@ def _is_shown_by(bind: Bind, others: Iterable[Bind], hidden: Sequence[Path]) -> 
 
 
 def check_path(path: Path, *, private_paths: Sequence[Path], shareable_parents: Sequence[Path]) -> None:
-    """Raise if no command may see a path, whatever is granted."""
+    """Raise if a path must never be visible to a command, whatever is granted."""
     text = str(path)
     if not path.is_absolute() or "\0" in text or ".." in path.parts:
         raise SandboxPathRefused(text, because="it is not an absolute path", try_this="write the path from / on")

@@ -1,4 +1,4 @@
-"""The hosts that one command may reach. Pure."""
+"""Decides which hosts one command may reach. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEB_PORTS = frozenset({80, 443})
 
 
 class HostPattern(Struct, frozen=True):
-    """A parsed `HOST`, `*.HOST` or `HOST:PORT`."""
+    """A parsed host pattern: `HOST`, `*.HOST` or `HOST:PORT`."""
 
     name: str
     matches_subdomains: bool = False  # matches subdomains, not the name itself
@@ -59,7 +59,7 @@ class HostRules:
         return "" if because and host in self.private_hosts and is_private_address(address) else because
 
     def find_headers(self, host: str, port: int) -> Mapping[str, str]:
-        """Return the headers to add to a request. Later rules win."""
+        """Return the headers that the proxy adds to a request to this host. Later rules win."""
         found: dict[str, str] = {}
         for pattern, headers in self.injected:
             if pattern.matches(host, port):
@@ -72,7 +72,7 @@ def _parse_patterns(hosts: Iterable[str]) -> tuple[HostPattern, ...]:
 
 
 def _parse_pattern(text: str) -> HostPattern:
-    """Parse a pattern. An invalid one matches nothing."""
+    """Parse a host pattern. An invalid pattern matches nothing."""
     name, port = split_host_and_port(text)
     below = name.startswith("*.")
     plain = normalize_host(name.removeprefix("*."))
@@ -82,8 +82,9 @@ def _parse_pattern(text: str) -> HostPattern:
 
 
 def filter_allowed(requested: Iterable[str], allowed: Iterable[str]) -> tuple[str, ...]:
-    """Return the requested patterns that are allowed. A pattern is not allowed if it is wider than
-    every allowed pattern.
+    """Return the requested host patterns that are allowed.
+
+    A pattern is not allowed if it is wider than every allowed pattern.
     """
     known = _parse_patterns(allowed)
     return tuple(text for text in requested if _is_allowed(_parse_pattern(text), known))

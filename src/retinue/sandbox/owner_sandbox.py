@@ -1,6 +1,6 @@
 """The sandbox for the owner's own programs: hooks and speech programs.
 
-It isolates like the sandbox for agents, with access to a few folders that agents do not see.
+It isolates like the sandbox for agents, but gives access to a few folders that agents do not see.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class OwnerSandbox:
         )
 
     async def __call__(self) -> Sandbox:
-        """Return the sandbox. Raises `SandboxFailed` if it does not work, rather than running a program unconfined."""
+        """Return the sandbox for the owner's programs.
+
+        Raises `SandboxFailed` if it does not work, rather than running a program unconfined.
+        """
         match self._settings().kind:
             case SandboxKind.OFF:
                 return self._host

@@ -1,12 +1,11 @@
-"""The only network access of a sandbox: checks host and port, resolves names, connects to the
-checked address.
+"""The only network access of a sandbox: checks host and port, resolves names, connects to the checked address.
 
-Each command has its own proxy, on a socket that only its sandbox can reach, so commands never share
-rules. For a tunnel (CONNECT) to port 443, the server name in the TLS ClientHello must match the
-requested host. The tunnel's content is not read.
+Each command has its own proxy, on a socket that only its sandbox can reach, so commands never share rules. For a tunnel
+(CONNECT) to port 443, the server name in the TLS ClientHello must match the requested host. The tunnel's content is not
+read.
 
-A plain request is parsed, normalized and forwarded. One to port 443 is forwarded with TLS, so that
-a header with a secret can be added without sending it in clear text.
+A plain request is parsed, normalized and forwarded. A plain request to port 443 is forwarded with TLS, so that the
+proxy can add a header with a secret without sending it in clear text.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class ProxyRefusal(Exception):
-    """A request that is refused. The command receives the status and the reason."""
+    """The proxy refuses a request. The command receives the status and the reason."""
 
     def __init__(self, status: int, because: str) -> None:
         super().__init__(because)
@@ -61,7 +60,7 @@ class ProxyRefusal(Exception):
 
 
 class ProxyRequest(Struct, frozen=True):
-    """A parsed request."""
+    """The parsed head of a request that a command sent to the proxy."""
 
     method: str
     host: str
@@ -81,7 +80,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class SandboxProxy:
-    """Serves one command on its listening socket until closed."""
+    """The proxy of one command: serves connections on the command's listening socket until closed."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class SandboxProxy:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Close, and wait until all connections have ended."""
+        """Close the proxy, and wait until all its connections have ended."""
         self.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
@@ -150,7 +149,7 @@ class SandboxProxy:
     async def _read_client_hello(self, request: ProxyRequest, reader: asyncio.StreamReader) -> bytes:
         """Read the ClientHello of a tunnel to port 443 and check its server name.
 
-        Otherwise one address that serves many names would give access to all of them.
+        Without this check, an address that serves many hosts would give access to all of them.
         """
         if request.port != TLS_PORT:
             return b""
@@ -250,7 +249,7 @@ class SandboxProxy:
     async def _send_body(
         self, body_bytes: int | None, reader: asyncio.StreamReader, sink: asyncio.StreamWriter
     ) -> None:
-        """Send the body of this request only. Data after it would be another, unchecked request."""
+        """Forward the body of one request, and nothing after it: that would be another, unchecked request."""
         if body_bytes is None:
             await self._send_chunks(reader, sink)
             return
@@ -267,7 +266,7 @@ class SandboxProxy:
             await _with_idle_timeout(sink.drain())
 
     async def _send_chunks(self, reader: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Send a chunked body, without chunk extensions and trailers."""
+        """Forward the chunked body of a request, without chunk extensions and trailers."""
         while True:
             line = await _with_idle_timeout(reader.readuntil(b"\r\n"))
             digits = line[:-2].partition(b";")[0].strip()
@@ -295,7 +294,7 @@ async def _with_idle_timeout(operation: Awaitable[bytes] | Awaitable[None]) -> b
 
 
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
-    """Parse the head of a request. An ambiguous one is refused."""
+    """Parse the head of a request. An ambiguous head is refused."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1")
     except asyncio.LimitOverrunError:
@@ -323,7 +322,7 @@ async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
 
 
 def _find_body_length(headers: Sequence[tuple[str, str]]) -> int | None:
-    """Return the body length, or None if it is chunked. Conflicting lengths are refused."""
+    """Return the length of a request's body, or None if the body is chunked. Conflicting lengths are refused."""
     lengths = [value for name, value in headers if name.lower() == "content-length"]
     codings = [value.lower() for name, value in headers if name.lower() == "transfer-encoding"]
     if codings:
@@ -338,7 +337,7 @@ def _find_body_length(headers: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _build_head(request: ProxyRequest, injected: Mapping[str, str]) -> bytes:
-    """Build the head to send. The connection is closed after this request."""
+    """Build the head of a request as the proxy forwards it. It asks to close the connection after this request."""
     replaced = {name.lower() for name in injected}
     named = {
         name.strip().lower()

@@ -1,7 +1,7 @@
 """Chooses the sandbox and confinement of a command from settings and facts, with the reason. Pure.
 
-The stricter of the settings and the request wins. `policy/tools/exec_placement` decides whether a
-person must approve leaving the sandbox. This module only tells whether a sandbox is available.
+The stricter of the settings and the request wins. `policy/tools/exec_placement` decides whether a person must approve
+leaving the sandbox. This module only determines whether a sandbox is available.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CommandFacts(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedConfinement:
-    """The request of a call. It can only reduce what is configured."""
+    """What a tool call requests for its command. A request can only reduce the access that is configured."""
 
     folder: Path | None = None
     workspace: WorkspaceAccess | None = None
@@ -65,11 +65,11 @@ class RequestedConfinement:
 
 
 class SandboxChoice(Struct, frozen=True, kw_only=True):
-    """The sandbox `kind` for a command, if `decision` allows it. `key` identifies the shared
-    container.
+    """The sandbox `kind` for a command, and the `decision` whether the command may run there.
 
-    If the decision is to ask, `kind` is off: no sandbox works, and a person decides about running
-    on the host.
+    `key` identifies the shared container.
+
+    If the decision is to ask, `kind` is off: no sandbox works, and a person decides about running on the host.
     """
 
     kind: SandboxKind
@@ -84,7 +84,7 @@ def choose_sandbox(
     probes: Mapping[SandboxKind, SandboxProbe],
     requested: RequestedConfinement | None = None,
 ) -> SandboxChoice:
-    """Choose a sandbox. `probes` are the test results of sandboxes.
+    """Choose the sandbox for a command. `probes` are the test results of all sandboxes.
 
     Raises `SandboxFailed` if a permission names a path of another agent.
     """

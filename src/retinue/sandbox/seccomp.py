@@ -193,7 +193,10 @@ _REPORTED_MISSING = frozenset(
 
 
 def build_filter(machine: str | None = None) -> bytes | None:
-    """Return the filter for this or the named machine, or None if its call numbers are unknown."""
+    """Return the filter for a machine architecture, by default this one.
+
+    None if its system call numbers are unknown.
+    """
     known = MACHINES.get(machine or platform.machine())
     if known is None:
         return None
@@ -232,7 +235,10 @@ def _check_call(number: int, check: list[bytes]) -> list[bytes]:
 
 
 def _load_argument(index: int) -> bytes:
-    """Load the low 32 bits of an argument. The kernel reads no more of the arguments checked here."""
+    """Return the instruction that loads the low 32 bits of an argument.
+
+    The kernel ignores the high bits of the arguments checked here.
+    """
     return _instruction(_LOAD, _ARGUMENTS + 8 * index)
 
 

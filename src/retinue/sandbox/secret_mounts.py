@@ -1,8 +1,7 @@
 """Selects the secrets a command may use, and reads them directly before it starts.
 
-A rule with a header gives the secret to the proxy, and the command never sees it. A rule with a
-variable gives it to the command, which can read it. It is still redacted where it leaves the
-server.
+A rule with a header gives the secret to the proxy, and the command never sees it. A rule with a variable gives the
+secret to the command, which can read it. In both cases the server redacts the secret in its output.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ class ApplicableSecret(Struct, frozen=True):
 def find_applicable_secrets(
     settings: SandboxSettings, agent: str, program: Path, confinement: Confinement
 ) -> tuple[ApplicableSecret, ...]:
-    """Return the secrets for a command. `program` is its real path, because a bare name could be
-    any program.
+    """Return the secrets that a command may use.
+
+    `program` is its real path, because a bare name could be any program.
     """
     return tuple(_iterate_applicable(settings, agent, program, confinement))
 
@@ -53,7 +53,7 @@ def _iterate_applicable(
 def add_secrets(
     confinement: Confinement, secrets: tuple[ApplicableSecret, ...], environment: Mapping[str, str]
 ) -> Confinement:
-    """Return the confinement with the secrets, read now. Raises if a secret is missing."""
+    """Read the secrets now, and return the confinement with them. Raises if a secret is missing."""
     injected: dict[str, dict[str, str]] = {}
     variables: dict[str, str] = {}
     for each in secrets:

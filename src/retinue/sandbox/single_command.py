@@ -1,6 +1,6 @@
-"""Runs one command of the owner to its end: writes its input, reads its output.
+"""Runs one command of the owner to its end, with an input, and returns its output.
 
-It runs programs that the settings name, such as hooks. Commands of agents are in `tools/shell`.
+It is used for programs that the settings name, such as hooks. Commands of agents are in `tools/shell`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHOWN_CHARS_MAX = 200
 
 
 class CommandFailed(RetinueError):
-    """A configured program failed."""
+    """A program that the settings name failed."""
 
     code = "command.failed"
 
@@ -70,7 +70,7 @@ async def run_command(
 
 
 async def _write_input(child: RunningCommand, input_data: bytes) -> None:
-    """Write the input. A command that does not read it has not failed."""
+    """Write the input of a command. A command that does not read its input has not failed."""
     with contextlib.suppress(OSError, RetinueError):
         if input_data:
             await child.write(input_data)

@@ -1,4 +1,4 @@
-"""A timer for the earliest time at which something is due. The callback knows what is due."""
+"""A timer for the earliest time at which something is due. Its callback performs what is due."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ RETRY_S = 1.0
 
 
 class Alarm:
-    """Calls `ring`, which returns the seconds until its next call. Calls it sooner if triggered.
+    """Calls the function `ring` when something is due.
 
-    It waits at most `tick_max_s` seconds. If `ring` fails, the alarm continues, because a silent
-    stop would stop all schedules.
+    `ring` returns the seconds until its next call. `trigger` calls it sooner.
+
+    It waits at most `tick_max_s` seconds. If `ring` fails, the alarm continues, because a silent stop would stop all
+    schedules.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Alarm:
         self._task = asyncio.create_task(self._run(), name="alarm")
 
     def trigger(self) -> None:
-        """Call `ring` now."""
+        """Call `ring` now instead of at its next time."""
         self._triggered.set()
 
     def abandon(self) -> None:

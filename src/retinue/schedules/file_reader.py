@@ -1,4 +1,4 @@
-"""Reads a file with its trust, as the file tools do, for code outside of a run."""
+"""Reads a file together with its trust, as the file tools do, for code that runs outside of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.tools.files.file_snapshot import read_snapshot_if_exists
 
 
 async def read_with_trust(file_access: FileServices, path: str) -> ContentWithTrust | None:
-    """Read a file and its trust. The trust of a link counts too, because its author chose the file."""
+    """Read a file and its trust. If a link leads to the file, the trust of the link counts too."""
     real = await asyncio.to_thread(os.path.realpath, path)
     async with file_access.lock_file(real):
         found = await asyncio.to_thread(

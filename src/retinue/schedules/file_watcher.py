@@ -75,7 +75,7 @@ class DirectoryWatcher:
 
 
 class DebouncedTask:
-    """Runs a task after a trigger: once for triggers that are close together, and again if the task failed."""
+    """Runs a task when triggered. Triggers that are close together run it once, and a failed task is retried."""
 
     def __init__(self, task: Callable[[], Awaitable[None]], clock: Clock, *, name: str) -> None:
         self._action = task

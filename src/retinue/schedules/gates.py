@@ -54,7 +54,7 @@ LIMIT_SLACK_S = 5.0  # the server ends a slow gate; the sandbox does it later if
 
 
 class GateRunner(Struct, frozen=True, kw_only=True):
-    """Runs the gate of an occurrence, and returns its result."""
+    """Runs the gate of a schedule's occurrence, and returns the result."""
 
     store: Store
     clock: Clock
@@ -165,7 +165,7 @@ class GateRunner(Struct, frozen=True, kw_only=True):
 
 
 async def _read_output(child: RunningCommand) -> bytes:
-    """Read all output, and keep the first `OUTPUT_BYTES_MAX` bytes."""
+    """Read all output of a gate, and return the first `OUTPUT_BYTES_MAX` bytes."""
     kept = bytearray()
     while data := await child.read():
         kept += data[: OUTPUT_BYTES_MAX - len(kept)]
@@ -185,7 +185,7 @@ def _with_own_directories(granted: tuple[Permission, ...], rights: AgentRights) 
 
 
 def _requested_rights(gate: ScheduleGate, rights: AgentRights, granted: tuple[Permission, ...]) -> AgentRights:
-    """Return the rights of the gate: those that its `permissions` name and that were granted."""
+    """Return the rights with which a gate runs: those that its `permissions` name and that were granted."""
     wanted = [permission.parse_permission(tag) for tag in gate.permissions]
     return add_permissions(
         rights, [each for each in wanted if each == WEB_PERMISSION or any(have.covers(each) for have in granted)]

@@ -48,7 +48,7 @@ ENTRIES_READ_MAX = 1_000
 
 
 class HeartbeatTaskFile(Struct, frozen=True):
-    """A task as read from its file. `because` says why it cannot be performed. Empty if it can."""
+    """A heartbeat task as read from its file. `because` says why it cannot be performed, or is empty if it can."""
 
     task: HeartbeatTask
     gate: ScheduleGate | None = None
@@ -60,7 +60,7 @@ def tasks_directory(agent_directory: Path) -> Path:
 
 
 def parse_task(id_: str, text: str) -> HeartbeatTaskFile:
-    """Parse a task file. Raises with the reason if it is invalid."""
+    """Parse the file of a heartbeat task. Raises with the reason if it is invalid."""
     fields: dict[str, Any] = {}
     body = text
     if text.removeprefix("\ufeff").startswith(FENCE):
@@ -101,7 +101,7 @@ def render_task(task: HeartbeatTask, gate: GateForm | None) -> str:
 
 @contextmanager
 def _open_directory(agent_directory: Path) -> Generator[int]:
-    """Open the task directory, but not a link in its place.
+    """Open the directory of heartbeat tasks. Raise if it is a link.
 
     An agent that may write to its directory could put a link in its place at any time.
     """
@@ -113,7 +113,7 @@ def _open_directory(agent_directory: Path) -> Generator[int]:
 
 
 def list_task_ids(agent_directory: Path) -> list[str]:
-    """Return the task ids in order. Links and names that are not valid ids are ignored."""
+    """Return the ids of an agent's heartbeat tasks, in order. Links and names that are not valid ids are ignored."""
     try:
         with _open_directory(agent_directory) as folder:
             return _list_task_ids(folder)
@@ -139,7 +139,7 @@ def _is_id(name: str) -> bool:
 
 
 async def read_tasks(agent_directory: Path, read_file: ReadWithTrust) -> list[HeartbeatTaskFile]:
-    """Read every task. A task that cannot be performed has the reason."""
+    """Read all heartbeat tasks of an agent. A task that cannot be performed is returned with the reason."""
     folder = os.path.realpath(tasks_directory(agent_directory))
     if folder != os.path.join(os.path.realpath(agent_directory), TASKS_FOLDER):
         return []  # a link in its place would expose its target

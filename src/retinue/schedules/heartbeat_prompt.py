@@ -39,7 +39,7 @@ CHECKLIST_EMPTY = "empty: its checklist is empty"
 
 
 class _CheckedTask(Struct, frozen=True):
-    """A task that is due, or the reason why it is not."""
+    """A heartbeat task after its checks: it is due, or has the reason why it is not."""
 
     task: HeartbeatTask
     output: str = ""  # untrusted output of its gate
@@ -48,7 +48,7 @@ class _CheckedTask(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecklistReader:
-    """Reads the checklist and tasks for one heartbeat at a time."""
+    """Reads an agent's checklist and due tasks, and builds the prompt of its heartbeat from them."""
 
     clock: Clock
     read_file: ReadWithTrust
@@ -86,7 +86,7 @@ class ChecklistReader:
         return await self._build_prompt(schedule, agent, session, filed, checklist, forced=forced)
 
     async def _busy_reason(self, schedule: Schedule, session: SessionId) -> str:
-        """Wait until the session is idle, but only up to a limit and not into the next occurrence.
+        """Wait until the session is idle, up to a limit and not beyond the next occurrence.
 
         Returns the reason if it stayed busy.
         """
@@ -148,7 +148,7 @@ class ChecklistReader:
 
 
 def _select_tasks(task_files: Sequence[HeartbeatTaskFile], wanted: tuple[str, ...]) -> list[HeartbeatTaskFile]:
-    """Return the wanted tasks. A task that no longer exists is returned with the reason."""
+    """Return the heartbeat tasks with the wanted ids. A task that no longer exists is returned with the reason."""
     by_id = {each.task.id: each for each in task_files}
     gone = "the task does not exist any more"
     return [

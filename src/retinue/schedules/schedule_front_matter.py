@@ -53,7 +53,7 @@ class ScheduleFile(msgspec.Struct, frozen=True):
 
 
 class MissingScheduleId(Exception):
-    """The file has no schedule id."""
+    """The front matter of a schedule file has no schedule id."""
 
 
 def parse_schedule_file(text: str) -> ScheduleFile:
@@ -103,7 +103,7 @@ def _unknown_key_of(error_text: str) -> str:
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Return the line number of each key."""
+    """Return the line number of each key in the front matter, for error messages."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if number > 1 and line.rstrip() == "---":

@@ -91,7 +91,7 @@ class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class ScheduleContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a schedule that is not in its form: who sets it, when and with which time zone."""
+    """What `parse_form` needs besides the form: who sets the schedule, when, and in which time zone."""
 
     id: ScheduleId
     name: str
@@ -193,7 +193,7 @@ def parse_when_fields(
 
 
 def parse_span_s(text: str) -> int:
-    """Parse `1h30m`, `45s` or `1d` into seconds. A bare number means seconds."""
+    """Parse a duration such as `1h30m`, `45s` or `1d` into seconds. A bare number means seconds."""
     compact = "".join(text.lower().split())[:SPAN_LENGTH_MAX]
     if compact.isascii() and compact.isdigit():
         return int(compact)
@@ -236,7 +236,7 @@ def schedule_to_form(schedule: Schedule, zone: ZoneInfo) -> ScheduleForm:
 
 
 def change_form(form: ScheduleForm, changes: Mapping[str, Any]) -> ScheduleForm:
-    """Return a form with changes applied. A new `at`, `every` or `cron` replaces the old one."""
+    """Return the form of a schedule with changes applied. A new `at`, `every` or `cron` replaces the old one."""
     if any(changes.get(name) for name in ("at", "every", "cron")):
         form = msgspec.structs.replace(form, at="", every="", cron="")
     return msgspec.structs.replace(form, **changes)

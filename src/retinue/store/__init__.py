@@ -1,1 +1,1 @@
-"""The database. Every transaction is a plain function that takes a connection as its first argument."""
+"""The database of the server. Every transaction is a plain function that takes a connection as its first argument."""

@@ -1,4 +1,4 @@
-"""Access control for tests that admits every sender and trusts a connector about who the owner is."""
+"""Access control for tests. It admits every sender, and believes a connector that says who the owner is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ OPEN_ACCESS = AccessSettings(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.O
 
 
 class AllowAllAccess:
-    """Admits everyone. `agent_for_channel` returns the agent that answers in a channel, or None if there is none."""
+    """Admits every sender. `agent_for_channel` returns the agent that answers in a channel, or None
+    if there is none."""
 
     def __init__(
         self, agent_for_channel: Callable[[Address], Address | None], settings: AccessSettings = OPEN_ACCESS

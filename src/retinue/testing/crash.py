@@ -1,4 +1,4 @@
-"""`make crash`: kill a real server again and again under a real load, and count what it lost.
+"""`make crash`: kill a real server again and again under a real load, and count what was lost.
 
 First the server is killed once at every crash point of its code, then at random moments. Each time
 it is started again while its clients keep sending. At the end the server must become idle. Then the
@@ -134,13 +134,13 @@ REACHED_COMMITS = frozenset(
 
 
 def list_crash_points() -> list[str]:
-    """Returns every crash point of the core, read from its source: around each commit and each effect."""
+    """Return every crash point of the core, read from its source: around each commit and each effect."""
     excluded = UNREACHED_COMMITS | INBOUND_COMMITS | UPGRADE_STEPS
     return sorted(point for point in _find_all_points() if point.partition(".")[0] not in excluded)
 
 
 def list_commits() -> set[str]:
-    """Returns the name of every commit, read from the source."""
+    """Return the name of every commit that the source code contains."""
     return {
         name for name, _, side in (point.partition(".") for point in _find_all_points()) if side.endswith("-commit")
     }
@@ -159,7 +159,7 @@ def _find_all_points() -> frozenset[str]:
 
 
 def list_quick_points() -> list[str]:
-    """Returns a shorter list: all effects, and one side of each commit, alternating."""
+    """Return fewer crash points, for a quick test: all effects, and one side of each commit, alternating."""
     points = list_crash_points()
     commits = [point for point in points if point.endswith("-commit")]
     return sorted({*points} - {*commits[0::4], *commits[3::4]})
@@ -214,12 +214,13 @@ class ServerProcess:
 
 
 class ServerFailed(Exception):
-    """The server ended, or did not start, without having been killed."""
+    """The server did not start, or it ended without having been killed."""
 
 
 @dataclass(slots=True)
 class CrashTrial:
-    """One trial: a data directory, the evidence outside it, the clients, and one server process after another."""
+    """One trial of the crash test: a data directory, the evidence outside it, the clients, and the
+    server processes that are started one after another."""
 
     data_dir: Path
     outside: Path
@@ -272,7 +273,7 @@ class CrashTrial:
         raise ServerFailed(f"the server did not start:\n{process.output[-2000:]}")
 
     async def finish(self, sending: asyncio.Task[None], *, within_s: float = IDLE_S_MAX) -> str:
-        """Let the clients finish, then stop the server. Returns what went wrong, or an empty string."""
+        """Let the clients finish, then stop the server. Return what went wrong, or an empty string."""
         self.client.stop()
         life = self.processes[-1]
         await self.wait_until_started(life)
@@ -290,7 +291,7 @@ class CrashTrial:
         return ""
 
     def _count_unfinished(self) -> int:
-        """Returns the number of open requests to the external agent plus the number of unfinished deliveries."""
+        """Return the number of open requests to the external agent plus the number of unfinished deliveries."""
         store = sqlite3.connect(f"file:{self.data_dir / 'retinue.db'}?mode=ro", uri=True)
         try:
             return store.execute(_UNFINISHED).fetchone()[0]
@@ -315,7 +316,7 @@ async def open_trial(
     bugs: str = "",
     has_schedules: bool = True,
 ) -> AsyncGenerator[tuple[CrashTrial, asyncio.Task[None]]]:
-    """Set up everything in a folder, with clients that send, and with schedules unless `has_schedules` is false."""
+    """Set up a trial in a folder, with clients that send. Schedules are included unless `has_schedules` is false."""
     home, outside = folder / "home", folder / "outside"
     outside.mkdir(parents=True)
     if has_schedules:
@@ -355,7 +356,7 @@ def _write_schedules(data_dir: Path) -> None:
 
 @dataclass(slots=True)
 class KillTour:
-    """The kills of one trial, and the problems they caused."""
+    """Kills the server of one trial again and again, and collects the problems that the kills caused."""
 
     trial: CrashTrial
     rng: random.Random
@@ -401,7 +402,8 @@ class KillTour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashPlan:
-    """The parameters of a crash test: `kills` is the number of kills at random moments after those at `points`."""
+    """The parameters of a crash test: the crash points at which to kill the server, and the number
+    of kills at random moments after those."""
 
     folder: Path
     seed: int
@@ -411,7 +413,7 @@ class CrashPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashReport:
-    """The result of a whole crash test."""
+    """The result of a complete crash test."""
 
     plan: CrashPlan
     visited_points: Sequence[str]
@@ -477,9 +479,8 @@ async def run_crash_test(plan: CrashPlan) -> CrashReport:
 
 
 def _measure_recoveries(trial: CrashTrial) -> tuple[list[float], list[float]]:
-    """Returns, for each process, the time to its first response, and the time to the first answer
-    to a waiting envelope.
-    """
+    """Return how long each server process took until its first response, and until it first
+    answered an envelope that had waited."""
     answered = [entry for entry in trial.log.entries if isinstance(entry, AnsweredEntry)]
     open_s = [life.answered_at_s - life.started_at_s for life in trial.processes if life.answered_at_s is not None]
     answer_timeout_s: list[float] = []

@@ -1,8 +1,8 @@
 """The clients of the crash test: fifty senders that use only the HTTP API, over the server's socket.
 
-The clients trust nothing. Every response is written to the clients' own log, with fsync, before it
-counts. The verdict is made from that log, so that a server that loses, repeats or misreports
-something is detected.
+The clients trust nothing. Each client writes every response to the clients' log, with fsync, before
+the response counts. The verdict is computed from that log, so it detects a server that loses,
+repeats or misreports something.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Parameters = dict[str, Any]
 
 
 class ConnectionClosed(Exception):
-    """The server did not answer: it may or may not have performed the request."""
+    """The connection closed before the server answered, so it is unknown whether the request was performed."""
 
 
 class RequestRefused(Exception):
-    """The server answered with an error."""
+    """The server answered a request with an error."""
 
     def __init__(self, status: int, error: dict[str, str]) -> None:
         super().__init__(f"{status} {error}")
@@ -61,7 +61,7 @@ class RequestRefused(Exception):
 
 
 class ApiConnection:
-    """One connection to the server, opened again whenever it breaks."""
+    """A connection of a client to the server. It is opened again whenever it breaks."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -132,12 +132,13 @@ class ApiConnection:
 
 
 def _approval_subject(call: Parameters) -> str:
-    """Returns what identifies a call that needs approval: the text it would write, or its id."""
+    """Return what identifies a call that needs approval: the text that the call would write, or its id."""
     return call["arguments"].get("text") or call["id"]
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Returns the status of a response and its headers, with names in lower case. For a request, the status is 0."""
+    """Read the head of a message, and return the status and the headers, with names in lower case.
+    For a request, the status is 0."""
     first_line = await reader.readline()
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
@@ -152,7 +153,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderProfile:
-    """What a group of senders does, with the weight of each action."""
+    """What the senders of a group do, with the weight of each action."""
 
     recipient: str
     action_weights: dict[ScriptAction, int]
@@ -217,7 +218,7 @@ def list_profiles(profiles: Sequence[tuple[int, SenderProfile]] = SENDER_PROFILE
 
 @dataclass(slots=True)
 class Sender:
-    """One sender, with its session and its open envelopes."""
+    """One sender of the crash test, with its session and its open envelopes."""
 
     number: int
     profile: SenderProfile
@@ -231,7 +232,7 @@ class Sender:
 
 
 class CrashClient:
-    """All senders, and one reader of the event stream for them."""
+    """All senders of the crash test, and one reader of the event stream for them."""
 
     def __init__(
         self,
@@ -275,7 +276,7 @@ class CrashClient:
 
     @property
     def pending(self) -> dict[str, str]:
-        """Maps each acknowledged envelope to its token, unless the client knows that it is settled."""
+        """The acknowledged envelopes that the client does not know to be settled, each with its token."""
         return {e: token for each in self._senders for e, token in each.open_envelopes.items()}
 
     # --- sending ---
@@ -390,7 +391,7 @@ class CrashClient:
     # --- events ---
 
     async def _follow_events(self) -> None:
-        """Read the events by cursor, across every restart. None may be repeated, missing or out of order."""
+        """Read the events by cursor, across every restart. No event may be repeated, missing or out of order."""
         while True:
             line = ApiConnection(self._data_dir)
             try:
@@ -450,7 +451,7 @@ class CrashClient:
         return None
 
     async def _decide_approval(self, approval: str, token: str) -> None:
-        """Allow, deny, answer late, or never answer, as the token determines."""
+        """Allow or deny an approval, answer it late, or never answer it, as the token determines."""
         chance = random.Random(token)
         mood = chance.choices(["allow", "deny", "late", "never"], weights=[9, 4, 4, 3])[0]
         if mood == "never":
@@ -519,7 +520,7 @@ class CrashClient:
         await self._log.write(FinalAnswersEntry(t=time.monotonic(), session=sender.session, answers=answers))
 
     async def _read_remaining_events(self) -> None:
-        """Read the events to the newest one."""
+        """Read all remaining events, up to the newest."""
         line = ApiConnection(self._data_dir)
         try:
             newest: int = (await self._call_until_answered(lambda: line.call("server.status")))["cursor"]

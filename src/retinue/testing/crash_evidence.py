@@ -22,7 +22,7 @@ from retinue.testing.crash_log import AnyLogEntry, read_log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEnvelope:
-    """An envelope and its outcome, as stored."""
+    """An envelope and its outcome, as the crash test reads them from the store."""
 
     seq: int
     id: str
@@ -47,7 +47,7 @@ class StoredEnvelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A run, as stored."""
+    """A run, as the crash test reads it from the store."""
 
     id: str
     status: str
@@ -56,7 +56,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRequest:
-    """Work that was delegated to the external agent."""
+    """A delegation to the external agent, as the crash test reads it from the store."""
 
     id: str
     session: str
@@ -75,7 +75,7 @@ class InterruptedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredApproval:
-    """An approval, as stored, and the outcome of its decision."""
+    """An approval and the outcome of its decision, as the crash test reads them from the store."""
 
     id: str
     state: str
@@ -86,7 +86,7 @@ class StoredApproval:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalCall:
-    """A started call of the tool that needs approval."""
+    """A started call of the tool that needs an approval."""
 
     session: str
     word: str
@@ -94,7 +94,7 @@ class ApprovalCall:
 
 @dataclass(frozen=True, slots=True)
 class OutsideMark:
-    """A line that a call or a delivery wrote outside the server, with its text.
+    """A line with a text, which a tool call or a delivery wrote outside the server.
 
     For a delivery part, `by` is `ENVELOPE/INDEX/COUNT`, and the text is that of the whole envelope.
     """
@@ -112,7 +112,7 @@ class OutsideMark:
 
     @property
     def parts(self) -> int:
-        """The number of parts in which the envelope was sent."""
+        """The number of parts in which the envelope of this line was sent."""
         return int(self.by.rpartition("/")[2]) if "/" in self.by else 1
 
     @property
@@ -122,7 +122,7 @@ class OutsideMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOccurrence:
-    """One occurrence of a schedule. A skipped occurrence also stands for all later ones before `until_ms`."""
+    """One occurrence of a schedule. A skipped occurrence represents all later occurrences before `until_ms` too."""
 
     schedule: str
     at_ms: int
@@ -135,7 +135,7 @@ class StoredOccurrence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashEvidence:
-    """Everything the verdict is made from."""
+    """Everything from which the verdict of a crash test is computed."""
 
     log: Sequence[AnyLogEntry]
     tool_marks: Sequence[OutsideMark]
@@ -153,7 +153,7 @@ class CrashEvidence:
 
 
 def read_evidence(data_dir: Path, outside: Path) -> CrashEvidence:
-    """Read all evidence, once the server has stopped."""
+    """Read all evidence of a crash test. Call this after the server has stopped."""
     store = sqlite3.connect(f"file:{data_dir / 'retinue.db'}?mode=ro", uri=True)
     store.row_factory = sqlite3.Row
     try:
@@ -227,7 +227,7 @@ _calls = msgspec.json.Decoder(list[_Call])
 
 
 def _first_word(calls: str) -> str:
-    """Returns the first word that a call, or the first of several calls, was to write."""
+    """Return the first word that a tool call was to write. If there are several calls, the first call counts."""
     first = _calls.decode(calls)[0] if calls.startswith("[") else _call.decode(calls)
     return str(first.arguments.get("text", "")).split(" ", 1)[0]
 

@@ -35,7 +35,7 @@ SCHEDULE_INTERVALS_S = {"tick": 2, "gated": 3}  # intervals of the schedules; on
 
 
 class ScriptAction(StrEnum):
-    """The actions that a question can request."""
+    """The actions that a question of the crash test can request from the model."""
 
     PLAIN = "plain"
     STATUS = "status"  # a call that may be repeated
@@ -60,10 +60,10 @@ class CallResult(StrEnum):
     WAITING = "waiting"
     DENIED = "denied"
     SHOWN = "shown"
-    DELEGATED = "handed"  # another agent did it
+    DELEGATED = "handed"  # another agent performed the task
     LATER = "later"  # the result will arrive as an envelope
-    FAILED = "failed"  # another agent could not do it
-    MIXED = "mixed"  # another agent did something else
+    FAILED = "failed"  # another agent could not perform the task
+    MIXED = "mixed"  # another agent performed a different task
     OTHER = "other"
 
 
@@ -78,7 +78,7 @@ _TOKEN = re.compile(r"s(\d+)-m(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ScriptQuestion:
-    """One line that a client sends."""
+    """One line that a client sends: a token, and what the model is to do."""
 
     token: str
     action: ScriptAction
@@ -104,7 +104,7 @@ def build_token(session: int, number: int) -> str:
 
 
 def parse_token(token: str) -> tuple[int, int]:
-    """Returns the session of a token, and the number of the token in that session."""
+    """Return the session of a token, and the number of the token in that session."""
     found = _TOKEN.match(token)
     if found is None:
         raise ValueError(f"{token!r} begins with no token")
@@ -120,7 +120,7 @@ def parse_answers(text: str) -> list[ScriptAnswer]:
 
 
 def parse_late_tasks(text: str) -> list[str]:
-    """Returns the tasks that a text reports as done later.
+    """Return the tasks that a text reports as done later.
 
     The text says so, or contains the result of a call that was allowed after its turn.
     """
@@ -144,7 +144,7 @@ def list_tasks(token: str, action: ScriptAction) -> list[str]:
 
 
 def external_answer(text: str) -> str:
-    """Returns the external agent's answer to a text."""
+    """Return the answer that the external agent gives to a text."""
     return "\n".join((*_answer_tasks(text), *(str(ScriptAnswer(question.token)) for question in parse_questions(text))))
 
 
@@ -157,7 +157,7 @@ def _answer_tasks(text: str) -> list[str]:
 
 
 def choose_reply(prompt: ModelPrompt, whim: str) -> ScriptedReply:
-    """Returns the model's next reply: one turn of calls per question that needs calls, then one answer to all.
+    """Return the model's next reply: one turn of calls per question that needs calls, then one answer to all.
 
     The reply depends only on the records of the run and on `whim`, which differs from process to process.
     """
@@ -245,5 +245,5 @@ def _classify_delegation(result: dict[str, Any], call: Call) -> CallResult:
 
 
 def _late_results(own: Sequence[Record]) -> list[str]:
-    """Returns the results of calls that were allowed after their turn."""
+    """Return the results of tool calls that were allowed only after their turn."""
     return [f"late: {record.body.text}" for record in own if isinstance(record.body, Note) and record.body.call]

@@ -84,7 +84,7 @@ def _build_external_agent(url: str) -> Agent:
 
 @dataclass(frozen=True, slots=True)
 class SlowTool:
-    """A tool that waits after its effect, before the server learns of the effect."""
+    """A tool that waits after its effect, so that the server can be killed before it learns of the effect."""
 
     tool: AppendLineTool
     arguments: type[msgspec.Struct] = field(init=False)
@@ -101,7 +101,7 @@ class SlowTool:
 
 
 def _with_approval(tool: AppendLineTool) -> AppendLineTool:
-    """Returns the same tool under the name that needs an approval."""
+    """Return the same tool under another name, for which the rules require an approval."""
     return AppendLineTool(tool.file, spec=replace(tool.spec, name="ask_line"))
 
 

@@ -1,8 +1,8 @@
-"""Registers what a test has open (servers, browser pages, seeds), so that its failure can be explained.
+"""Registers what a test has open (servers, browser pages, seeds), so that a failed test can be explained.
 
-A helper that opens one of them registers it here. When the test fails, `tests/failure_report.py`
-asks each for a description. If something closes because of the failure, it is described before
-that, while it still shows what went wrong.
+A helper that opens a server or page registers it here. When the test fails,
+`tests/failure_report.py` asks for a description of each. A subject that closes because of the
+failure is described first, while it still shows what went wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SERVER_LOG_TITLE, WHY_TITLE, PAGE_TITLE, ERROR_TITLE = "server log", "why", "pag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDescription:
-    """Texts by title, and a PNG screenshot if there is one."""
+    """The description of something that a failed test had open: texts by title, and a PNG
+    screenshot if there is one."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     screenshot: bytes = b""
@@ -42,7 +43,7 @@ class FailureSubject:
     _stored: FailureDescription | None = None
 
     def describe_now(self, error: BaseException | None = None) -> None:
-        """Describe the subject now, because it will have changed or be gone by the time of the report."""
+        """Describe the subject now. It may have changed or be gone when the report is written."""
         self._stored = self._describe(error)
 
     def get_description(self, error: BaseException | None) -> FailureDescription:
@@ -61,14 +62,14 @@ _seeds: list[str] = []
 
 
 def register_subject(describe: DescribeSubject) -> FailureSubject:
-    """Register something to be described if the current test fails. Call `close` when it closes."""
+    """Register something to be described if the current test fails. Call `close` when it is closed."""
     subject = FailureSubject(describe)
     _subjects.append(subject)
     return subject
 
 
 def close_subject(subject: FailureSubject) -> None:
-    """Mark something as closed. It is still described if the test fails, unless many others were closed since."""
+    """Mark something as closed. It is still described if the test fails, unless many others were closed later."""
     subject.is_closed = True
     closed = [each for each in _subjects if each.is_closed]
     for each in closed[:-CLOSED_KEPT_MAX]:
@@ -77,7 +78,7 @@ def close_subject(subject: FailureSubject) -> None:
 
 @contextmanager
 def describe_on_failure(describe: DescribeSubject) -> Generator[FailureSubject]:
-    """Register something while the block runs. An exception that ends the block has it described at once."""
+    """Register something while the block runs. If an exception ends the block, it is described at once."""
     subject = register_subject(describe)
     try:
         yield subject
@@ -98,7 +99,7 @@ def register_seed(seed: str) -> None:
 
 
 def list_subjects() -> list[FailureSubject]:
-    """Returns everything registered, oldest first."""
+    """Return everything that is registered, oldest first."""
     return list(_subjects)
 
 
@@ -107,13 +108,14 @@ def list_seeds() -> list[str]:
 
 
 def forget_test(*, keep: list[FailureSubject]) -> None:
-    """Forget the seeds and subjects of a finished test, except what was open before and still is."""
+    """Forget the seeds and subjects of a finished test. A subject that was open before the test,
+    and still is, stays registered."""
     _subjects[:] = [each for each in _subjects if each in keep and not each.is_closed]
     _seeds.clear()
 
 
 def last_lines(text: str, lines_max: int = LINES_MAX) -> str:
-    """Returns the last lines of a text, redacted, each with a limited length."""
+    """Return the last lines of a text, redacted, each with a limited length."""
     lines = text.splitlines()
     kept = redact("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
     left_out = len(lines) - lines_max

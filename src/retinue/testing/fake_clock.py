@@ -16,7 +16,7 @@ LOOP_PASSES = 100
 
 
 class FakeClock:
-    """Shows the time that the test has set.
+    """A clock that shows the time that the test has set.
 
     It keeps two times, as a machine does. `advance` moves the monotonic time, which sleepers
     measure. `jump` sets the wall clock forward or back and wakes no sleeper.
@@ -34,7 +34,7 @@ class FakeClock:
         return self._start + self._elapsed + self._offset
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has been advanced by this much. For zero or less, only yield once."""
+        """Wait until the clock has been advanced by this much. If the time is zero or less, yield once."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -58,7 +58,7 @@ class FakeClock:
         return woken
 
     def remaining_sleeps(self) -> list[float]:
-        """Returns the remaining time of each sleeper in seconds, shortest first."""
+        """Return the remaining time of each sleeper in seconds, shortest first."""
         return sorted((due - self._elapsed).total_seconds() for due, _, woken in self._sleepers if not woken.done())
 
     async def advance(self, by: float | timedelta) -> None:
@@ -97,7 +97,7 @@ class FakeClock:
 
 
 def to_utc(moment: datetime) -> datetime:
-    """Returns the same instant in UTC. Raises `ValueError` for a naive time, which names no instant."""
+    """Return the same instant in UTC. Raises `ValueError` for a naive time, which names no instant."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment.isoformat()} has no time zone; pass an aware datetime")
     return moment.astimezone(UTC)

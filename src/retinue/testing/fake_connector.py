@@ -27,7 +27,7 @@ CONFIRM_WAIT_S_MAX = 120.0
 
 
 class FakeConnectionLost(ConnectionError):
-    """The connection broke during a delivery, so it is unknown whether it arrived."""
+    """The connection broke during a delivery, so it is unknown whether the message arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +115,11 @@ class FakeConnector:
 
     @property
     def delivered_envelopes(self) -> list[Envelope]:
-        """The envelopes that arrived, oldest first, one entry per arrival of a first part."""
+        """The envelopes that arrived, oldest first. An envelope is listed each time its first part arrives."""
         return [part.envelope for part in self.parts if part.index == 0]
 
     def list_texts(self, channel: str) -> list[str]:
-        """Returns the texts of the parts that arrived in a channel, oldest first."""
+        """Return the texts of the parts that arrived in a channel, oldest first."""
         return [part.text for part in self.parts if part.channel == channel]
 
     def will_fail(

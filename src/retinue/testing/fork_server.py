@@ -1,4 +1,4 @@
-"""Starts test servers by forking a process that has already imported the code: most of a start is imports.
+"""Starts test servers fast, by forking a process that has already imported the code. Most of a normal start is imports.
 
 The result is the real program in its own process, which is signalled and killed like any other. A
 test of the start itself, or of what is imported, uses `subprocess`.
@@ -85,7 +85,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks. It ends with the process that started it."""
+    """The process that forks test servers. It ends with the process that started it."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,7 +117,7 @@ class ForkServer:
 
 @cache
 def get_fork_server() -> ForkServer:
-    """Returns the fork server of this process, and starts it on first use."""
+    """Return the fork server of this process, and starts it on first use."""
     server = ForkServer()
     atexit.register(server.close)
     return server
@@ -127,7 +127,8 @@ def get_fork_server() -> ForkServer:
 
 
 def serve(control: socket.socket) -> Callable[[], int] | None:
-    """Fork for each request until the control socket closes. Returns the program to run in a fork, else None."""
+    """Fork for each request until the control socket closes. In a forked child, return the program
+    to run; in the parent, return None."""
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)

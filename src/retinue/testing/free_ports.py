@@ -1,9 +1,4 @@
-"""Ports for test servers that are stopped and started again on the same port.
-
-The system assigns ports of its ephemeral range to outgoing connections. A server that releases such
-a port for a moment may find it taken, even by a client that is waiting for it. Therefore these
-ports are outside that range.
-"""
+"""Find ports for test servers that are stopped and started again on the same port."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ _returned_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Returns a port that is free, outside the ephemeral range, and new in this process."""
+    """Return a port that is free, outside the ephemeral range, and new in this process."""
     first, last = _ephemeral_range()
     for _ in range(TRIES_MAX):
         port = _random.randint(PORT_MIN, PORT_MAX)

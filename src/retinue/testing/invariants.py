@@ -1,7 +1,8 @@
 """The invariants of a simulation, and the checker that verifies them after every commit.
 
-The checker trusts nothing that the server keeps in memory. Its own triggers record every row that a
-commit changes. The clients' receipts and the witnessed effects are plain lists outside the server.
+The checker trusts nothing that the server keeps in memory. The checker's own triggers record every
+row that a commit changes. The receipts of the clients and the witnessed effects are plain lists
+outside the server.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ RULES = {
 
 
 class InvariantViolation(AssertionError):
-    """An invariant does not hold."""
+    """The simulation found that an invariant does not hold."""
 
     def __init__(self, rule: str, description: str) -> None:
         super().__init__(f"{rule}: {description}\n  but {RULES[rule]}")
@@ -78,7 +79,7 @@ class HeldReceipt:
 
 
 class WitnessedEffect(NamedTuple):
-    """An effect outside the server."""
+    """The effect of a tool call outside the server, as the simulation observed it."""
 
     call: str
     run: str
@@ -240,7 +241,7 @@ def install_triggers(disk: SimulatedDisk) -> None:
 
 @dataclass(slots=True)
 class InvariantChecker:
-    """Checks every commit and every act, and keeps the first violation."""
+    """Checks the invariants at every commit and every act of a server, and keeps the first violation."""
 
     disk: SimulatedDisk
     agents: Sequence[Agent]
@@ -292,7 +293,7 @@ class InvariantChecker:
     # --- what the outside saw ---
 
     def record_receipt(self, draft: EnvelopeDraft, receipt: Receipt) -> None:
-        """Record a receipt. The envelope must be in the store at this moment."""
+        """Record a receipt that a client got. The envelope must be in the store at this moment."""
         row = self._fetch_one("SELECT source, dedupe_key FROM envelopes WHERE id = ?", receipt.envelope)
         if row is None:
             self.report("receipt", f"{short_id(receipt.envelope)} was acknowledged and is not in the store")
@@ -329,7 +330,8 @@ class InvariantChecker:
         return "a grant"
 
     def record_effect(self, context: ToolContext, tool: str, text: str) -> None:
-        """Record an effect. Its intent must be in the store by now, and the effect must be the first of its call."""
+        """Record the effect of a call. The intent of the call must already be stored, and this must
+        be its first effect."""
         if context.call in self._calls:
             self.report("doubled", f"the call {context.call} ({tool} {text!r}) was performed twice")
         self._calls.add(context.call)
@@ -339,7 +341,7 @@ class InvariantChecker:
             self.report("intent", f"the call {context.call} was performed, and its intent is not in the store")
 
     def record_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None:
-        """Record that a worker acts for a session. It must be the only worker there, and the slot limits must hold."""
+        """Record that a worker acts for a session. No other worker may act there, and the slot limits must hold."""
         if (server.number, session) in self._active_workers:
             self.report("exclusive", f"{server} {what} in {short_id(session)} while another worker acts there")
         self._active_workers[server.number, session] = what
@@ -358,7 +360,7 @@ class InvariantChecker:
         self._active_workers.pop((server.number, session), None)
 
     def check_model_context(self, server: SimulatedServer, prompt: ModelPrompt) -> None:
-        """Check that the context given to a model is the one in the store, unless another server has written since."""
+        """Check that the context given to a model is the stored one, unless another server has written since."""
         id_ = session_of_prompt(prompt)
         number, point = self._last_commit.get(id_, (0, ""))
         if number != server.number or point == "cancel":
@@ -533,7 +535,7 @@ class InvariantChecker:
             self.report("ledger", "; ".join(line for e in found.equations if not e.is_ok for line in e.lines()))
 
     def list_unfinished(self) -> list[str]:
-        """Returns what still waits or works: due envelopes, running or suspended runs, sessions that are awake."""
+        """Return what is still unfinished: due envelopes, running or suspended runs, sessions that are awake."""
         (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         found = [
             f"envelope {short_id(id_)} {status} in {short_id(session or 'nowhere')} since {now_ms - due_ms} ms"
@@ -559,13 +561,12 @@ class InvariantChecker:
         ]
 
     def excuse_envelope(self, source: str, key: str) -> None:
-        """Exempt an envelope from the promptness check: its sender left before the lane was woken,
-        so the timer will find it.
-        """
+        """Exempt an envelope from the promptness check. Its sender left before the lane was woken,
+        so the timer will find the envelope."""
         self._excused_keys.add((source, key))
 
     def check_promptness(self, server: SimulatedServer, now_s: float, *, jumped: bool) -> None:
-        """Check that a due envelope is taken at once or waits for a slot. This detects a lost wake-up.
+        """Check that a due envelope is claimed at once or waits for a slot. This detects a lost wake-up.
 
         `jumped`: the wall clock jumped, so that deferred envelopes are due by now. The server's
         timer notices that within a minute.
@@ -586,11 +587,11 @@ class InvariantChecker:
                 self.report("promptness", f"{story}, and no worker handles it or waits for a slot")
 
     def reset_waiting_times(self) -> None:
-        """Restart the waiting times, because something delayed everything."""
+        """Restart the waiting times of all envelopes, because something delayed every envelope."""
         self._idle_since = {}
 
     def check_final_state(self) -> None:
-        """Check, once the server is idle for good, that every promise to the outside was kept."""
+        """Check that the server kept every promise to the outside. Call this once the server is idle for good."""
         for ack in self.acknowledged:
             self._check_outcome(ack)
         self._check_events()
@@ -647,7 +648,7 @@ class InvariantChecker:
             self.report("status", f"the approval {short_id(id_)} was decided after it had expired")
 
     def _check_witness(self) -> None:
-        """Check that every call that is stored as done happened, with the stored arguments."""
+        """Check that every call stored as done really happened, with the stored arguments."""
         done = {performed.call: performed for performed in self.performed}
         closed = self._fetch_all(
             "SELECT s.call, r.body FROM steps s JOIN runs ON runs.id = s.run JOIN records r"
@@ -689,7 +690,7 @@ class InvariantChecker:
         self._check_context(session, found)
 
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
-        """Check that the context begins where its newest mark or summary says, and that its summaries are counted."""
+        """Check that the context begins where its newest marker or summary says, and that its summaries are counted."""
         mark = max(record.seq for record in found if isinstance(record.body, ContextStart))
         summaries = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
         expected = (summaries[-1].kept_from if summaries else mark, len(summaries))
@@ -782,7 +783,7 @@ class InvariantChecker:
     # --- lookups ---
 
     def _agent_and_lane(self, session: str) -> tuple[str, LaneKind]:
-        """Returns the agent of a session and the kind of its lane."""
+        """Return the agent of a session and the kind of its lane."""
         if session not in self._agents_and_lanes:
             row = self._fetch_one("SELECT agent, origin_kind FROM sessions WHERE id = ?", session)
             assert row is not None
@@ -801,7 +802,7 @@ def _comparable(record: Record) -> tuple[Any, ...]:
 
 
 def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
-    """Returns the stored value, with its tool result truncated like the one that the model read, if
+    """Return the stored value, with its tool result truncated like the one that the model read, if
     that one is truncated.
     """
     body = stored[-1]
@@ -812,9 +813,8 @@ def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
 
 
 def _count_error_results(found: Sequence[Record], call: str, because: str) -> int:
-    """Returns how many results of a call report why its subagent could not start. A call repeated
-    after a crash does so.
-    """
+    """Return how many results of a call report why its subagent could not start. A call that is
+    repeated after a crash reports that."""
     results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
     return sum(_parse_json_object(result.output).get("error") == because for result in results)
 
@@ -824,7 +824,7 @@ def _result_text(body: ToolResult | Note) -> str:
 
 
 def _parse_json_object(text: str) -> dict[str, Any]:
-    """Returns the JSON object that a result contains, ignoring any text before it."""
+    """Return the JSON object that a result contains, ignoring any text before it."""
     try:
         return json.loads(text[text.index("{") :])
     except ValueError:

@@ -103,12 +103,12 @@ async def _open_host_sandbox() -> Sandbox:
 
 
 def boss_principal(name: str) -> Principal:
-    """Returns a person with the permission level `boss`, who may decide about everything."""
+    """Return a person with the permission level `boss`, who may decide about everything."""
     return Principal(address=address.person_address(name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
 class SequentialIds:
-    """Ids in a fixed order. They are spread, so that their short forms differ."""
+    """Creates ids in a fixed order. The ids are spread, so that their short forms differ."""
 
     def __init__(self, seed: int = 0) -> None:
         self._count = itertools.count(seed * 1_000_000 + 1)
@@ -187,7 +187,7 @@ class LocalServer:
         return found.text
 
     async def wait_for(self, body: Any, *, what: str) -> Any:
-        """Wait until `body(conn)` returns something other than None or False, and return that.
+        """Wait until `body(conn)` returns something other than None or False, and return that result.
 
         `what` completes the message of the failure: "waited 120 s in vain for ...".
         """
@@ -214,7 +214,7 @@ class LocalServer:
         )
 
     async def list_envelopes_to(self, person: str) -> list[Envelope]:
-        """Returns all envelopes ever addressed to a person, oldest first."""
+        """Return all envelopes that were ever addressed to a person, oldest first."""
         statement = (
             sa.select(envelope_table)
             .where(envelope_table.c.recipient == f"person:{person}")
@@ -260,7 +260,7 @@ class LocalServer:
 
 @dataclass(slots=True)
 class EngineReference:
-    """A reference to the engine, for tools that are created before the engine is."""
+    """A reference to the engine, for tools that must be created before the engine."""
 
     engine: EmbeddedEngine | None = None
 

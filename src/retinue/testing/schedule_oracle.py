@@ -1,7 +1,7 @@
 """Computes the occurrences of schedules a second time, without any code of `domain/cron`.
 
-It applies the rule to every hour in turn. It reads the syntax that simulations write: stars,
-numbers, lists, ranges and steps.
+This second computation applies the rule to every hour in turn. It reads only the syntax that
+simulations write: stars, numbers, lists, ranges and steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CronFields(NamedTuple):
 
 
 def list_occurrences(when: ScheduleTrigger, zone: ZoneInfo, after_ms: int, until_ms: int) -> list[int]:
-    """Returns every occurrence after `after_ms`, up to and including `until_ms`, in milliseconds."""
+    """Return every occurrence after `after_ms`, up to and including `until_ms`, in milliseconds."""
     match when:
         case OnceTrigger(at):
             return [to_ms(at)] if after_ms < to_ms(at) <= until_ms else []
@@ -56,7 +56,7 @@ def list_occurrences(when: ScheduleTrigger, zone: ZoneInfo, after_ms: int, until
 
 @lru_cache(maxsize=DAYS_CACHED_MAX)
 def _occurrences_of_day(expression: str, zone: str, day: int) -> tuple[int, ...]:
-    """Returns the occurrences of one UTC day."""
+    """Return the occurrences of one UTC day."""
     begin, end = day * DAY_MS, (day + 1) * DAY_MS
     found = {
         to_ms(at) for at in _candidate_instants(parse_cron(expression), ZoneInfo(zone), from_ms(begin), from_ms(end))
@@ -83,11 +83,11 @@ def _matches_day(fields: CronFields, local: datetime) -> bool:
 
 
 def _instants_of(local: datetime, zone: ZoneInfo, *, is_interval: bool) -> list[datetime]:
-    """Returns the instants at which an occurrence at a local time is due.
+    """Return the instants at which an occurrence at a local time is due.
 
     For intervals, these are all instants at which the clock shows this time: none, one or two. For
-    a time of day, it is the first of them. If the clock skips the time, it is the moment of the
-    change.
+    a time of day, only the first of them counts. If a clock change skips the time, the occurrence
+    is due at the moment of the change.
     """
     read = [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
     shown = sorted({at for at in read if _to_local(at, zone) == local})

@@ -19,7 +19,7 @@ from retinue.testing.errors import ScriptedFailure, ScriptEnded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedReply:
-    """One reply of the script: text, tool calls, or a failure."""
+    """One reply in the script of a model: text, tool calls, or a failure."""
 
     text: str = ""
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -35,21 +35,22 @@ class ScriptedReply:
 
 
 def text_reply(text: str, **kw: Any) -> ScriptedReply:
-    """Returns a reply that consists of text."""
+    """Return a reply that consists of text."""
     return ScriptedReply(text=text, **kw)
 
 
 def tool_call_reply(tool: str, **arguments: Any) -> ScriptedReply:
-    """Returns a reply that makes one tool call."""
+    """Return a reply that makes one tool call."""
     return ScriptedReply(calls=((tool, arguments),))
 
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """A model that replies from `script`, then by `rule`, and raises `ModelFailed` after that.
+    """A model that replies from `script`. When the script is exhausted, it replies by `rule`, or
+    raises `ModelFailed` if there is no rule.
 
     `will_reply` extends the script. `prompts` holds every prompt the model was given. An exhausted
-    script fails, so that a test notices an unexpected model call.
+    script without a rule fails, so that a test notices an unexpected model call.
 
         model.will_reply("Hello.", tool_call_reply("append_line", text="milk"), "Done.")
     """

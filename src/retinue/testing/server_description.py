@@ -38,7 +38,7 @@ from retinue.testing.failure_context import (
 T = TypeVar("T")
 
 LOG_BYTES_MAX = 64 * 1024
-WHY_LINES_MAX = 16  # of one envelope or run
+WHY_LINES_MAX = 16  # facts shown of one envelope or run
 WHY_CHARS_MAX = 8_000
 NAMED_MAX = 2
 UNSETTLED_MAX = 3
@@ -72,8 +72,7 @@ _run_of = sa.select(t.envelopes.c.run).where(t.envelopes.c.id == sa.bindparam("i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSource:
     """Where a server stores its data and log. Without a log file, the server runs in this process
-    and uses its logging.
-    """
+    and uses the logging of this process."""
 
     database: Path | str | sa.Connection
     log: Path | None = None
@@ -89,7 +88,7 @@ class ServerSource:
 
 
 def read_log_end(path: Path) -> str:
-    """Returns the last lines of a log file, redacted."""
+    """Return the last lines of a log file, redacted."""
     if not path.exists():
         return f"{path} does not exist."
     with path.open("rb") as file:
@@ -103,7 +102,7 @@ def read_log_end(path: Path) -> str:
 
 
 def run_within(seconds: float, work: Callable[[], str]) -> str:
-    """Returns the result of `work`, or a sentence if it raises or takes longer than the limit."""
+    """Return the result of `work`, or a sentence if it raises or takes longer than the limit."""
     results: list[str] = []
 
     def body() -> None:
@@ -119,7 +118,7 @@ def run_within(seconds: float, work: Callable[[], str]) -> str:
 
 
 def describe_why(database: Path | str | sa.Connection, error: BaseException | None) -> str:
-    """Returns the output of `why` for envelopes and runs that the error names, or that are open, failed or newest."""
+    """Return the output of `why` for envelopes and runs that the error names, or that are open, failed or newest."""
     with _connection(database) as conn:
         paragraphs = [paragraph for paragraph in _paragraphs(conn, find_ids(error)) if paragraph]
     where = f"Read from {database}. " if isinstance(database, Path) else ""
@@ -175,7 +174,7 @@ def _relevant_ids(conn: sa.Connection, named: list[str]) -> Iterator[tuple[str, 
 
 
 def _existing_ids(conn: sa.Connection, named: list[str]) -> Iterator[str]:
-    """Yield those of the ids that belong to an envelope or a run."""
+    """Yield the ids, among the given ones, that belong to an envelope or a run."""
     for text in named:
         try:
             noun, id_ = find_by_short_id(conn, text)
@@ -193,7 +192,7 @@ def _shorten_lines(lines: list[str]) -> list[str]:
 
 
 def find_ids(error: BaseException | None) -> list[str]:
-    """Returns possible ids from the error's message and from local variables in its traceback, innermost first."""
+    """Return possible ids from the error's message and from local variables in its traceback, innermost first."""
     if error is None:
         return []
     found = _ID.findall(str(error)[:LOG_BYTES_MAX])

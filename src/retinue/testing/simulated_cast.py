@@ -42,7 +42,7 @@ AGENTS_WITH_SENDERS = 6  # people write to so many agents; the others get work f
 
 @dataclass(frozen=True, slots=True)
 class SimulatedConversation:
-    """Who writes to which agent, and in which conversation."""
+    """One conversation of a simulation: who writes, to which agent, and in which session."""
 
     sender: str
     agent: str
@@ -50,7 +50,7 @@ class SimulatedConversation:
 
 
 class ScenarioGenerator:
-    """Draws the agents, their limits and the conversations with them, once per seed."""
+    """Draws the agents of a simulation, their limits and their conversations, once per seed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._chance = rng
@@ -98,7 +98,7 @@ class ScenarioGenerator:
         return SlotLimits(main=chance.randint(2, 6), schedule=chance.randint(2, 6), subagent=chance.randint(1, 4))
 
     def draw_ready_max(self) -> int:
-        """Draw how many lanes fit in memory. If fewer than exist, the others must be found again in the store."""
+        """Draw how many lanes fit in memory. Lanes that do not fit must be found again in the store."""
         return self._chance.choice((WAITING_LANES_MAX, WAITING_LANES_MAX, 2))
 
     def draw_price_microusd(self) -> int:
@@ -131,7 +131,7 @@ def draw_tool_rules(rng: random.Random) -> ToolRules:
 def draw_reply(model: str, prompt: ModelPrompt, rng: random.Random, *, can_schedule: bool = True) -> ScriptedReply:
     """Draw a model's reply: mostly text, sometimes tool calls, rarely nothing, nonsense or a failure.
 
-    With `can_schedule`, it may also create schedules, some of which run every minute.
+    With `can_schedule`, the reply may also create schedules, some of which run every minute.
     """
     tokens = sum(map(_record_chars, prompt.records)) * TOKENS_PER_CHAR
     after_s = rng.choices((0.0, rng.uniform(0.01, 3), rng.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
@@ -165,7 +165,7 @@ def _draw_turn(prompt: ModelPrompt, rng: random.Random) -> ScriptedReply:
 
 
 def _is_delegated(prompt: ModelPrompt) -> bool:
-    """Returns whether the last turn is from another agent. All other senders' texts contain "letter "."""
+    """Return whether the last turn is from another agent. All other senders' texts contain "letter "."""
     turns = [record.body.text for record in prompt.records if isinstance(record.body, UserTurn)]
     return bool(turns) and "letter " not in turns[-1]
 
@@ -234,7 +234,7 @@ def _draw_calls(prompt: ModelPrompt, rng: random.Random) -> list[tuple[str, dict
 
 
 def _draw_delegation(text: str, rng: random.Random) -> dict[str, Any]:
-    """Draw the arguments of a delegation: waited for briefly, for long or not at all."""
+    """Draw the arguments of a delegation. The agent waits briefly, long, or not at all for the result."""
     return {
         "agentId": rng.choice((*NAMES, ELSEWHERE)),
         "content": text,

@@ -17,7 +17,7 @@ from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 @dataclass(frozen=True, slots=True)
 class StartJobTool:
-    """Delegates its text to a background job."""
+    """A tool that delegates its text to a background job."""
 
     delegate: DelegateWork
     arguments: type[msgspec.Struct] = AppendLineArguments

@@ -61,7 +61,7 @@ GATE_HANG_S = 300.0
 
 
 class ScheduleWorkload(Protocol):
-    """The part of a `Workload` that schedule events need."""
+    """The part of a `Workload` that the events about schedules use."""
 
     rng: random.Random
     clock: VirtualClock
@@ -76,7 +76,7 @@ class ScheduleWorkload(Protocol):
 
 
 class ScheduleGenerator:
-    """Draws schedules from a seed."""
+    """Draws the schedules of a simulation from a seed."""
 
     def __init__(self, rng: random.Random, ids: IdSource, agents: Sequence[Agent], start: datetime) -> None:
         self._chance = rng
@@ -89,7 +89,7 @@ class ScheduleGenerator:
         return [self._draw_schedule(number, self._draw_when(number)) for number in range(SCHEDULE_COUNT)]
 
     def draw_daily(self) -> list[Schedule]:
-        """Draw schedules for calendar mode."""
+        """Draw schedules for calendar mode, in which a server is used for weeks."""
         whens: list[ScheduleTrigger] = [CronTrigger(self._chance.choice(DAILY)) for _ in range(SCHEDULE_COUNT - 8)]
         whens += [EveryTrigger(self._chance.choice((40_000, 86_400, 200_000)), self._start) for _ in range(4)]
         whens += [OnceTrigger(self._start + timedelta(hours=self._chance.uniform(1, 160))) for _ in range(4)]
@@ -151,7 +151,7 @@ async def simulate_gate(server: SimulatedServer, rng: random.Random) -> GateResu
 
 
 def draw_cron_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """Draw what an agent does with the tool `cron` and its own schedules: an action and its arguments."""
+    """Draw a call of the tool `cron`: what an agent does with its own schedules, and the arguments."""
     name = f"plan-{rng.randrange(PLAN_NAMES_MAX)}"
     text = f"work {rng.randrange(10**6)}"
     match rng.choice(("add", "add", "update", "enable", "disable", "remove", "run", "wake", "wake", "remind")):
@@ -222,7 +222,7 @@ async def toggle_schedule(workload: ScheduleWorkload) -> None:
 
 
 async def run_schedule(workload: ScheduleWorkload) -> None:
-    """Run a schedule now, often twice, or by force while it is working."""
+    """Run a schedule now, often twice. Sometimes force the run while the schedule is already working."""
     if id_ := _choose_schedule(workload):
         for _ in range(workload.rng.choice((1, 1, 2))):
             await _perform_operation(

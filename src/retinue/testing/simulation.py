@@ -88,7 +88,7 @@ class SimulationReport:
 
 
 async def simulate_runs(seed: int, trace: EventTrace, *, runs: int, rules: Collection[str]) -> SimulationReport:
-    """Simulate one seed until so many runs have started, with idle phases in between and at the end."""
+    """Simulate a server until so many runs have started, with idle phases in between and at the end."""
     with TemporaryDirectory() as home:
         return await _drive_runs(Workload(seed, trace, Path(home), rules=rules), runs=runs)
 
@@ -117,7 +117,7 @@ async def _drive_runs(workload: Workload, *, runs: int) -> SimulationReport:
 async def simulate_days(
     seed: int, trace: EventTrace, *, begin: datetime, days: float, rules: Collection[str]
 ) -> SimulationReport:
-    """Simulate several days of ordinary use: an event every few hours, and the clock runs on."""
+    """Simulate several days of ordinary use, with an event every few hours. The clock also advances without events."""
     with TemporaryDirectory() as home:
         storm = Workload(seed, trace, Path(home), rules=rules, start=begin)
         return await _drive_until(storm, begin + timedelta(days=days))
@@ -136,7 +136,7 @@ async def _drive_until(workload: Workload, end: datetime) -> SimulationReport:
 
 
 async def _wait_until_idle(workload: Workload) -> None:
-    """Stop all events, and check that the server finishes its work within a time limit."""
+    """Stop all events of a simulation, and check that the server finishes its work within a time limit."""
     await workload.stop_events()
     raw = workload.disk.raw_connection
     now_ms = to_ms(workload.clock.now())
@@ -195,7 +195,7 @@ def _build_report(workload: Workload) -> SimulationReport:
 
 
 def hash_store(raw: sqlite3.Connection) -> str:
-    """Returns a hash of every row of the store."""
+    """Return a hash of every row of the store."""
     digest = hashlib.blake2b(digest_size=16)
     tables = raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
     for (table,) in tables:
@@ -265,7 +265,7 @@ def run_days(
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
 ) -> SimulationReport:
-    """Simulate so many days from a date on. A raised error has the same notes as in `run_seed`."""
+    """Simulate so many days, beginning at a date. A raised error has the same notes as in `run_seed`."""
     register_seed(f"{seed} (simulation: {_replay_days_command(seed, days, start)})")
     notes = EventTrace(trace)
     steps_max = STEPS_MAX + round(STEPS_PER_DAY * days)

@@ -27,7 +27,7 @@ _VALUE = re.compile(r"""(?P<key>href|class)="(?P<value>[^"]*)\"""")
 
 
 class HtmlParseError(ValueError):
-    """The HTML is invalid. The text is what Telegram says after "can't parse entities: "."""
+    """The HTML is invalid. The message is what Telegram says after "can't parse entities: "."""
 
 
 def utf16_length(text: str) -> int:
@@ -35,7 +35,7 @@ def utf16_length(text: str) -> int:
 
 
 def parse_html(text: str) -> tuple[str, list[dict[str, object]]]:
-    """Returns the visible text and its entities."""
+    """Parse HTML, and return the visible text and its entities."""
     shown = ""
     entities: list[dict[str, object]] = []
     open_tags: list[tuple[str, int, dict[str, str]]] = []

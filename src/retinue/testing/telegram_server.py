@@ -32,7 +32,7 @@ WEBHOOK_CONFLICT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramFault:
-    """A fault for one call. With `arrives` the call is performed, and only its response is lost."""
+    """A fault for one call of the Bot API. With `arrives`, the call is performed and only its response is lost."""
 
     status: int = 0
     description: str = ""
@@ -45,14 +45,14 @@ class TelegramFault:
 
 
 def throttle_fault(seconds: int) -> TelegramFault:
-    """Returns a fault that refuses a call with 429 and a retry time."""
+    """Return a fault that refuses a call with 429 and a retry time."""
     return TelegramFault(
         status=429, description=f"Too Many Requests: retry after {seconds}", parameters={"retry_after": seconds}
     )
 
 
 class TelegramServer(FakeTelegram):
-    """Telegram's Bot API at `url`, for the bot with `token`."""
+    """Serves Telegram's Bot API at `url`, for the bot with `token`."""
 
     def __init__(self, *, token: str = TOKEN, bot_id: int = 777, username: str = "retinue_bot") -> None:
         super().__init__(bot_id=bot_id, username=username)
@@ -78,7 +78,7 @@ class TelegramServer(FakeTelegram):
         return f"http://{HOST}:{self._port}"
 
     async def start(self) -> None:
-        """Start, on the same port as before."""
+        """Start the server, on the same port as before."""
         app = web.Application(client_max_size=REQUEST_BYTES_MAX)
         app.router.add_route(ANY_METHOD, "/bot{token}/{method}", self._handle_call)
         app.router.add_get("/file/bot{token}/{path:.+}", self._download)
@@ -89,7 +89,7 @@ class TelegramServer(FakeTelegram):
         await site.start()
 
     async def stop(self) -> None:
-        """Stop, and close every open connection."""
+        """Stop the server, and close every open connection."""
         if self._runner is not None:
             self._closing.set()
             runner, self._runner = self._runner, None
@@ -197,9 +197,9 @@ class TelegramServer(FakeTelegram):
 
 
 async def _read_request(request: web.Request) -> tuple[Json, dict[str, UploadedFile]]:
-    """Returns arguments and uploads of a request.
+    """Return the arguments and uploads of a request.
 
-    Arguments are JSON, or form fields whose values are JSON unless they are text.
+    Arguments are JSON, or form fields. The value of a form field is text or JSON.
     """
     if request.content_type == "application/json":
         return cast(Json, await request.json()), {}
@@ -239,7 +239,7 @@ def _error_response(error: FakeTelegramError) -> web.Response:
 
 
 def _abort_connection(request: web.Request) -> None:
-    """Abort the connection, as a pulled cable does."""
+    """Abort the connection without a regular end, as if a cable were pulled."""
     if request.transport is not None:
         request.transport.abort()
     raise asyncio.CancelledError  # no client is left to respond to

@@ -69,13 +69,13 @@ class StepLimitReached(SimulationError):
 class NotSimulated(NotImplementedError):
     """The code under test used a real thread, socket, process or signal, or replaced a part of the loop.
 
-    It is a `NotImplementedError` because that is how a loop reports a missing ability.
+    The error is a `NotImplementedError`, because event loops report a missing ability in this way.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadyHandle:
-    """A ready handle, its label in the trace, and the stream whose order it must keep."""
+    """A handle that is ready to run, its label in the trace, and the stream whose order it must keep."""
 
     handle: asyncio.Handle
     label: str
@@ -135,7 +135,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     @property
     def steps(self) -> int:
-        """The number of passes so far."""
+        """The number of passes that the loop has made so far."""
         return self._steps
 
     @property
@@ -149,7 +149,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return self._trace.hexdigest()
 
     def time(self) -> float:
-        """Returns the virtual seconds since the loop was created."""
+        """Return the virtual seconds since the loop was created."""
         return self._now
 
     def call_soon(
@@ -264,7 +264,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._now = max(self._now, when)
 
     def _take_due(self) -> list[_ReadyHandle]:
-        """Remove and return the timers of the earliest moment, if it is due.
+        """Remove and return the timers of the earliest moment, if that moment has come.
 
         Later timers take a later pass, even when overdue.
         """
@@ -275,7 +275,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return due
 
     def _shuffle_streams(self, turns: list[_ReadyHandle]) -> list[_ReadyHandle]:
-        """Returns the handles in a random order in which each stream keeps its own order."""
+        """Return the handles in a random order in which each stream keeps its own order."""
         if len(turns) < 2:
             return turns
         order = [turn.stream for turn in turns]
@@ -341,7 +341,8 @@ class VirtualClock:
     """The wall clock of a simulation. It follows the loop's virtual time and may jump; loop time may not."""
 
     def __init__(self, start: datetime = START, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Show `start` at the moment the loop was created. The default `loop` is the running one."""
+        """Create a clock that shows `start` at the moment when the loop was created. The default
+        `loop` is the running one."""
         self._start = to_utc(start)
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._offset = timedelta()
@@ -405,7 +406,7 @@ def _deterministic_gc() -> Generator[None]:
 
 
 def _trace_label(callback: object) -> str:
-    """Returns the name of a callback in the trace. It is the same in every process, so it is not a `repr`."""
+    """Return the name of a callback in the trace. It is the same in every process, so it is not a `repr`."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, _NumberedTask):
         task = cast("_NumberedTask[Any]", owner)
@@ -420,7 +421,7 @@ def _qualified_name(thing: object) -> str:
 
 
 def _order_stream(callback: object, args: Sequence[object]) -> object:
-    """Returns the stream whose order a ready callback must keep: see `VirtualTimeLoop`."""
+    """Return the stream whose order a ready callback must keep: see `VirtualTimeLoop`."""
     if len(args) == 1 and asyncio.isfuture(args[0]):
         return args[0]  # a future's callback is called with only the future, and so is a wake-up
     if isinstance(callback, (MethodType, BuiltinMethodType)):
@@ -430,7 +431,7 @@ def _order_stream(callback: object, args: Sequence[object]) -> object:
 
 
 def _await_chain(task: asyncio.Task[Any]) -> str:
-    """Returns the chain of coroutines that a waiting task is in, outermost first, each with its line."""
+    """Return the chain of coroutines in which a waiting task is, outermost first, each with its line number."""
     places: list[str] = []
     awaited: object = task.get_coro()
     while isinstance(awaited, CoroutineType):

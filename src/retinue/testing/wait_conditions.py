@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DescribeState(Protocol):
-    """Returns what the failure message should show: rows, output or state."""
+    """Returns what a failure message should show: rows, output or state."""
 
     def __call__(self) -> object: ...
 
@@ -56,10 +56,10 @@ def wait_until_sync(
     poll_s: float = POLL_S,
     describe: DescribeState | None = None,
 ) -> T:
-    """Do the same as `wait_until` in a test that blocks its thread.
+    """Do the same as `wait_until`, in a test that blocks its thread.
 
-    The interval grows: the condition often calls a server in another process, which limits its
-    requests per minute.
+    The polling interval grows: the condition often calls a server in another process, which limits
+    its requests per minute.
     """
     deadline = time.monotonic() + limit_s
     while not (value := condition()):

@@ -1,1 +1,1 @@
-"""Pure functions on text: chunking, redaction, parsing, wrapping and the texts of questions."""
+"""Pure functions on text: splitting, redacting, parsing and wrapping it, and writing the texts of questions."""

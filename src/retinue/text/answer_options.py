@@ -25,7 +25,7 @@ _BUTTON_DATA = re.compile(rf"([a-z]{{1,16}}[0-9]{{0,2}}):([0-9a-f]{{{ID_LENGTH}}
 
 
 class AnswerOption(Struct, frozen=True):
-    """One answer to a question. `scope` is None for a denial and for a choice of a questionnaire."""
+    """One answer to a question. If the answer is a denial or a choice of a questionnaire, `scope` is None."""
 
     label: str
     keyword: str
@@ -46,8 +46,8 @@ def channel_question_id(approval: str) -> EnvelopeId:
 
 
 def list_options(question: Envelope) -> tuple[AnswerOption, ...]:
-    """Return the answers that a question offers, in the order of their numbers. Only answers that
-    its text or context names are included."""
+    """Return the answers that a question offers, in the order of their numbers. An approval offers
+    a longer grant only if its text names that grant."""
     if question.context.questionnaire:
         return tuple(
             AnswerOption(each, f"{CHOICE_PREFIX}{number}", None) for number, each in enumerate(question.context.choices)
@@ -62,7 +62,7 @@ def list_options(question: Envelope) -> tuple[AnswerOption, ...]:
 def build_buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
     """Return the rows of buttons below a question: first allow and deny, then the grants for longer.
 
-    Each choice of a questionnaire has a row of its own.
+    Each choice of a questionnaire has a separate row.
     """
     offered = [Button(each.label, f"{each.keyword}:{question.id}") for each in list_options(question)]
     if question.context.questionnaire:

@@ -1,8 +1,8 @@
-"""Text of an approval question: the exact calls, shown so that nothing in them is hidden or misleading.
+"""Formats an approval question: the exact calls, shown so that nothing in them is hidden or misleading.
 
-Pure. Arguments come from a model and may contain text of anyone whom the model has read. Each
-argument is shown as JSON on one line, with every invisible character escaped. If it is shortened,
-the notice of that is outside the quotes, where no argument can imitate it.
+Pure. Arguments come from a model and may contain text from anyone whose text the model has read.
+Each argument is shown as JSON on one line, with every invisible character escaped. If an argument
+is shortened, the notice of that is outside the quotes, where no argument can imitate it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _format_call(call: Call) -> list[str]:
 
 
 def summarize_request(calls: Sequence[Call], would_grant: Sequence[Permission]) -> str:
-    """Return a short summary of the request: the names of the tools or, without calls, the permissions."""
+    """Return a short summary of the request: the names of the tools or, if there are no calls, the permissions."""
     named = list(dict.fromkeys(call.tool for call in calls)) or [str(each) for each in would_grant]
     return shorten_reason(", ".join(named))
 
@@ -131,7 +131,7 @@ def format_question(
 
 
 def _format_permissions(permissions: Sequence[Permission]) -> str:
-    """Format the permissions. None is shortened, because a shortened path is another path."""
+    """Format the permissions of a request. None is shortened, because a shortened path is another path."""
     named = [escape_invisible(str(each)) for each in permissions[:PERMISSIONS_SHOWN_MAX]]
     more = len(permissions) - len(named)
     return ", ".join(named) + (f" [cut: {more} more not shown here]" if more else "")

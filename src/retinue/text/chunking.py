@@ -74,7 +74,7 @@ def split_text(
 
 
 def truncate_text(text: str, limit: int, *, unit: LengthUnit) -> str:
-    """Return the beginning of a text that fits, with an ellipsis if the text was too long."""
+    """Return a text that fits the limit. A text that is too long is cut, and ends with an ellipsis."""
     if measure_length(text, unit) <= limit:
         return text
     end = _find_fitting_end(text, 0, limit - measure_length("…", unit), unit)
@@ -82,7 +82,7 @@ def truncate_text(text: str, limit: int, *, unit: LengthUnit) -> str:
 
 
 def _split_paragraphs(text: str) -> Iterator[str]:
-    """Yield each paragraph. A code block is one paragraph, even with blank lines in it."""
+    """Yield each paragraph of a text. A code block is one paragraph, even with blank lines in it."""
     fences, start = _find_fences(text), 0
     for found in _PARAGRAPH.finditer(text):
         if found.start() < start or _fence_at(fences, found.start()) is not None:
@@ -120,7 +120,7 @@ def _build_fence(text: str, opened: re.Match[str], closing: int, end: int) -> _F
 
 
 def _fence_at(fences: list[_Fence], at: int) -> _Fence | None:
-    """Return the code block that a cut at this offset would split."""
+    """Return the code block that a cut at this offset would split, or None."""
     index = bisect_right(fences, at, key=lambda fence: fence.start) - 1
     fence = fences[index] if index >= 0 else None
     return fence if fence is not None and fence.start < at < fence.end else None

@@ -1,4 +1,4 @@
-"""Errors of texts that cannot be parsed or wrapped."""
+"""Errors that occur when a text cannot be parsed or wrapped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShellSyntaxRefused(Invalid):
 
 
 class WrapperIdInvalid(Invalid):
-    """The id of an untrusted-content wrapper could be guessed or has a wrong form."""
+    """The id of an untrusted-content wrapper could be guessed, or has the wrong form."""
 
     code = "wrapper.id_invalid"
 

@@ -1,7 +1,7 @@
-"""Parses command lines of plain words and of operators between commands, which mean the same in every shell.
+"""Parses command lines that mean the same in every shell: plain words, and operators between commands.
 
 Everything that a shell would expand, redirect, substitute or run in the background is refused. So
-the argv that the policy checks is the argv that runs.
+the command that the policy checks is exactly the command that runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 class CommandOperator(StrEnum):
-    """The operator between a command and the one before it."""
+    """The operator between two commands of a command line."""
 
     AND = "&&"
     OR = "||"
@@ -53,7 +53,7 @@ class CommandOperator(StrEnum):
 
 
 class SimpleCommand(Struct, frozen=True):
-    """One command of a command line. `operator` is None for the first command."""
+    """One command of a command line. `operator` stands before the command; for the first one, it is None."""
 
     argv: tuple[str, ...]
     operator: CommandOperator | None = None
@@ -64,20 +64,21 @@ class CommandLine(Struct, frozen=True):
 
     @property
     def argv(self) -> tuple[str, ...] | None:
-        """The argv if there is only one command; otherwise None."""
+        """The argv of the command if there is only one; otherwise None."""
         return self.commands[0].argv if len(self.commands) == 1 else None
 
 
 def parse_command_line(command: str) -> CommandLine:
-    """Return the commands of a line, with the words that `/bin/sh` would pass to them.
+    """Return the commands of a command line, with the words that `/bin/sh` would pass to them.
 
-    Raises `ShellSyntaxRefused` for anything else.
+    Raises `ShellSyntaxRefused` if the line uses any other shell syntax.
     """
     return _CommandLineParser(check_command(command)).parse()
 
 
 def check_command(command: str) -> str:
-    """Return the command. Raises `CommandLineInvalid` if it is empty, too long, or has invisible characters."""
+    """Return the command unchanged. Raises `CommandLineInvalid` if it is empty, too long, or has
+    invisible characters."""
     because = ""
     if not command.strip():
         because = "it is empty"
@@ -91,7 +92,7 @@ def check_command(command: str) -> str:
 
 
 def quote_word(word: str) -> str:
-    """Quote a word so that any shell reads it as this word."""
+    """Quote a word so that any shell reads it unchanged, as one word."""
     return (
         word
         if _NEEDS_NO_QUOTES.fullmatch(word) and not word.startswith("=")

@@ -3,8 +3,8 @@
 Pure: the random id of the markers is passed in.
 
 The author of a text cannot know the id, so the text cannot close its wrapper. Everything that looks
-like a marker, in any alphabet, is removed too, because a model may mistake an imitation for a real
-marker.
+like a marker, in any alphabet, is removed too. Otherwise a model could mistake an imitation for a
+real marker.
 """
 
 # ruff: noqa: RUF001 - this module contains letters that look like others
@@ -71,9 +71,8 @@ _ASCII_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
     """Return the text with a warning before it and markers around it.
 
-    `source` says where the text came from. Each of its items becomes one line.
-
-    The values may be as hostile as the text, so they are quoted, and their length is limited.
+    `source` says where the text came from. Each item of `source` becomes one line. Its values may
+    be as hostile as the text, so they are quoted, and their length is limited.
     """
     if not _ID.fullmatch(id):
         raise WrapperIdInvalid
@@ -86,13 +85,14 @@ def wrap_untrusted(text: str, *, id: str, source: Mapping[str, str]) -> str:
 
 
 def unwrap_untrusted(text: str) -> str:
-    """Return the text without warning, source and markers, to show it to a person. Text that is not
-    wrapped is not changed."""
+    """Return the text without warning, source and markers, to show it to a person. A text that is
+    not wrapped is returned unchanged."""
     return _WRAPPED.sub(lambda found: found["text"], text)
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether a whole text is in one intact wrapper. A sender may have wrapped it; the effect is the same."""
+    """Whether a whole text is in one intact wrapper. The sender may have written the wrapper; the
+    effect is the same."""
     found = _WRAPPED.fullmatch(text)
     return found is not None and remove_markers(found["text"], id=found["id"]) == found["text"]
 

@@ -1,4 +1,4 @@
-"""Decides tool calls by the provenance of their arguments, once for all calls of a turn."""
+"""Decides tool calls by the provenance of their arguments: where the values in them came from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.policy.provenance.provenance_rules import ProvenancePolicy
 
 
 class ProvenanceChecker:
-    """Decides calls by the provenance of their arguments.
+    """Decides the calls of one turn by the provenance of their arguments.
 
     `canonicalize` returns a call in the form in which its tool parses it.
     """

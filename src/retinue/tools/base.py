@@ -39,10 +39,10 @@ class ToolFailed(RetinueError):
 
 
 class CallPending(Exception):
-    """Raised when the work that a tool started is not finished. This is not an error.
+    """Raised when work that a tool has started is not finished yet. This is not an error.
 
-    The call stays open. It is made again when there is a result, or at `until`. Only a repeatable
-    tool may raise this.
+    The call stays open. The tool is called again when there is a result, or at the time `until`.
+    Only a repeatable tool may raise this.
     """
 
     def __init__(self, until: datetime) -> None:
@@ -51,7 +51,7 @@ class CallPending(Exception):
 
 
 def as_tool_failed(error: RetinueError, *, try_this: str = "") -> ToolFailed:
-    """Convert an internal error to one that the model reads. `try_this` replaces its next step."""
+    """Convert an error of the server to an error that the model reads. `try_this` replaces its next step."""
     return ToolFailed(error.sentence, because=error.because, try_this=try_this or error.try_this, code=error.code)
 
 
@@ -62,10 +62,11 @@ class ToolContext:
     `trust` is the lowest trust of anything in the context. Everything a tool creates, stores or
     sends from this call is marked with this trust.
 
-    `sender` is the address the run works for. `can_use` tells whether the agent has a given tool in this run.
+    `sender` is the address for which the run works. `can_use` tells whether the agent has a given
+    tool in this run.
 
-    A subagent acts as the agent that started the chain, `effective_agent`, and follows the rules of
-    all its `parent_agents`. Requests, reads and commands of this call are made as
+    A subagent acts as `effective_agent`, the first agent of the chain that started it, and follows
+    the rules of all its `parent_agents`. Requests, reads and commands of this call are made as
     `effective_agent`.
     """
 
@@ -96,7 +97,7 @@ class ToolContext:
 
 
 class ToolOutput(Struct, frozen=True, kw_only=True):
-    """The output of a tool. If `trust` is None, it follows from the tool's effects."""
+    """The output of a tool call. If `trust` is None, it follows from the tool's effects."""
 
     text: str
     trust: Trust | None = None
@@ -105,7 +106,7 @@ class ToolOutput(Struct, frozen=True, kw_only=True):
 
 
 class Tool(Protocol):
-    """One tool of an agent. `perform` may return a plain string as the output."""
+    """One tool that an agent can call. `perform` may return a plain string as the output."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -130,7 +131,7 @@ class PermissionedTool(Protocol):
 class SandboxedTool(Protocol):
     """A tool whose calls run in a sandbox.
 
-    The sandbox decision is made directly before the call is performed, after `prepare_sandbox`.
+    The sandbox is decided directly before the call is performed, after `prepare_sandbox`.
     """
 
     async def prepare_sandbox(self) -> None: ...
@@ -172,7 +173,8 @@ def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 @lru_cache(CACHED_SCHEMAS_MAX)
 def _encoded_schema(arguments: type[msgspec.Struct]) -> bytes:
-    """Cached because inspecting a type takes a hundred times longer than decoding its schema."""
+    """Return the encoded JSON schema of a struct, from a cache. Inspecting a type takes a hundred
+    times longer than decoding its schema."""
     return msgspec.json.encode(_build_schema(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Owner turns that are no longer in the context."""
+"""Reads earlier messages of the owner that a summary has replaced in the context."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ OWNER_TURNS_MAX = 200  # owner turns behind a summary that still count for prove
 
 
 class EarlierOwnerTurns(Struct, frozen=True):
-    """Reads the owner's turns that a summary replaced.
+    """Reads the owner's messages that a summary replaced.
 
-    A model wrote the summary, while the original turns are the owner's own text.
+    They are needed to decide provenance: a model wrote the summary, but the original messages are
+    the owner's text.
     """
 
     store: Store

@@ -1,4 +1,4 @@
-"""Grants of agents, looked up for each call, so that a new or revoked grant applies at once."""
+"""Looks up the grants of agents for each call, so that a new or revoked grant applies at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CACHED_AGENTS_MAX = 1_000
 class GrantCache:
     """Caches the grants of each agent until a grant is written.
 
-    The TTL is short, because other processes may also write grants.
+    The entries expire soon, because other processes may also write grants.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:

@@ -36,10 +36,10 @@ class FullResultStore(Struct, frozen=True):
     store: Store
 
     async def truncate(self, text: str) -> tuple[str, str]:
-        """Return the shown part of a result and the hash of its full text, or an empty hash if it
-        is complete.
+        """Return the shown part of a result and the hash of its full text. If the result is
+        complete, the hash is empty.
 
-        The hash belongs into `ToolResult.whole`. A file that no record names cannot be read, and is
+        Store the hash in `ToolResult.whole`: a file that no record names cannot be read, and is
         deleted.
         """
         if len(text) <= RESULT_CHARS_MAX:

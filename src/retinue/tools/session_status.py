@@ -1,4 +1,4 @@
-"""`session_status`: reports the state of the current session to its agent."""
+"""The tool `session_status`: reports the state of the current session to its agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SessionStatusArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionStatusTool(Struct, frozen=True):
-    """Reports the state of the session. It only reads, so a call interrupted by a crash can run again."""
+    """The tool `session_status`. It only reads, so a call interrupted by a crash can run again."""
 
     store: Store
     clock: Clock

@@ -1,4 +1,4 @@
-"""Pages of a long text. Lines and columns count from 1, and only a newline character ends a line."""
+"""Splits a long text into pages. Lines and columns count from 1, and only a newline character ends a line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retinue.text.redaction import redact_part
 class TextPage(Struct, frozen=True, kw_only=True):
     """One page of a text.
 
-    `next_line` is None at the end of the text. `next_column` is not 1 if a line is longer than a
-    page.
+    `next_line` is None at the end of the text. `next_column` is greater than 1 if the page ended in
+    the middle of a line.
     """
 
     text: str
@@ -62,7 +62,7 @@ def line_count(text: str) -> int:
 
 
 def format_next_page(page: TextPage) -> str:
-    """Return the arguments that request the next page."""
+    """Return the arguments with which a tool is called to read the next page."""
     column = f", column={page.next_column}" if page.next_column != 1 else ""
     return f"offset={page.next_line}{column}"
 

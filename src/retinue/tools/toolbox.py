@@ -138,7 +138,7 @@ class CallPlan(Struct, frozen=True, kw_only=True):
 
 
 class DirectCall(Struct, frozen=True):
-    """The decision on a call outside of a run, and its context."""
+    """The decision on a call that is made outside a run, and the context of the call."""
 
     decision: Decision
     context: ToolContext
@@ -179,7 +179,7 @@ class Toolbox:
         redact: Callable[[str], str] = str,
         extra_layers: Callable[[Agent], Sequence[PolicyLayer]] = lambda _agent: (),
     ) -> None:
-        """With a clock, limit each agent to `calls_per_minute`; 0 means no limit.
+        """Create a toolbox. With a clock, each agent is limited to `calls_per_minute`; 0 means no limit.
 
         `redact` removes secrets from tool output. With `ids`, untrusted output is wrapped in
         markers.
@@ -214,7 +214,7 @@ class Toolbox:
     def with_settings(
         self, settings: Settings, *, provenance_policy: Callable[[], ProvenancePolicy] | None = None
     ) -> Toolbox:
-        """Return the same tools with other settings, to find out what these would change."""
+        """Return a toolbox with the same tools and other settings, to find out what these settings would change."""
         return Toolbox(
             [
                 tool.with_settings(settings) if isinstance(tool, ConfigurableTool) else tool
@@ -291,7 +291,7 @@ class Toolbox:
         return await self._evaluate_with(call, turn, await self._held_permissions(turn))
 
     async def decide_direct_call(self, call: Call, turn: TurnContext) -> DirectCall:
-        """Decide a call outside of a run, where no approval can be requested."""
+        """Decide a call that is made outside a run, where no approval can be requested."""
         held = await self._held_permissions(turn)
         tool_decision = await self._evaluate_with(call, turn, held)
         return DirectCall(tool_decision.decision, self._tool_context(call, turn, held))
@@ -327,10 +327,10 @@ class Toolbox:
         held: Sequence[Permission],
         provenance: ProvenanceChecker | None,
     ) -> tuple[ToolDecision, tuple[Permission, ...]]:
-        """Return the decision, and the needed permissions that were not granted.
+        """Return the decision on a call, and the permissions that the call needs and that were not granted.
 
-        A person who allows the call gives it these permissions. `arguments` is None if they are
-        invalid: such a call needs nothing, because it will be refused.
+        If a person allows the call, the call gets these permissions. `arguments` is None if they
+        are invalid: such a call needs nothing, because it will be refused.
         """
         chain = self.rule_chain(turn.agent, turn.circumstances)
         if arguments is None or chain.decide(tool.spec).is_denied:
@@ -356,9 +356,8 @@ class Toolbox:
         return tool_decision, lacks
 
     async def _provenance_checker(self, turn: TurnContext) -> ProvenanceChecker | None:
-        """Return the provenance checker of a turn, or None if the whole context is trusted:
-        provenance then affects no call.
-        """
+        """Return the provenance checker of a turn. None if the whole context is trusted, because
+        provenance then affects no call."""
         if self._provenance_policy is None or turn.trust is not Trust.UNTRUSTED:
             return None
         context = list(turn.context)
@@ -521,15 +520,14 @@ class Toolbox:
 
 
 def _tools_implementing(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
-    """Return the tools that implement a protocol, by name. Checks once per class: most tools share
-    one.
-    """
+    """Return the tools that implement a protocol, by name. Each class is checked once, because most
+    tools share a class."""
     fitting = {kind for kind in {type(tool) for tool in tools} if issubclass(kind, protocol)}
     return {tool.spec.name: cast("_P", tool) for tool in tools if type(tool) in fitting}
 
 
 def _parse_arguments(tool: Tool, call: Call) -> tuple[Any | None, str]:
-    """Return the arguments, or None and what is wrong with them."""
+    """Return the parsed arguments of a call, or None and what is wrong with them."""
     try:
         return msgspec.convert(call.arguments, tool.arguments), ""
     except msgspec.ValidationError as error:
@@ -560,7 +558,7 @@ def _is_built_in(spec: ToolSpec) -> bool:
 
 
 def _trust_of_failure(spec: ToolSpec, *, is_own_text: bool) -> Trust:
-    """An error text of an external tool is untrusted content."""
+    """Return the trust of an error text. The error text of an external tool is untrusted content."""
     return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects and not is_own_text else Trust.PRIVATE
 
 

@@ -1,6 +1,7 @@
-"""The open web app windows of people, and the panels in them.
+"""Tracks the web app windows that people have open, and the panels in them.
 
-A window exists while it is connected. Its inventory is kept in memory and never stored.
+A window is listed while it is connected. Its inventory, the list of its panels, is kept in memory
+and never stored.
 
 The API registers windows, updates their inventory and sends them commands. Tools read the inventory
 and send commands. A command is done only when the window confirms it.
@@ -47,7 +48,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Panel(Struct, frozen=True, kw_only=True):
-    """One panel. `binding` is the session it shows, if any. `context` describes its content."""
+    """One panel in a window of the web app. `binding` is the session it shows, if any. `context`
+    describes its content."""
 
     id: str
     type: str
@@ -58,7 +60,7 @@ class Panel(Struct, frozen=True, kw_only=True):
 
 
 class WindowInventory(Struct, frozen=True, kw_only=True):
-    """The panels of a window. `layout` is in the web app's own format."""
+    """The panels of a browser window. `layout` is in the web app's own format."""
 
     panels: tuple[Panel, ...] = ()
     selected: str | None = None
@@ -69,9 +71,8 @@ SendCommand = Callable[[dict[str, Any]], None]
 
 
 class Window(Struct, eq=False):
-    """One open window. `send` sends a command over its connection; `pending` holds unanswered
-    commands.
-    """
+    """One open window of the web app. `send` sends a command over its connection; `pending` holds
+    unanswered commands."""
 
     person: str
     id: str
@@ -82,7 +83,7 @@ class Window(Struct, eq=False):
 
 
 class WindowRegistry:
-    """All open windows of all people."""
+    """All open windows of the web app, of all people."""
 
     def __init__(self, clock: Clock, ids: IdSource) -> None:
         self._clock = clock
@@ -147,9 +148,7 @@ class WindowRegistry:
         return [window for window in self._open.values() if window.person == person]
 
     def find_window(self, person: str, *, window: str = "", panel: str = "") -> Window:
-        """Return the named window, or the one that shows a panel, or else the most recently updated
-        one.
-        """
+        """Return the window with the given id, or the one that shows a panel, or else the most recently updated one."""
         here = self.list_windows(person)
         if not here:
             raise NoWindowOpen(person)

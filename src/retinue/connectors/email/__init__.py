@@ -1,7 +1,7 @@
-"""Email: a dedicated account, read by IMAP and sent by SMTP.
+"""Connects an email account, which is read by IMAP and sends by SMTP.
 
-A channel is one thread with one correspondent, `ADDRESS/THREAD`. Another person who replies in the
-same thread gets a separate channel. An answer goes only to the address in the channel's name.
+A channel is one thread with one correspondent, `ADDRESS/THREAD`. Another person who replies in the same thread gets a
+separate channel. An answer goes only to the address in the channel's name.
 """
 
 from __future__ import annotations

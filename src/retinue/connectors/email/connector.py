@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class ReadPosition(Struct, frozen=True):
-    """The read position in a mailbox."""
+    """How far a mailbox has been read: its UIDVALIDITY and the last UID."""
 
     uid_validity: int
     uid: int
@@ -77,8 +77,10 @@ class ReadPosition(Struct, frozen=True):
 
 
 class EmailConnector:
-    """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`. A
-    delivery to `ADDRESS` starts a new thread."""
+    """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`.
+
+    A delivery to `ADDRESS` starts a new thread.
+    """
 
     capabilities = ConnectorCapabilities(
         text_max=TEXT_MAX,
@@ -138,7 +140,7 @@ class EmailConnector:
         )
 
     def _read_credentials(self) -> EmailCredentials:
-        """Read the login anew for each connection, because an access token is valid for about an hour."""
+        """Read the login. Called for each connection, because an access token is valid for only about an hour."""
         return EmailCredentials(
             username=self._settings.username or self._settings.address,
             secret=self._context.read_secret("password"),
@@ -194,8 +196,10 @@ class EmailConnector:
             waiting = await imap.search_after(heard)
 
     async def _find_start(self, imap: ImapClient, mailbox: SelectedMailbox) -> tuple[int, list[int], bool]:
-        """Return the read position, the UIDs to read first, and whether these come from a new
-        search because the stored position is no longer valid."""
+        """Return the read position, the UIDs to read first, and whether the UIDs come from a new search.
+
+        A new search is needed if the stored position is no longer valid.
+        """
         stored = await self._context.state.get(self._position_key)
         known = ReadPosition.parse(stored) if stored else None
         if known is not None and known.uid_validity == mailbox.uid_validity:
@@ -273,8 +277,10 @@ class EmailConnector:
         )
 
     def _authenticate_once(self, email_id: str, raw: bytes, received_at: datetime) -> SenderAuthResult:
-        """Authenticate each email once. A retry after a failed `accept` must not count twice
-        against the sender's rate limit."""
+        """Authenticate the sender of an email, once for each email.
+
+        A retry after a failed `accept` must not count again toward the sender's rate limit.
+        """
         if self._last_authenticated is None or self._last_authenticated[0] != email_id:
             self._last_authenticated = (
                 email_id,

@@ -1,5 +1,4 @@
-"""Parses email addresses and header texts that strangers write. Anything but a plain address is
-refused."""
+"""Parses email addresses and header texts, which strangers write. Anything but a plain address is refused."""
 
 from __future__ import annotations
 
@@ -37,12 +36,12 @@ class Mailbox(Struct, frozen=True):
 
 
 def parse_address(text: str) -> str | None:
-    """The address in lower case, or None if the text is not a plain address."""
+    """Return the address in lower case, or None if the text is not a plain address."""
     return text.lower() if len(text) <= ADDRESS_LENGTH_MAX and _ADDRESS.fullmatch(text) else None
 
 
 def parse_mailboxes(field: str) -> tuple[Mailbox, ...]:
-    """The valid addresses in a `From`, `To` or `Cc` header."""
+    """Return the valid addresses in a `From`, `To` or `Cc` header."""
     found: list[Mailbox] = []
     for part in _split_addresses(field[:FIELD_CHARS_MAX]):
         before, angle, after = part.rpartition("<")
@@ -55,7 +54,7 @@ def parse_mailboxes(field: str) -> tuple[Mailbox, ...]:
 
 
 def _split_addresses(field: str) -> list[str]:
-    """Split at commas outside quotes, comments and angle brackets. Comments are dropped."""
+    """Split a header at commas outside quotes, comments and angle brackets. Comments are dropped."""
     parts, now = [""], ""
     quoted, depth, escaped = False, 0, False
     for char in field:
@@ -81,8 +80,10 @@ def _split_addresses(field: str) -> list[str]:
 
 
 def count_addresses(field: str) -> int:
-    """How many addresses a header seems to contain, valid or not. A `From` with more than one is
-    not trusted."""
+    """Return how many addresses a header seems to contain, valid or not.
+
+    A `From` header with more than one address is not trusted.
+    """
     return sum(1 for part in _split_addresses(field[:FIELD_CHARS_MAX]) if part.strip())
 
 
@@ -99,7 +100,7 @@ def decode_header_text(field: str) -> str:
 
 
 def decode_text(raw: bytes, charset: str) -> str:
-    """Decode bytes with the declared charset; if that fails, as UTF-8, and then as Windows-1252."""
+    """Decode bytes with the declared charset. If that fails, try UTF-8 and then Windows-1252."""
     for each in (charset, "utf-8"):
         try:
             return raw.decode(each or "utf-8")
@@ -113,13 +114,15 @@ def decode_text(raw: bytes, charset: str) -> str:
 
 
 def to_display_text(field: str, length_max: int = NAME_LENGTH_MAX) -> str:
-    """A name or subject as one line, without invisible or bidirectional control characters."""
+    """Return a name or subject as one line, without invisible or bidirectional control characters."""
     return _INVISIBLE.sub(" ", decode_header_text(field)).strip()[:length_max]
 
 
 def parse_message_ids(field: str) -> tuple[str, ...]:
-    """The ids in a `Message-ID`, `In-Reply-To` or `References` header, without brackets. Ids that
-    are too long are skipped."""
+    """Return the ids in a `Message-ID`, `In-Reply-To` or `References` header, without brackets.
+
+    Ids that are too long are skipped.
+    """
     return tuple(each for each in _MESSAGE_ID.findall(field) if len(each) <= MESSAGE_ID_LENGTH_MAX)
 
 

@@ -1,5 +1,7 @@
-"""Converts an HTML email to the text that a reader sees: no scripts, nothing hidden, in linear
-time."""
+"""Converts an HTML email to the text that a reader sees.
+
+Scripts and hidden text are left out. The conversion takes linear time.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +65,19 @@ class HtmlTag(Struct, frozen=True):
 
     @property
     def hides_content(self) -> bool:
-        """Whether the style of the tag hides its content. Text that only a model would see may be a
-        prompt injection."""
+        """Whether the style of the tag hides its content.
+
+        Text that only a model would see may be a prompt injection.
+        """
         style = re.sub(r"\s", "", self.attributes.get("style", "")).lower()
         return _HIDING_STYLE.search(style) is not None or _HIDDEN_ATTRIBUTE.search(self.source) is not None
 
 
 def scan_html(html: str) -> Iterator[HtmlTag | str]:
-    """Yield the tags and the texts between them, in order. Scripts, styles, comments and similar
-    content are skipped."""
+    """Yield the tags of an HTML text and the texts between them, in order.
+
+    Scripts, styles, comments and similar content are skipped.
+    """
     at, end = 0, len(html)
     while at < end:
         angle = html.find("<", at)
@@ -104,8 +110,7 @@ def scan_html(html: str) -> Iterator[HtmlTag | str]:
 
 
 def html_to_text(html: str) -> str:
-    """Convert HTML to text: a line per block, `>` before quotes, and the target of a link after its
-    text."""
+    """Convert HTML to text: one line per block, `>` before quotes, and link targets after the text of the link."""
     writer = _TextWriter()
     for part in scan_html(html[:HTML_CHARS_MAX]):
         if isinstance(part, str):

@@ -33,7 +33,7 @@ _decoder = msgspec.json.Decoder(tuple[_StoredThread, ...])
 
 
 class ThreadCache:
-    """The threads with each correspondent, cached in memory and stored by `save`.
+    """Keeps the threads with each correspondent in memory. `save` stores them.
 
     Call `save` only after an email was accepted, so that a sender who is not admitted leaves nothing in the store.
     """
@@ -54,7 +54,7 @@ class ThreadCache:
             self._known.popitem(last=False)
 
     def find_thread(self, correspondent: str, ids: tuple[str, ...]) -> str | None:
-        """The thread of the newest of these message ids that is known; None if none is known."""
+        """Return the thread of the newest known message among these message ids, or None if none of them is known."""
         for each in reversed(ids):
             for kept in self._known.get(correspondent, ()):
                 if each in kept.ids:
@@ -83,7 +83,7 @@ class ThreadCache:
 
 
 def _encode_threads(known: tuple[_StoredThread, ...]) -> str:
-    """Encode the latest threads, as many as fit."""
+    """Encode as many of the latest threads as fit into one value of the connector state."""
     fitting: list[_StoredThread] = []
     left = STORED_CHARS_MAX
     for kept in reversed(known):

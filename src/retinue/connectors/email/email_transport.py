@@ -1,4 +1,4 @@
-"""A connection to an email server. Sizes and times are limited. A connection to another machine is always encrypted."""
+"""Connects to email servers. Sizes and times are limited. A connection to another machine is always encrypted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class EmailConnectionBroke(ConnectionError):
-    """The connection broke, the server was silent for too long, or it does not speak the protocol."""
+    """The connection broke, or the server was silent for too long or violated the protocol."""
 
 
 class EmailServer(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class EmailServer(Struct, frozen=True, kw_only=True):
 
 
 class EmailCredentials(Struct, frozen=True, kw_only=True):
-    """A login. Its secret stays out of `repr`."""
+    """The user name and secret for a login. `repr` does not show the secret."""
 
     username: str
     secret: str
@@ -82,8 +82,10 @@ class EmailConnection:
         return cls(*made, answer_timeout_s=server.answer_timeout_s)
 
     async def start_tls(self, server: EmailServer) -> None:
-        """Encrypt the connection. Raises an error if unencrypted data is still unread, because an
-        attacker could have injected it."""
+        """Encrypt the connection.
+
+        Raises an error if unencrypted data is still unread, because an attacker could have injected it.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):
                 if await self._reader.read(1):
@@ -97,8 +99,10 @@ class EmailConnection:
             ) from error
 
     async def read_line(self, *, timeout_factor: float | None = 1.0) -> bytes:
-        """Read the next line, without its line end. The timeout is `timeout_factor` times the usual
-        timeout; None means no timeout."""
+        """Read the next line, without its line end.
+
+        The timeout is `timeout_factor` times the usual timeout; None means no timeout.
+        """
         try:
             async with asyncio.timeout(None if timeout_factor is None else timeout_factor * self.answer_timeout_s):
                 line = await self._reader.readuntil(b"\n")
@@ -157,6 +161,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def to_printable(raw: bytes) -> str:
-    """Return a server's text in a form that is safe to show: truncated, and without control characters."""
+    """Return a text from a server in a form that is safe to show: truncated, and without control characters."""
     text = raw[:200].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text).strip()

@@ -38,7 +38,7 @@ _LOGIN_REFUSED = frozenset({b"AUTHENTICATIONFAILED", b"AUTHORIZATIONFAILED", b"E
 
 
 class ImapRefused(Exception):
-    """The server understood and refused. With `permanent` a retry does not help."""
+    """The IMAP server refused a command. With `permanent`, a retry cannot succeed."""
 
     def __init__(self, action: str, server_text: str, *, permanent: bool = False) -> None:
         super().__init__(f"cannot {action}: {server_text}")
@@ -60,8 +60,10 @@ class FetchedEmail(Struct, frozen=True, kw_only=True):
 
 
 class ImapClient:
-    """One connection to one account. Commands run one at a time. A caller that cancels a command
-    must close the connection."""
+    """One IMAP connection to one account. Commands run one at a time.
+
+    A caller that cancels a command must close the connection.
+    """
 
     def __init__(self, connection: EmailConnection) -> None:
         self._connection = connection
@@ -72,7 +74,7 @@ class ImapClient:
 
     @classmethod
     async def open(cls, server: EmailServer, credentials: EmailCredentials) -> ImapClient:
-        """Connect and log in."""
+        """Connect to the IMAP server and log in."""
         imap = cls(await EmailConnection.open(server))
         try:
             await imap._read_greeting(server)
@@ -90,7 +92,7 @@ class ImapClient:
         await self._connection.close()
 
     async def log_out(self) -> None:
-        """Log out if the server still answers, and close the connection."""
+        """Log out if the server still responds, and close the connection."""
         with suppress(EmailConnectionBroke, ImapRefused, TimeoutError):
             async with asyncio.timeout(LOGOUT_S_MAX):
                 await self._run_command(b"LOGOUT", action="log out")
@@ -128,7 +130,10 @@ class ImapClient:
         return sorted({uid for each in responses if each.status == b"SEARCH" for uid in get_numbers(each.values[1:])})
 
     async def fetch(self, uid: int, *, bytes_max: int) -> FetchedEmail | None:
-        """Fetch at most `bytes_max` bytes of an email, without marking it as read. Returns None if it is gone."""
+        """Fetch at most `bytes_max` bytes of an email, without marking it as read.
+
+        Returns None if the email no longer exists.
+        """
         items = b"UID FETCH %d (UID RFC822.SIZE INTERNALDATE BODY.PEEK[]<0.%d>)" % (uid, bytes_max)
         for each in await self._run_command(items, action="read an email"):
             if each.numbered[1] != b"FETCH" or not isinstance(each.values[-1], list):
@@ -146,11 +151,14 @@ class ImapClient:
         await self._run_command(b"UID STORE %d +FLAGS.SILENT (\\Seen)" % uid, action="mark an email as read")
 
     async def poll(self) -> None:
-        """Send a NOOP, so that the server reports changes."""
+        """Send a NOOP command, so that the server reports changes."""
         await self._run_command(b"NOOP", action="look")
 
     async def idle(self, clock: Clock, wait_s: float) -> None:
-        """Wait until the server has announced an email since the last search, or until `wait_s` is over."""
+        """Wait until the server announces a new email, for at most `wait_s`.
+
+        Returns at once if the server has announced an email since the last search.
+        """
         if self._has_new.is_set():
             return
         tag = await self._send(b"IDLE")
@@ -221,7 +229,7 @@ class ImapClient:
                 )
 
     async def _run_command(self, command: bytes, *, action: str, permanent: bool = False) -> list[ImapResponse]:
-        """Run a command. Returns all responses, with the tagged status response last."""
+        """Run an IMAP command and return all responses. The tagged status response is last."""
         tag = await self._send(command)
         found: list[ImapResponse] = []
         verdict = await self._read_until(tag, on_response=found.append)
@@ -263,7 +271,7 @@ class ImapClient:
 
 
 def _is_free_text(line: bytes) -> bool:
-    """Whether the line is free text. Its end may look like a literal, but is not one."""
+    """Whether the line is free text. The end of free text may look like a literal, but is not a literal."""
     tag, _, rest = line.partition(b" ")
     return tag == b"+" or rest.partition(b" ")[0].upper() in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH")
 
@@ -277,8 +285,10 @@ def _require_ok(response: ImapResponse, *, action: str, permanent: bool) -> Imap
 
 
 def _quote_string(text: str) -> bytes:
-    """Quote a text as an IMAP string. Characters that cannot be quoted are refused, which prevents
-    command injection."""
+    """Quote a text as an IMAP string.
+
+    Characters that cannot be quoted are refused, which prevents command injection.
+    """
     raw = text.encode()
     if any(byte in b"\r\n\0" or byte > 0x7E for byte in raw):
         raise ImapRefused("use the username or password", "it has characters that IMAP cannot quote", permanent=True)

@@ -1,4 +1,4 @@
-"""Parses IMAP responses. Pure, with a limit on nesting."""
+"""Parses IMAP responses. Pure. The depth of nested lists is limited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ImapSyntaxError(ValueError):
 
 
 class ImapResponse(Struct, frozen=True, kw_only=True):
-    """One response. `tag` is `*`, `+` or the tag of a command."""
+    """One response of an IMAP server. `tag` is `*`, `+` or the tag of a command."""
 
     tag: bytes
     rest: bytes  # after the tag, up to its first literal
@@ -29,13 +29,13 @@ class ImapResponse(Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> bytes:
-        """OK, NO, BAD, BYE or PREAUTH; for a data response its type, such as SEARCH."""
+        """The status OK, NO, BAD, BYE or PREAUTH. For a data response, its type, such as SEARCH."""
         first = self.values[0] if self.values else None
         return first.upper() if isinstance(first, bytes) else b""
 
     @property
     def code(self) -> bytes:
-        """The response code in brackets, in upper case; empty if there is none."""
+        """The response code in brackets, in upper case. Empty if there is none."""
         found = _CODE.search(self.rest)
         return found[1].upper() if found else b""
 
@@ -46,7 +46,10 @@ class ImapResponse(Struct, frozen=True, kw_only=True):
 
     @property
     def numbered(self) -> tuple[int, bytes]:
-        """The number and type of `12 EXISTS` or `3 FETCH (...)`; (0, b"") for any other response."""
+        """The number and type of a response such as `12 EXISTS` or `3 FETCH (...)`.
+
+        For any other response, (0, b"").
+        """
         match self.values[:2]:
             case [bytes(number), bytes(word)] if number.isdigit():
                 return int(number), word.upper()
@@ -55,14 +58,13 @@ class ImapResponse(Struct, frozen=True, kw_only=True):
 
 
 def literal_size(line: bytes) -> int | None:
-    """The size of the literal that this line announces, or None."""
+    """Return the size of the literal that this line announces, or None."""
     found = _LITERAL_AT_END.search(line)
     return int(found[1]) if found else None
 
 
 def parse_response(lines: list[bytes], literals: list[bytes]) -> ImapResponse:
-    """Build a response from its lines and the literals between them. Free text is reduced to its
-    status."""
+    """Build a response from its lines and the literals between them. Of free text, only the status is kept."""
     tag, _, rest = lines[0].partition(b" ")
     status = rest.partition(b" ")[0].upper()
     if tag == b"+" or status in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH"):
@@ -137,7 +139,7 @@ def get_numbers(values: list[ImapValue]) -> list[int]:
 
 
 def parse_fetch_items(values: list[ImapValue]) -> dict[bytes, ImapValue]:
-    """Parse the items of a FETCH: `UID 5 RFC822.SIZE 100 ...`."""
+    """Parse the items of a FETCH response, such as `UID 5 RFC822.SIZE 100 ...`."""
     found: dict[bytes, ImapValue] = {}
     for name, value in zip(values[::2], values[1::2], strict=False):
         if isinstance(name, bytes):

@@ -1,8 +1,7 @@
-"""Builds an email from a delivery part. Pure: the same part gives the same email, with the same
-Message-ID.
+"""Builds an email from a delivery part. Pure: the same part gives the same email, with the same Message-ID.
 
-The subject is the only header that an agent's text reaches, limited to one line. This prevents
-header injection.
+The subject is the only header that contains text of an agent, and it is limited to one line. This prevents header
+injection.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MEDIA_TYPE = re.compile(r"([a-z0-9][a-z0-9.+-]{0,60})/([a-z0-9][a-z0-9.+-]{0,60
 
 
 class EmailThread(Struct, frozen=True, kw_only=True):
-    """The data of a thread that an answer in it needs."""
+    """What an answer needs to know about its thread."""
 
     subject: str = ""
     ids: tuple[str, ...] = ()  # Message-IDs of its emails, oldest first, including ours
@@ -48,7 +47,7 @@ class EmailSender(Struct, frozen=True):
 
 
 class EmailChannel(Struct, frozen=True):
-    """A parsed channel: the correspondent and the thread."""
+    """A parsed email channel: the correspondent and the thread."""
 
     correspondent: str  # the address, with a prefix if it is unverified
     address: str
@@ -56,8 +55,10 @@ class EmailChannel(Struct, frozen=True):
 
 
 def parse_channel(text: str) -> EmailChannel | None:
-    """Parse `ADDRESS` or `ADDRESS/THREAD`. The address may have the prefix for an unverified
-    sender. Returns None if there is no valid address."""
+    """Parse a channel `ADDRESS` or `ADDRESS/THREAD`. Returns None if there is no valid address.
+
+    The address may have the prefix for an unverified sender.
+    """
     mark = UNVERIFIED_PREFIX if text.startswith(UNVERIFIED_PREFIX) else ""
     # A local part may contain a slash, a domain may not.
     local, at, rest = text.removeprefix(UNVERIFIED_PREFIX).rpartition("@")
@@ -69,8 +70,10 @@ def parse_channel(text: str) -> EmailChannel | None:
 
 
 def make_message_id(key: str, sender: EmailSender) -> str:
-    """The Message-ID of a part. It is deterministic, so that an email program that deduplicates
-    shows a repeated email once."""
+    """Return the Message-ID of a delivery part.
+
+    It is deterministic, so that an email program that deduplicates shows a repeated email once.
+    """
     plain = key.replace("/", ".")
     return f"{OWN_ID_PREFIX}{plain if re.fullmatch(r'[A-Za-z0-9.-]{1,80}', plain) else digest(key, 32)}@{sender.domain}"
 
@@ -86,7 +89,7 @@ def build_email(
     files: tuple[tuple[Attachment, bytes], ...],
     now: datetime,
 ) -> bytes:
-    """Build a complete email, with CRLF line ends."""
+    """Build a complete email for a delivery part, with CRLF line ends."""
     before = _build_references(thread, quoted_message_id)
     fields = [
         ("From", _format_sender(sender)),
@@ -111,7 +114,7 @@ def build_email(
 
 
 def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str, ...]:
-    """The ids of the earlier emails in the thread. The last id is that of the email that is answered."""
+    """Return the ids of the earlier emails in the thread. The last id is that of the email that is answered."""
     ids = [each for each in thread.ids if each != quoted_message_id and is_message_id(each)]
     if is_message_id(quoted_message_id):
         ids.append(quoted_message_id)
@@ -119,7 +122,7 @@ def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str,
 
 
 def build_subject(thread: EmailThread, text: str, *, is_reply: bool) -> str:
-    """The subject of the thread, with `Re:` for a reply. A new thread gets the first line of the text."""
+    """Return the subject of the thread, with `Re:` for a reply. A new thread gets the first line of the text."""
     subject = _INVISIBLE.sub(" ", thread.subject).strip()[:SUBJECT_LENGTH_MAX]
     if subject:
         return subject if _REPLY_PREFIX.match(subject) or not is_reply else f"Re: {subject}"

@@ -1,5 +1,7 @@
-"""Converts a parsed email to an inbound message. Pure and limited, and it never raises, because
-strangers write the input."""
+"""Converts a parsed email to an inbound message. Pure.
+
+Strangers write the input, so sizes are limited and no input raises an error.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SERVICE = "email"
 
 
 class ParsedEmail(Struct, frozen=True, kw_only=True):
-    """A parsed email: the inbound message, and the data that an answer to it needs."""
+    """A parsed email: the inbound message, and what an answer needs to know about the email."""
 
     incoming: InboundMessage
     subject: str
@@ -49,10 +51,10 @@ def to_inbound(
     find_thread: Callable[[str, tuple[str, ...]], str | None],
     addresses: frozenset[str],
 ) -> ParsedEmail | None:
-    """Convert an email. Returns None if it has no author.
+    """Convert an email to an inbound message. Returns None if the email has no author.
 
-    `find_thread` finds the thread of an author by message ids. `is_cut` means that the end of the
-    email was not read, because it is too large.
+    `find_thread` finds the thread of an author by message ids. `is_cut` means that the email is so large that its end
+    was not read.
     """
     if sender.author is None:
         return None
@@ -99,7 +101,7 @@ def _limit_references(ids: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _get_text(message: MimeMessage) -> str:
-    """The plain text if there is one, else the HTML converted to text."""
+    """Return the plain text of an email if there is one, or else the HTML converted to text."""
     texts = [part for part in message.parts if not part.is_file]
     plain = "\n\n".join(
         part.text()[:TEXT_CHARS_MAX].strip() for part in texts if part.media_type == "text/plain"
@@ -113,8 +115,10 @@ def _get_text(message: MimeMessage) -> str:
 
 
 def _add_subject(text: str, subject: str, *, starts_thread: bool) -> str:
-    """Prepend the subject if the email starts a thread, because people write part of the message
-    there. A text that is a command stays unchanged."""
+    """Add the subject before the text if the email starts a thread, because people write part of the message there.
+
+    A text that is a command stays unchanged.
+    """
     words = make_storable(text)
     if subject and (not words or (starts_thread and not words.startswith("/"))):
         words = f"Subject: {make_storable(subject)}\n\n{words}" if words else make_storable(subject)

@@ -1,8 +1,7 @@
-"""Parses an email into headers and body parts. Pure. The time is linear in the size of the input,
-whatever a stranger sends.
+"""Parses an email into headers and body parts. Pure. The time is linear in the size of the input.
 
-The standard library parses a message completely, at any depth. Here depth, sizes and counts are
-limited. Parts beyond a limit are left out and counted.
+The standard library parses a message completely, at any depth. Here depth, sizes and counts are limited. Parts beyond a
+limit are left out and counted.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class MimePart(Struct, frozen=True, kw_only=True):
     content_id: str = ""
 
     def content(self) -> bytes:
-        """The decoded bytes. Invalid base64 characters are skipped."""
+        """The decoded bytes of the part. Invalid base64 characters are skipped."""
         match self.encoding:
             case "base64":
                 clean = BAD_BASE64_CHARS.sub(b"", self.raw)
@@ -70,7 +69,7 @@ class MimeMessage(Struct, frozen=True, kw_only=True):
     _by_name: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def get_all(self, name: str) -> list[str]:
-        """Every value of a header that may occur more than once, topmost first."""
+        """Return every value of a header that may occur more than once, topmost first."""
         if not self._by_name:
             for each in self.headers:
                 self._by_name.setdefault(each.name, []).append(each.value)
@@ -81,7 +80,7 @@ class MimeMessage(Struct, frozen=True, kw_only=True):
 
 
 def parse_message(raw: bytes) -> MimeMessage:
-    """Parse a message. Never raises: a hostile email gives a small or empty result."""
+    """Parse an email. Never raises an error: a hostile email gives a small or empty result."""
     head, body = _split_head(raw, HEADER_BYTES_MAX)
     headers = _split_headers(head)
     leaves = _PartCollector()
@@ -128,7 +127,7 @@ class _PartCollector:
 
 
 class _ContentHeaders:
-    """The content headers of one part. They are truncated first, and then parsed by the standard library."""
+    """Parses the content headers of one part with the standard library, after truncating them."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._message = Message()

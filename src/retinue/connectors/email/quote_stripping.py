@@ -27,7 +27,7 @@ _FORWARDED = re.compile(r"\s*(?:fwd?|wg|tr|rv|enc)\s*:", re.IGNORECASE)
 
 
 class StrippedText(Struct, frozen=True):
-    """The new text of an email, and the quoted history."""
+    """The new text of an email, separated from the quoted history."""
 
     text: str
     history: str = ""
@@ -39,8 +39,10 @@ def is_forwarded(subject: str) -> bool:
 
 
 def strip_history(text: str) -> StrippedText:
-    """Split a text into new text and history. If the two alternate, or if no new text is left, the
-    whole text counts as new."""
+    """Split the text of an email into new text and quoted history.
+
+    If the two alternate, or if no new text is left, the whole text counts as new.
+    """
     lines = text.split("\n")
     cut = _find_history(lines)
     if cut is None:
@@ -51,7 +53,7 @@ def strip_history(text: str) -> StrippedText:
 
 
 def _find_history(lines: list[str]) -> tuple[int, int] | None:
-    """The first line of the history, and the line after it; None if there is no history."""
+    """Return the first line of the quoted history and the line after the history, or None if there is no history."""
     for at, line in enumerate(lines):
         stripped = line.strip()
         if not stripped or len(stripped) > _SEPARATOR_CHARS_MAX:
@@ -71,7 +73,7 @@ def _find_history(lines: list[str]) -> tuple[int, int] | None:
 
 
 def _is_separator(lines: list[str], at: int) -> bool:
-    """Whether an email program put this line between the new text and the history."""
+    """Whether this line is one that email programs put between the new text and the history."""
     stripped = lines[at].strip()
     following = _find_text_line(lines, at + 1)
     if _SEPARATOR.fullmatch(stripped):
@@ -85,7 +87,7 @@ def _is_separator(lines: list[str], at: int) -> bool:
 
 
 def _count_attribution_lines(lines: list[str], at: int) -> int:
-    """The number of lines of an attribution such as `On ... wrote:` that begins at this line; 0 if none does."""
+    """Return how many lines an attribution such as `On ... wrote:` has that begins at this line, or 0."""
     if not _ATTRIBUTION_START.match(lines[at].strip()):
         return 1 if _ATTRIBUTION.fullmatch(lines[at].strip()[:_SEPARATOR_CHARS_MAX]) else 0
     joined = ""
@@ -103,8 +105,10 @@ def _find_text_line(lines: list[str], at: int) -> int | None:
 
 
 def _find_quoted_block(lines: list[str], start: int, first: int) -> tuple[int, int] | None:
-    """The range of a single quoted block with new text only before it or only after it. None if new
-    and quoted text alternate."""
+    """Return the range of a single quoted block with new text only before it or only after it.
+
+    Returns None if new and quoted text alternate.
+    """
     end = first
     while end < len(lines) and (lines[end].lstrip().startswith(">") or not lines[end].strip()):
         end += 1

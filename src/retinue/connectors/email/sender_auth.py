@@ -1,8 +1,7 @@
-"""Authenticates the sender of an email and detects automated senders. Pure: headers in, a result
-with a reason out.
+"""Verifies the sender of an email and detects automated senders. Pure: headers in, a result with a reason out.
 
-Anyone can write any address into a `From`. An address counts only if the receiving server says that
-it verified it. An automated email is never answered, to prevent an endless exchange.
+Anyone can write any address into a `From` header. An address counts only if the receiving server says that it verified
+the address. An automated email is never answered, to prevent an endless exchange.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from retinue.connectors.email.email_addresses import Mailbox, count_addresses, p
 from retinue.connectors.email.mime import MimeMessage
 from retinue.policy.limits.token_bucket import MINUTE_S, TokenBuckets
 
-CORRESPONDENTS_MAX = 10_000  # whose rate is tracked
+CORRESPONDENTS_MAX = 10_000  # senders whose rate is tracked
 DATE_SKEW_MAX = timedelta(days=3)  # between the date in an email and its arrival
 RESULTS_CHARS_MAX = 8_192
 UNVERIFIED_PREFIX = "unverified:"
@@ -37,8 +36,7 @@ _PROPERTY = re.compile(r"([a-z]{1,20}\.[a-z0-9-]{1,40})\s*=\s*\"?([^\s\"]{1,255}
 
 
 class SenderAuthResult(Struct, frozen=True, kw_only=True):
-    """The result for one email. `because` says why the email counts as automated, or why the
-    author's address is not verified."""
+    """Whether the author of an email is verified, and whether the email is automated. `because` is the reason."""
 
     author: Mailbox | None  # None: no address that could be answered
     is_verified: bool
@@ -48,15 +46,14 @@ class SenderAuthResult(Struct, frozen=True, kw_only=True):
 
     @property
     def sender_id(self) -> str:
-        """The author's address. An unverified address has a prefix, so that it is never confused
-        with a verified one."""
+        """The author's address. An unverified address has a prefix, so it is never confused with a verified address."""
         if self.author is None:
             return ""
         return self.author.address if self.is_verified else UNVERIFIED_PREFIX + self.author.address
 
 
 class SenderAuthenticator(Struct, frozen=True, kw_only=True):
-    """The rules of one account, and the rate limit of each sender."""
+    """Verifies senders by the rules of one account, and limits the rate of each sender."""
 
     addresses: frozenset[str]  # our own, including aliases
     authserv_id: str
@@ -93,7 +90,7 @@ class SenderAuthenticator(Struct, frozen=True, kw_only=True):
         return by_id or (author is not None and author.address in self.addresses)
 
     def _get_unverified_reason(self, message: MimeMessage, author: Mailbox | None, received_at: datetime) -> str:
-        """Why the author's address is not verified; empty if it is verified."""
+        """Return why the author's address is not verified, or an empty string if it is verified."""
         if author is None:
             return "the From header has no address"
         if len(message.get_all("from")) != 1 or count_addresses(message.get_first("from")) != 1:
@@ -132,7 +129,10 @@ def parse_date(message: MimeMessage) -> datetime | None:
 
 
 def get_automated_reason(message: MimeMessage, author: Mailbox | None) -> str:
-    """Why an email counts as sent by a program (RFC 3834 and older conventions); empty if a person may have sent it."""
+    """Return why an email counts as sent by a program, or an empty string if a person may have sent it.
+
+    The rules are those of RFC 3834 and older conventions.
+    """
     submitted = message.get_first("auto-submitted").partition(";")[0].strip().lower()
     if submitted and submitted != "no":
         return "its headers say that it was sent automatically"
@@ -156,12 +156,10 @@ def get_automated_reason(message: MimeMessage, author: Mailbox | None) -> str:
 
 
 def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
-    """Whether the receiving server says that the `From` was verified, by DMARC or by DKIM for its
-    domain.
+    """Whether the receiving server says that it verified the `From` header, by DMARC or by DKIM for its domain.
 
-    Only the topmost `Authentication-Results` header of that server counts, because it is above
-    everything that came with the email. A header that cannot be parsed could be that one, so
-    nothing below it counts.
+    Only the topmost `Authentication-Results` header of that server counts, because it is above everything that came
+    with the email. A header that cannot be parsed could be that header, so nothing below it counts.
     """
     for value in message.get_all("authentication-results"):
         plain = _strip_comments(value[:RESULTS_CHARS_MAX])
@@ -174,10 +172,10 @@ def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _strip_comments(value: str) -> str | None:
-    """Remove the comments of a header. Returns None if quotes make them ambiguous, because a
-    stranger may have chosen the quoted text.
+    """Remove the comments of a header.
 
-    A quoted token without special characters, such as a signature key, is kept without its quotes.
+    Returns None if quotes make the comments ambiguous, because a stranger may have chosen the quoted text. A quoted
+    token without special characters, such as a signature key, is kept without its quotes.
     """
     value = _QUOTED_WORD.sub(r"\1", value)
     if "(" in value and ('"' in value or "\\" in value):

@@ -1,8 +1,7 @@
-"""A small client for SMTP submission. It sends one email per connection, and tells when an email
-was certainly not accepted.
+"""A small client for SMTP submission. It sends one email per connection.
 
-Before the final dot is sent, the server cannot have accepted the email. After that, the result is
-unknown until the server answers.
+It reports whether a failed email was certainly not accepted. Before the final dot is sent, the server cannot have
+accepted the email. After that, the result is unknown until the server answers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _DOT = re.compile(rb"(?:\A|(?<=\r\n))\.")
 
 
 class SendResultUnknown(ConnectionError):
-    """The whole email was sent, and it is unknown whether the server accepted it."""
+    """The whole email was sent, but it is unknown whether the server accepted the email."""
 
 
 class SmtpReply(Struct, frozen=True, kw_only=True):
@@ -42,7 +41,7 @@ class SmtpReply(Struct, frozen=True, kw_only=True):
 
     @property
     def enhanced_code(self) -> str:
-        """The enhanced status code of RFC 3463, such as `5.7.8`; empty if the server sends none."""
+        """The enhanced status code of RFC 3463, such as `5.7.8`. Empty if the server sends none."""
         found = _ENHANCED.match(self.lines[0])
         return found[0].decode() if found else ""
 
@@ -52,7 +51,7 @@ class SmtpReply(Struct, frozen=True, kw_only=True):
 
 
 class SmtpRefused(Exception):
-    """The server refused at this stage, so it accepted nothing."""
+    """The SMTP server refused a command before it could accept the email, so it accepted nothing."""
 
     def __init__(self, stage: str, reply: SmtpReply | None, server_text: str = "") -> None:
         super().__init__(f"the server refused {stage}: {reply.text if reply else server_text}")
@@ -74,7 +73,7 @@ class SmtpClient:
 
     @classmethod
     async def open(cls, server: EmailServer, credentials: EmailCredentials, *, client_name: str) -> SmtpClient:
-        """Connect and log in."""
+        """Connect to the SMTP server and log in."""
         smtp = cls(await EmailConnection.open(server))
         try:
             await smtp._read_greeting(server, client_name)
@@ -95,8 +94,8 @@ class SmtpClient:
     async def send(self, message: bytes, *, sender: str, recipient: str) -> str:
         """Send one email, and return the server's confirmation.
 
-        `SmtpRefused`, `TooLargeForServer` and `EmailConnectionBroke` mean that the server certainly
-        did not accept it. `SendResultUnknown` means that it may have accepted it.
+        `SmtpRefused`, `TooLargeForServer` and `EmailConnectionBroke` mean that the server certainly did not accept the
+        email. `SendResultUnknown` means that the server may have accepted it.
         """
         data = _DOT.sub(b"..", _LINE_END.sub(b"\r\n", message))
         if not data.endswith(b"\r\n"):
@@ -155,8 +154,10 @@ class SmtpClient:
             raise SmtpRefused("the login", None, "the server offers no supported login method")
 
     async def _authenticate(self, mechanism: str, answers: list[bytes], *, initial: bool = True) -> None:
-        """Authenticate by answering the server's challenges. An extra challenge gets an empty
-        answer, to which the server replies with its error."""
+        """Log in by answering the server's challenges.
+
+        An extra challenge gets an empty answer, to which the server replies with its error.
+        """
         left = [b64encode(each) for each in answers]
         first = b"AUTH " + mechanism.encode()
         await self._connection.send(first + (b" " + left.pop(0) if initial else b"") + b"\r\n")
@@ -191,7 +192,7 @@ class SmtpClient:
 
 
 def build_delivery_failed(error: SmtpRefused | TooLargeForServer | EmailConnectionBroke) -> DeliveryFailed:
-    """Return the delivery failure for an error. In all these cases the server certainly did not accept the email."""
+    """Return the delivery failure for an error after which the server certainly did not accept the email."""
     if isinstance(error, TooLargeForServer):
         return DeliveryFailed("the email is too large", kind=FailureKind.TOO_LARGE, permanent=True, because=str(error))
     if isinstance(error, EmailConnectionBroke):

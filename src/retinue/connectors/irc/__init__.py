@@ -1,4 +1,4 @@
-"""IRC: one server per connector."""
+"""Connects IRC servers: one server per connector."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names on IRC: compares them, identifies users by them, and checks that a name can be written to.
+"""Handles names on IRC: compares them, identifies users by them, and checks whether a name can be written to.
 
-Anyone can take a free nick. If the server vouches for an account, the account identifies the user.
-Otherwise a user counts as the same only while all of `nick!user@host` is the same.
+Anyone can take a free nick. If the server vouches for an account, the account identifies the user. Otherwise a user
+counts as the same only while all of `nick!user@host` is the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse_casemapping(text: str) -> Casemapping:
 
 
 class IrcServerFeatures(Struct, frozen=True, kw_only=True):
-    """The features of a server that we use, as it announced them during registration (numeric `005`)."""
+    """The features that a server announced during registration (numeric `005`), as far as the connector uses them."""
 
     casemapping: Casemapping = Casemapping.RFC1459
     channel_prefixes: str = "#&"
@@ -85,7 +85,7 @@ def _parse_limit(text: str, default: int) -> int:
 
 
 class IrcUser(Struct, frozen=True, kw_only=True):
-    """The user of a private channel: an account, or exactly this nick with this user and host."""
+    """The user of a private channel: an account, or exactly one nick with one user and host."""
 
     nick: str = ""
     user_at_host: str = ""
@@ -93,13 +93,15 @@ class IrcUser(Struct, frozen=True, kw_only=True):
 
 
 def make_user_id(source: str, account: str, features: IrcServerFeatures) -> str:
-    """Return the id of a user: the account if the server vouches for one, else `nick!user@host`,
-    which proves nothing."""
+    """Return the id of a user: the account if the server vouches for one, or else `nick!user@host`.
+
+    The latter proves nothing.
+    """
     return features.fold(f"{ACCOUNT_PREFIX}{account}" if account else source)
 
 
 def parse_user(channel: str) -> IrcUser | None:
-    """Parse the name of a private channel. Returns None if it is not one, or if its user cannot be written to."""
+    """Parse the name of a private channel. Returns None if the name is invalid, or if its user cannot be written to."""
     if channel.startswith(ACCOUNT_PREFIX):
         account = channel.removeprefix(ACCOUNT_PREFIX)
         return IrcUser(account=account) if _NICK.fullmatch(account) else None

@@ -1,7 +1,7 @@
-"""Proves that a server accepted our lines.
+"""Proves that an IRC server accepted the lines of a delivery.
 
-IRC has no receipts, but a server processes a connection in order. So its answer to a PING that we
-sent after the lines proves that it read them. Any error about them arrives before that answer.
+IRC has no receipts, but a server processes a connection in order. So its answer to a PING sent after the lines proves
+that it has read them. Any error about the lines arrives before that answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSALS = (*_NO_SUCH_TARGET, *_SENDER_REFUSED, *_TOO_LONG, *_THROTTLED)
 
 
 class PartlySent(ConnectionError):
-    """Some lines were accepted and some were not: sending all again would duplicate some."""
+    """Some lines of a message were accepted and others were not, so sending all lines again would duplicate some."""
 
 
 @dataclass(slots=True, eq=False)

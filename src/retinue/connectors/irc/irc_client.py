@@ -23,7 +23,7 @@ _WHOIS_ENDS = ("318", "401")
 
 
 class IrcConnectionBroke(ConnectionError):
-    """The connection ended during an operation on it."""
+    """The connection to the IRC server ended while an operation was using it."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class WhoisQuery:
 
 @dataclass(slots=True, eq=False)
 class IrcClient:
-    """One connection. `token` identifies it and is unique."""
+    """One registered connection to an IRC server. `token` identifies the connection and is unique."""
 
     transport: IrcTransport
     token: str
@@ -65,7 +65,7 @@ class IrcClient:
         return capability in self.registration.granted
 
     async def wait_while_connected(self, awaitable: Awaitable[T]) -> T:
-        """Await `awaitable`. Raises `IrcConnectionBroke` if the connection ends first."""
+        """Await `awaitable`. Raises `IrcConnectionBroke` if the connection ends before it is done."""
         wanted = asyncio.ensure_future(awaitable)
         end = asyncio.ensure_future(self.ended.wait())
         try:
@@ -92,7 +92,7 @@ class IrcClient:
     # --- messages from the server ---
 
     def handle(self, message: IrcMessage) -> InboundMessage | None:
-        """Handle one message of the server. Returns it as an inbound message if a user wrote it, else None."""
+        """Handle one message of the server. If a user wrote it, return it as an inbound message, or else None."""
         self.messages_received += 1
         match message.command:
             case "PING":

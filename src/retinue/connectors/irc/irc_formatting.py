@@ -1,4 +1,4 @@
-"""The text of IRC messages: removes colors from received text, and splits text to send into lines."""
+"""Removes colors from received IRC text, and splits text to send into lines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BREAKS = re.compile(r"[\r\n\x0b\x0c\x85\u2028\u2029]+")
 
 
 def strip_formatting(text: str) -> str:
-    """Remove colors and other invisible control characters."""
+    """Remove colors and other invisible control characters from a text."""
     return _CONTROL_CHARS.sub("", _COLORS.sub("", text))
 
 
 def parse_ctcp(text: str) -> tuple[str, str] | None:
-    """The command and arguments of a CTCP request; None if it is a normal message."""
+    """Return the command and arguments of a CTCP request, or None for a normal message."""
     if not text.startswith(CTCP):
         return None
     command, _, rest = text.strip(CTCP).partition(" ")
@@ -34,7 +34,7 @@ def parse_ctcp(text: str) -> tuple[str, str] | None:
 
 
 def text_bytes_max(prefix: str, features: IrcServerFeatures, *, target: str | None = None) -> int:
-    """The number of bytes of text that fit into one line when the server relays it with our prefix.
+    """Return how many bytes of text fit into one line when the server relays the line with the bot's prefix.
 
     Before the prefix is known, its maximum length is assumed.
     """
@@ -44,7 +44,7 @@ def text_bytes_max(prefix: str, features: IrcServerFeatures, *, target: str | No
 
 
 def split_lines(text: str, bytes_max: int) -> list[str]:
-    """Split a text into lines to send, none of them empty. Long lines are split at spaces."""
+    """Split a text into lines to send. No line is empty. Long lines are split at spaces."""
     lines: list[str] = []
     for line in _BREAKS.split(text):
         rest = _CONTROL_CHARS.sub("", line).rstrip()
@@ -67,7 +67,7 @@ def _cut_head(text: str, bytes_max: int) -> str:
 
 
 def strip_address(text: str, nicks: tuple[str, ...], features: IrcServerFeatures) -> tuple[str, bool]:
-    """Return the text without one of our nicks at its beginning, and whether the text contained one of our nicks."""
+    """Return the text without one of the bot's nicks at its beginning, and whether the text contained such a nick."""
     folded = features.fold(text)
     for nick in nicks:
         name = re.escape(features.fold(nick))

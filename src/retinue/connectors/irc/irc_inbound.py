@@ -26,9 +26,9 @@ def to_inbound(
     features: IrcServerFeatures,
     fallback_id: str,
 ) -> InboundMessage | None:
-    """Convert a message. Returns None for a server notice, a CTCP request or an empty text.
+    """Convert an IRC message to an inbound message. Returns None for a server notice, a CTCP request or an empty text.
 
-    `fallback_id` is the message id if the server assigns none.
+    `fallback_id` is the message id to use if the server assigns none.
     """
     if "!" not in message.source or "@" not in message.source or len(message.params) < 2:
         return None

@@ -24,7 +24,7 @@ _BREAKS = re.compile(r"[\r\n\x00]")
 
 
 class IrcMessage(Struct, frozen=True, kw_only=True):
-    """One message from the server."""
+    """One message from an IRC server."""
 
     command: str
     params: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class IrcMessage(Struct, frozen=True, kw_only=True):
 
 
 def decode_line(raw: bytes) -> str:
-    """Decode as UTF-8, or else as Windows-1252, which older clients send."""
+    """Decode a line as UTF-8, or else as Windows-1252, which older clients send."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -52,7 +52,7 @@ def decode_line(raw: bytes) -> str:
 
 
 def parse_message(raw: bytes) -> IrcMessage | None:
-    """Parse a line. Returns None if it is invalid; callers skip it."""
+    """Parse a line. Returns None if the line is invalid, so that the caller skips it."""
     text = decode_line(raw.rstrip(b"\r\n").replace(b"\x00", b""))
     tags: dict[str, str] = {}
     if text.startswith("@"):
@@ -92,10 +92,10 @@ def _unescape(value: str) -> str:
 def encode_message(
     command: str, *params: str, trailing: str | None = None, tags: Mapping[str, str] | None = None
 ) -> bytes:
-    """Encode one message. `trailing` may contain spaces and is sent after a colon; the other
-    parameters may not.
+    """Encode one message.
 
-    Raises `ValueError` for a parameter that the server would parse differently, so the caller must sanitize it.
+    `trailing` may contain spaces and is sent after a colon; the other parameters may not contain spaces. Raises
+    `ValueError` for a parameter that the server would parse differently, so the caller must sanitize it.
     """
     for word in params:
         if not word or " " in word or word.startswith(":") or _BREAKS.search(word):
@@ -114,7 +114,7 @@ def encode_message(
 
 
 def parse_pairs(tokens: Iterable[str]) -> dict[str, str]:
-    """Parse tokens such as `NICKLEN=30`. The value is empty for a token without one."""
+    """Parse tokens such as `NICKLEN=30` into names and values. A token without `=` has an empty value."""
     return {key: value for key, _, value in (word.partition("=") for word in tokens)}
 
 

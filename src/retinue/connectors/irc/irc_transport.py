@@ -71,7 +71,7 @@ class IrcTransport:
         self.writer.write(b"".join(lines))
 
     def close(self) -> None:
-        """Close the connection, but first send what was written if the server still reads."""
+        """Close the connection. If the server still reads, first send the lines that were already written."""
         self.writer.close()
 
     def abort(self) -> None:
@@ -114,7 +114,7 @@ def _describe_error(error: OSError) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine, so that the traffic cannot be read on a network."""
+    """Whether the host is this machine, so that no other machine can read the traffic."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""IRC connection registration, from the first line that we send to the end of the MOTD.
+"""Registers an IRC connection: the exchange from the first line sent to the end of the MOTD.
 
 Pure: messages in, lines out, or `ConnectionLost` with advice for the owner.
 """
@@ -47,8 +47,11 @@ class IrcCredentials:
 
 @dataclass(slots=True)
 class IrcRegistration:
-    """The registration exchange. `start` returns the first lines to send, and `handle` the lines
-    that answer a message. `is_done` is true once the server has accepted us."""
+    """The state of one registration exchange.
+
+    `start` returns the first lines to send, and `handle` returns the lines that answer a message. `is_done` is true
+    once the server has accepted the connection.
+    """
 
     credentials: IrcCredentials
     nick: str = ""

@@ -1,5 +1,4 @@
-"""Health of a connector, and the back-off after its connection broke. Pure: only types and
-arithmetic, which the supervisor uses."""
+"""The health of a connector, and the back-off after its connection broke. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +28,10 @@ class ConnectionStatus(StrEnum):
 
 
 class ConnectorHealth(Struct, frozen=True, kw_only=True):
-    """The current health of one connector. `failures` is the number of consecutive failures, and
-    `retry_at` the time of the next attempt."""
+    """The current health of one connector.
+
+    `failures` is the number of consecutive failures, and `retry_at` the time of the next attempt.
+    """
 
     name: str
     platform: str
@@ -51,11 +52,10 @@ class ConnectorHealth(Struct, frozen=True, kw_only=True):
 def reconnect_delay_s(
     failures: int, *, random_share: float, retry_after_s: float | None = None, needs_owner: bool = False
 ) -> float:
-    """The delay before reconnecting after this many consecutive failures. `random_share` is from 0
-    to 1.
+    """Return the delay before the next attempt to connect, after this many consecutive failures.
 
-    The delay is never shorter than the platform requested. It has jitter, so that clients that were
-    disconnected together do not reconnect together.
+    `random_share` is from 0 to 1. The delay is never shorter than the platform requested. It has jitter, so that
+    clients that were disconnected together do not reconnect together.
     """
     longest = BACKOFF_FIRST_S * 2 ** min(max(failures - 1, 0), _DOUBLINGS_MAX)
     own = NEEDS_OWNER_RETRY_S if needs_owner else min(longest, BACKOFF_MAX_S)

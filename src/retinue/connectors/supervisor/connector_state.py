@@ -1,5 +1,7 @@
-"""The key-value state of each connector in the store. The keys belong to the connector's name, so
-two connectors of one platform never share them."""
+"""The key-value state of each connector in the store.
+
+The keys belong to the connector's name, so two connectors of one platform never share them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from retinue.store.core.connection import Store
 
 
 class StoredConnectorState:
-    """The state of one connector in the store. A value is committed when `put` returns, so a crash
-    cannot leave a partial value."""
+    """The state of one connector in the store.
+
+    When `put` returns, the value is committed, so a crash cannot leave a partial value.
+    """
 
     def __init__(self, store: Store, clock: Clock, connector_name: str) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""The connector supervisor: creates every connector from the settings and keeps it listening.
+"""Creates every connector from the settings and keeps it listening.
 
-A connector that stops unnoticed loses messages. So each connector has a task that restarts it
-whenever it ends, and a status that can be read at any time.
+A connector that stops unnoticed loses messages. So each connector has a task that restarts it whenever it ends, and a
+status that can be read at any time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def ignore_alert(_instance: str, _lost: ConnectionLost, _at_ms: int) -> No
 
 
 class SupervisorServices(Struct, frozen=True, kw_only=True):
-    """Services that a supervisor needs."""
+    """Services that the connector supervisor needs."""
 
     store: Store
     clock: Clock
@@ -89,7 +89,7 @@ class SupervisorServices(Struct, frozen=True, kw_only=True):
 
 
 class _ConnectorEntry(Struct, eq=False):
-    """One connector with its status. `connector` is None if it is disabled or could not be created."""
+    """One connector with its status. `connector` is None if the connector is disabled or could not be created."""
 
     name: str
     platform: str
@@ -109,11 +109,10 @@ class _ConnectorEntry(Struct, eq=False):
 
 
 class ConnectorSupervisor:
-    """Owns the running connectors. The outbox finds them in the mapping `connectors`, which the
-    supervisor keeps current.
+    """Creates, starts and stops connectors. The outbox finds the running connectors in the mapping `connectors`.
 
-    `wrap` is applied to each connector before the outbox gets it. This is how secrets are redacted
-    from everything that is sent.
+    `wrap` is applied to each connector before the outbox gets it. This is how secrets are redacted from everything that
+    is sent.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class ConnectorSupervisor:
                     self._register(line)
 
     def schedule_sync(self, wanted: Mapping[str, ConnectorSettings]) -> None:
-        """Run `sync` in a task, for a caller that reports changed settings and cannot wait."""
+        """Run `sync` in a task, for a caller that reports changed settings and cannot wait for it."""
         task = asyncio.create_task(self.sync(wanted))
         self._sync_tasks.add(task)
         task.add_done_callback(self._sync_tasks.discard)
@@ -201,7 +200,7 @@ class ConnectorSupervisor:
         )
 
     def make_connector(self, connector_name: str, settings: ConnectorSettings) -> Connector:
-        """Create a connector from these settings without starting it. Raises if the settings are invalid."""
+        """Create a connector from these settings without starting it. Raises an error if the settings are invalid."""
         kind = self._services.platforms.find(settings.platform)
         return make_connector(
             kind,
@@ -210,8 +209,10 @@ class ConnectorSupervisor:
         )
 
     def get_platform_name(self, connector_name: str) -> str:
-        """The platform of a connector, such as `telegram`; the connector's own name if it was added
-        ready-made."""
+        """Return the platform of a connector, such as `telegram`.
+
+        For a connector that was added ready-made, return the connector's own name.
+        """
         line = self._entries.get(connector_name)
         return line.settings.platform if line is not None and line.settings is not None else connector_name
 
@@ -245,7 +246,7 @@ class ConnectorSupervisor:
     # --- connectors ---
 
     def add(self, connector: Connector, *, platform: str = "") -> None:
-        """Add a ready-made connector and start it, replacing any other with the same name."""
+        """Add a ready-made connector and start it. It replaces any other connector of the same name."""
         old = self._entries.pop(connector.name, None)
         if old is not None and old.task is not None:
             old.task.cancel()
@@ -268,7 +269,7 @@ class ConnectorSupervisor:
             )
 
     def start(self) -> None:
-        """Start listening with every connector. Received messages are accepted from now on."""
+        """Start listening with every connector. From now on, received messages are accepted."""
         self._is_listening = True
         for line in self._entries.values():
             if line.connector is not None and line.task is None:
@@ -300,7 +301,7 @@ class ConnectorSupervisor:
                 log.error("connector does not stop", extra={"connector": connector_name})
 
     def abandon(self) -> None:
-        """Cancel everything at once, as a crash would. Platforms redeliver messages that were not confirmed."""
+        """Cancel everything at once, as in a crash. Platforms deliver messages again that were not confirmed."""
         self._is_listening = False
         self._is_stopped = True
         for task in self._tasks():
@@ -326,7 +327,7 @@ class ConnectorSupervisor:
             entry.status, entry.since, entry.retry_at = ConnectionStatus.CONNECTING, self._clock.now(), None
 
     async def _listen_once(self, entry: _ConnectorEntry, connector: Connector, accept: Accept) -> ConnectionLost:
-        """Listen until the connection breaks for any reason, and return that reason."""
+        """Listen until the connection breaks for any reason, and return the reason."""
         take_back = self._clock.call_later(HEALTHY_AFTER_S, partial(_mark_healthy, entry))
         try:
             await connector.listen(accept)
@@ -366,7 +367,10 @@ class ConnectorSupervisor:
         await self._clock.sleep(seconds)
 
     async def _alert_owner(self, entry: _ConnectorEntry, lost: ConnectionLost) -> None:
-        """Alert the owner once per problem. The start of the problem is stored, so a restart does not alert again."""
+        """Alert the owner once per problem.
+
+        The start of the problem is stored, so a restart does not send another alert.
+        """
         try:
             began_ms = await self._poison_messages.mark_needs_owner(entry.name, is_new=entry.has_recovered)
             entry.has_recovered = False
@@ -391,8 +395,7 @@ class ConnectorSupervisor:
         return receipt
 
     def _is_poison(self, connector_name: str, incoming: InboundMessage) -> bool:
-        """Count a failed attempt. Returns whether the message has now failed so often that it
-        counts as a poison message."""
+        """Count a failed attempt to process a message. Returns whether the message now counts as a poison message."""
         key = (connector_name, incoming.room, incoming.message_id, incoming.revision)
         tries = self._failed_attempts.pop(key, 0) + 1
         if tries >= MESSAGE_ATTEMPTS_MAX:
@@ -430,7 +433,7 @@ class ConnectorSupervisor:
             line.last_delivered_at = self._clock.now()
 
     async def check(self, connector_name: str) -> ConnectorCheckResult:
-        """Check the login of a connector. One that could not be created is checked by its settings."""
+        """Check the login of a connector. If the connector could not be created, check its settings."""
         line = self._entries.get(connector_name)
         if line is None:
             raise ConnectorNotFound(connector_name)
@@ -450,7 +453,7 @@ class ConnectorSupervisor:
         return await _run_check(connector)
 
     async def retry_poison_message(self, id_: str) -> Receipt | None:
-        """Accept a poison message as if it had just arrived. Raises the error if it fails again."""
+        """Accept a poison message as if it had just arrived. If it fails again, raise the error."""
         instance, incoming = await self._poison_messages.get(id_)
         receipt = await self._services.accept(instance, incoming)
         await self._poison_messages.close(id_, is_done=True)
@@ -467,8 +470,10 @@ class ConnectorSupervisor:
 def _is_unchanged(
     entry: _ConnectorEntry, settings: ConnectorSettings | None, plugin_connector: Connector | None
 ) -> bool:
-    """Whether a connector can keep running. Changed access rules need no reconnect, because they
-    are read with each message."""
+    """Whether a connector can keep running after a change of settings.
+
+    Changed access rules need no reconnect, because they are read with each message.
+    """
     if entry.settings is None or settings is None:
         by_hand = entry.settings is None and not entry.is_from_plugin
         return settings is entry.settings and (
@@ -509,10 +514,10 @@ async def _run_check(connector: Connector) -> ConnectorCheckResult:
 
 
 class _UnavailableConnector:
-    """Placeholder for a connector that could not be created or is not ready yet.
+    """Takes the place of a connector that could not be created or is not ready yet.
 
-    Envelopes for it wait for a while, as if the connection were down. Unless `repeats_safely` is
-    known, a delivery that a crash interrupted counts as not safe to repeat.
+    Envelopes for it wait for a while, as if the connection were down. Unless `repeats_safely` is known, a delivery that
+    a crash interrupted counts as not safe to repeat.
     """
 
     attempts_max = REMOTE_ATTEMPTS_MAX
@@ -536,8 +541,10 @@ class _UnavailableConnector:
 
 
 def _describe_error(error: BaseException) -> str:
-    """A text for the error that may be shown. An unknown error may contain anything, so only its
-    class is named."""
+    """Return a text about an error that may be shown.
+
+    An unknown error may contain anything, so only its class is named.
+    """
     if isinstance(error, RetinueError):
         return ": ".join(part for part in (error.sentence, error.because) if part)[:ERROR_CHARS_MAX]
     if isinstance(error, OSError) and error.strerror:

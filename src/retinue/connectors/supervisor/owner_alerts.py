@@ -1,4 +1,4 @@
-"""Notifies the owner that a connector needs them: one envelope per problem, however long it lasts."""
+"""Notifies the owner about connectors that need attention: one envelope per problem, however long the problem lasts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class OwnerAlerts:
         self._name = name
 
     async def send(self, connector_name: str, lost: ConnectionLost, began_ms: int) -> None:
-        """Send an alert. Its idempotency key contains the start of the problem, so a repeated alert
-        is the same envelope."""
+        """Send an alert.
+
+        The idempotency key contains the start of the problem, so a repeated alert is the same envelope.
+        """
         lines = [f"The connector '{connector_name}' needs your help: {lost.sentence}."]
         lines += [f"because: {lost.because}"] if lost.because else []
         lines += [f"try: {lost.try_this}"] if lost.try_this else []

@@ -1,5 +1,4 @@
-"""Poison messages: inbound messages that failed repeatedly are stored, so that later messages are
-processed."""
+"""Stores poison messages: inbound messages that failed repeatedly. Later messages can then be processed."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ change: the owner would be notified again after an upgrade."""
 
 
 class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as stored. Its files are left out: they are still on the platform, which may not offer them again."""
+    """A poison message as stored. Its files are not stored: the platform has them, but may not offer them again."""
 
     room: str
     message_id: str
@@ -82,7 +81,7 @@ class PoisonMessages:
         log.error("poison message stored", extra={"connector": connector_name, "because": because, "tries": attempts})
 
     async def get(self, id_: str) -> tuple[str, InboundMessage]:
-        """Return the name of the connector that received the message, and the message."""
+        """Return a poison message, and the name of the connector that received it."""
         found = await self._store.read(partial(poison_messages.get, id_=id_))
         if found is None:
             raise PoisonMessageNotFound(id_)
@@ -99,8 +98,10 @@ class PoisonMessages:
             raise PoisonMessageNotFound(id_)
 
     async def mark_needs_owner(self, connector_name: str, *, is_new: bool) -> int:
-        """Return since when a connector needs its owner, in milliseconds. If that is not stored, or
-        with `is_new`, store the current time."""
+        """Return since when a connector has needed its owner, in milliseconds.
+
+        If no time is stored, or with `is_new`, store the current time first.
+        """
         now_ms = to_ms(self._clock.now())
 
         def body(conn: sa.Connection) -> int:
@@ -127,6 +128,8 @@ def from_json(body: str) -> InboundMessage:
 
 
 def _make_message_key(incoming: InboundMessage) -> str:
-    """Return the key of a message within its channel. An edit has a separate key, because an edit
-    may fail although the original message did not."""
+    """Return the key of a message within its channel.
+
+    An edit has a separate key, because an edit may fail although the original message did not.
+    """
     return f"{incoming.message_id}/{incoming.revision}" if incoming.revision else incoming.message_id

@@ -1,7 +1,7 @@
-"""Types of the Bot API: only the fields that we use, each with a default if it may be missing.
+"""Types of the Bot API: only the fields that the connector uses, each with a default if it may be missing.
 
-An update that does not match these types is of a kind that we do not know. `updates.parse_update`
-decodes each update separately, so it does not affect the others.
+An update that does not match these types is of an unknown kind. `updates.parse_update` decodes each update separately,
+so such an update does not affect the others.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TextQuote(Struct, frozen=True, kw_only=True):
 
 
 class AnyObject(Struct, frozen=True):
-    """An object of which only the presence matters."""
+    """An object of the Bot API whose content does not matter, only that it is present."""
 
 
 class TelegramMessage(Struct, frozen=True, kw_only=True):
@@ -197,7 +197,7 @@ class WebhookInfo(Struct, frozen=True, kw_only=True):
 
 
 class SentMessage(Struct, frozen=True, kw_only=True):
-    """The id of a message that Telegram accepted from us."""
+    """The id of a message that Telegram accepted from the bot."""
 
     message_id: int
 

@@ -1,7 +1,7 @@
-"""A thin client of the Bot API: one call, one result or one typed error.
+"""A thin client of the Bot API: each call gives one result or one typed error.
 
-The URL of a call contains the token, so exceptions of aiohttp are never passed on. Errors have our
-own texts.
+The URL of a call contains the token, so exceptions of aiohttp are never passed on. Errors have texts that do not
+contain the URL.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _ApiResponse(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramUpload:
-    """A file to upload with a call, under the field name that the call's arguments refer to."""
+    """A file to upload with a call. The arguments of the call refer to its field name."""
 
     field_name: str
     path: Path
@@ -99,8 +99,7 @@ class TelegramUpload:
 
 
 class BotApi:
-    """A client of the Bot API for one bot. Hold `http_session` around several calls to share a
-    session."""
+    """A client of the Bot API for one bot. Keep `http_session` open during several calls to share a session."""
 
     def __init__(self, base: str, token: str, *, timeout_s: float) -> None:
         self._base = base.rstrip("/")
@@ -133,7 +132,7 @@ class BotApi:
         uploads: tuple[TelegramUpload, ...] = (),
         wait_s: float = 0.0,
     ) -> T:
-        """Make one call. `wait_s` is the long-polling timeout that was requested."""
+        """Make one call of the Bot API. `wait_s` is the long-polling timeout in the request."""
         allowed_s = self._timeout_s + wait_s + sum(each.size_bytes for each in uploads) / UPLOAD_BYTES_PER_S
         async with self.http_session() as session:
             status, body = await self._post(session, method, arguments, uploads, allowed_s)
@@ -153,7 +152,7 @@ class BotApi:
             raise TelegramNoAnswer(method, because="the result has an unexpected form") from None
 
     async def download(self, file_id: str) -> AsyncIterator[bytes]:
-        """Stream the bytes of a file."""
+        """Stream the bytes of a file on Telegram."""
         import aiohttp
 
         async with self.http_session() as session:
@@ -215,7 +214,7 @@ class BotApi:
         return URL(f"{self._base}/{path}", encoded=True)
 
     def _redact_description(self, description: str) -> str:
-        """Make a description safe to show: it may repeat the URL, which contains the token."""
+        """Make the description of an error safe to show: it may repeat the URL, which contains the token."""
         plain = "".join(each if each.isprintable() else " " for each in description.replace(self._token, "TOKEN"))
         return plain[:DESCRIPTION_LENGTH_MAX]
 

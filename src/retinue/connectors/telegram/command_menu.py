@@ -1,5 +1,7 @@
-"""The server's slash commands in a bot's menu in private chats. Telegram keeps the menu, so it is
-sent only when it changes."""
+"""Puts the server's slash commands into a bot's menu in private chats.
+
+Telegram stores the menu, so it is sent only when it changes.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,7 @@ def build_menu() -> list[dict[str, str]]:
 
 
 async def sync_menu(call: CallMethod, state: ConnectorState, bot: int, *, is_enabled: bool) -> None:
-    """Update the menu if it differs. If Telegram does not accept it, the next connection tries
-    again."""
+    """Update the bot's menu if it differs. If Telegram refuses the menu, the next connection tries again."""
     known = await state.get(KEY)
     offered = build_menu() if is_enabled else []
     now = f"{bot} {msgspec.json.encode(offered).decode()}" if is_enabled else ""

@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 class TelegramConnector:
     """Connects one bot to Telegram.
 
-    An interrupted send has an unknown result, because the Bot API has no idempotency keys.
+    The result of an interrupted send is unknown, because the Bot API has no idempotency keys.
     """
 
     repeats_safely = False
@@ -160,8 +160,10 @@ class TelegramConnector:
         return offset
 
     async def _note_migration(self, incoming: InboundMessage) -> None:
-        """Store the new id of a group before the server accepts the message about it. From then on,
-        messages for the old id go to the new one."""
+        """Store the new id of a group before the server accepts the message about it.
+
+        From then on, messages for the old id go to the new id.
+        """
         if incoming.kind is InboundKind.MOVED:
             await self._store_migration(int(incoming.room), int(incoming.text))
 
@@ -233,8 +235,10 @@ class TelegramConnector:
     async def _send(
         self, channel: str, quoted_message_id: str, build_request: Callable[[TelegramSendOptions], BotApiRequest]
     ) -> str:
-        """Send a request, and return the message id. A refusal means that nothing was sent, so the
-        request is sent again with simpler options."""
+        """Send a request, and return the message id.
+
+        A refusal means that nothing was sent, so the request is sent again with simpler options.
+        """
         chat, topic = await self._resolve_channel(channel)
         manner = TelegramSendOptions(
             chat=chat,
@@ -263,7 +267,7 @@ class TelegramConnector:
         )
 
     async def _try_in_channel(self, method: str, channel: str, arguments: Mapping[str, Any]) -> None:
-        """Call a method for a channel. A failure is only logged."""
+        """Call a Bot API method for a channel. A failure is only logged."""
         chat, topic = await self._resolve_channel(channel)
         where = {"chat_id": chat} if topic is None else {"chat_id": chat, "message_thread_id": topic}
         await self._try_call(method, {**where, **arguments})

@@ -22,7 +22,7 @@ _TOO_LARGE_TEXTS = ("too long", "too big", "too large")
 
 
 class TelegramTokenRejected(ConnectionLost):
-    """Telegram refused the token, or the text is not a token."""
+    """Telegram refused the bot's token, or the text is not a token."""
 
     code = "connector.token_rejected"
 
@@ -64,7 +64,7 @@ class TelegramBotInUse(ConnectionLost):
 
 
 def build_delivery_refused(refused: TelegramRefused) -> DeliveryFailed:
-    """Telegram refused a delivery part, so it did not accept it."""
+    """Return the delivery failure for a refusal by Telegram, after which the part was certainly not accepted."""
     kind, permanent, try_this = _classify_refusal(refused)
     return DeliveryFailed(
         "Telegram did not accept the message",
@@ -81,7 +81,7 @@ def build_not_sent(error: TelegramUnreachable) -> DeliveryFailed:
 
 
 def _classify_refusal(refused: TelegramRefused) -> tuple[FailureKind, bool, str]:
-    """The kind of failure, whether it is permanent, and what helps."""
+    """Return the kind of failure, whether it is permanent, and what a person can do."""
     description = refused.description.casefold()
     match refused.status:
         case 401 | 404:
@@ -107,8 +107,10 @@ def _classify_refusal(refused: TelegramRefused) -> tuple[FailureKind, bool, str]
 def build_connection_lost(
     error: TelegramRefused | TelegramUnreachable | TelegramNoAnswer, *, conflicts: int, random: Random
 ) -> ConnectionLost:
-    """The polling connection is lost. `conflicts` counts consecutive polls that another listener
-    interrupted."""
+    """Return the error for a lost polling connection.
+
+    `conflicts` counts consecutive polls that another program with the same token interrupted.
+    """
     if not isinstance(error, TelegramRefused):
         return ConnectionLost(error.sentence, because=error.because, try_this=error.try_this)
     match error.status:

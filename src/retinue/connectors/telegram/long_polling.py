@@ -1,8 +1,7 @@
-"""Receives updates by long polling. The offset advances only over updates that the server has
-accepted.
+"""Receives updates by long polling. The offset advances only past updates that the server has accepted.
 
-While the server is still processing a message (a long download, or coalescing), polling continues
-from the same offset. That confirms nothing, and messages in other channels do not wait.
+While the server is still processing a message (a long download, or coalescing), polling continues from the same offset.
+That confirms nothing, and messages in other channels do not wait.
 """
 
 from __future__ import annotations
@@ -41,12 +40,11 @@ class PolledMessage(Struct, frozen=True, kw_only=True):
 
 
 class _EarlierMessageFailed(Exception):
-    """An earlier message of the same channel was not accepted, so this one has to wait for it."""
+    """An earlier message of the same channel was not accepted, so the later message must wait."""
 
 
 async def get_updates(api: BotApi, offset: int | None, *, poll_s: int) -> UpdateBatch:
-    """The updates from an offset on, at most one hundred. The request confirms all updates before
-    the offset."""
+    """Return the updates from an offset on, at most one hundred. The request confirms all earlier updates."""
     arguments: dict[str, object] = {
         "timeout": poll_s,
         "limit": UPDATES_MAX,
@@ -63,7 +61,7 @@ async def get_updates(api: BotApi, offset: int | None, *, poll_s: int) -> Update
 
 
 class LongPoller:
-    """Polls and accepts messages on one connection, from the first request until it breaks."""
+    """Polls one connection and passes messages to the server, from the first request until the connection breaks."""
 
     def __init__(
         self,
@@ -78,8 +76,7 @@ class LongPoller:
         connector_name: str,
         poll_s: int,
     ) -> None:
-        """`before_accept` is called with each message before the server accepts it. `confirm`
-        stores an offset."""
+        """`before_accept` is called with each message before the server accepts it. `confirm` stores an offset."""
         self._get_updates = get_updates
         self._me = me
         self._accept = accept
@@ -93,8 +90,7 @@ class LongPoller:
         self._channel_tasks: dict[str, asyncio.Task[None]] = {}  # the latest task of each channel
 
     async def run(self, offset: int | None) -> None:
-        """Poll until the connection breaks or `accept` raises. Messages that were not accepted are
-        not confirmed."""
+        """Poll until the connection breaks or `accept` raises an error. Only accepted messages are confirmed."""
         try:
             while True:
                 batch = await self._get_updates(offset, self._poll_s if not self._tasks else 0)
@@ -110,7 +106,7 @@ class LongPoller:
         return [each for each in batch if each.update_id not in self._tasks]
 
     async def _wait_for_albums(self, batch: UpdateBatch, offset: int | None) -> UpdateBatch:
-        """Poll again until no album in the batch grows any more, and return the batch."""
+        """Poll again until no album in the batch grows any more, and return the complete batch."""
         for _ in range(ALBUM_POLLS_MAX):
             albums = _count_albums(batch)
             if not albums:
@@ -125,7 +121,7 @@ class LongPoller:
         return _drop_incomplete_album(batch, is_full=len(batch) + len(self._tasks) >= UPDATES_MAX)
 
     def _start_accepting(self, batch: UpdateBatch) -> None:
-        """Pass the messages to the server: channels concurrently, and each channel in order."""
+        """Pass the messages to the server: channels concurrently, the messages of each channel in order."""
         for message in read_messages(batch, me=self._me, fetch=self._fetch, connector_name=self._connector_name):
             room = message.incoming.room
             task = asyncio.create_task(
@@ -145,8 +141,10 @@ class LongPoller:
         await self._accept(incoming)
 
     async def _confirm_accepted(self, offset: int | None) -> int | None:
-        """Wait briefly for messages in progress. Then confirm all updates before the first that is
-        not accepted, and return the new offset."""
+        """Wait briefly for messages in progress. Then confirm accepted updates, and return the new offset.
+
+        All updates before the first that is not accepted are confirmed.
+        """
         tasks = set(self._tasks.values())
         if not tasks:
             return offset
@@ -167,8 +165,8 @@ class LongPoller:
     async def _stop_failed_channels(self, failed: Sequence[asyncio.Task[None]]) -> None:
         """Stop accepting messages after a failure.
 
-        Nothing may overtake the failed message in its channel. Tasks of other channels may finish,
-        so that one message that always fails does not block them forever.
+        No message may overtake the failed message in its channel. Tasks of other channels may finish, so that one
+        message that always fails does not block them forever.
         """
         rooms = {each.get_name() for each in failed}
         others: set[asyncio.Task[None]] = set()
@@ -198,7 +196,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 
 
 def _find_cause(failed: Sequence[asyncio.Task[None]]) -> BaseException:
-    """Return the error that the server raised, not an error that only followed from it."""
+    """Return the error that the server raised, instead of an error that only followed from it."""
     for each in failed:
         if (
             not each.cancelled()
@@ -214,8 +212,10 @@ def _find_cause(failed: Sequence[asyncio.Task[None]]) -> BaseException:
 def read_messages(
     batch: UpdateBatch, *, me: TelegramUser, fetch: updates.FetchFile, connector_name: str
 ) -> list[PolledMessage]:
-    """The messages in a batch, in order. The parts of an album become one message, at the place of
-    the first part."""
+    """Return the messages in a batch, in order.
+
+    The parts of an album become one message, at the place of the first part.
+    """
     found: dict[str, list[tuple[int, InboundMessage]]] = {}
     for update in batch:
         if not isinstance(update, TelegramUpdate):
@@ -247,7 +247,7 @@ def _get_album_id(update: TelegramUpdate | UndecodedUpdate) -> str:
 
 
 def _drop_incomplete_album(batch: UpdateBatch, *, is_full: bool) -> UpdateBatch:
-    """Remove an album at the end of a full batch: its other parts may be in the next one."""
+    """Remove an album at the end of a full batch, because its other parts may be in the next batch."""
     album = _get_album_id(batch[-1]) if is_full else ""
     if not album:
         return batch

@@ -1,8 +1,7 @@
-"""Builds one Bot API call from a delivery part, and chooses simpler options after a refusal. Pure:
-the connector performs the calls.
+"""Builds one Bot API call from a delivery part, and chooses simpler options after a refusal. Pure.
 
-One part is always one call. With two calls the second could fail after the first had arrived, and a
-retry would duplicate the first.
+One part is always one call. With two calls the second could fail after the first had arrived, and a retry would
+duplicate the first.
 """
 
 from __future__ import annotations
@@ -40,8 +39,10 @@ _ALBUM_KINDS = (frozenset({_PHOTO, _VIDEO}), frozenset({_AUDIO}), frozenset({_DO
 
 
 class TelegramSendOptions(Struct, frozen=True, kw_only=True):
-    """The options for sending a part. The first attempt uses the best ones. After a refusal,
-    `simplify_options` chooses simpler ones."""
+    """The options for sending a part, such as formatting. The first attempt uses the best options.
+
+    After a refusal, `simplify_options` chooses simpler options.
+    """
 
     chat: int
     topic: int | None = None
@@ -91,8 +92,10 @@ def build_preview(text: str, preview_id: str, options: TelegramSendOptions) -> B
 
 
 def simplify_options(refused: TelegramRefused, options: TelegramSendOptions) -> TelegramSendOptions | None:
-    """The options for an immediate retry, or None if none would help. Each simplification is
-    applied at most once."""
+    """Return the options for an immediate retry, or None if no options would help.
+
+    Each simplification is applied at most once.
+    """
     description = refused.description.casefold()
     if refused.migrated_to is not None and refused.migrated_to != options.chat:
         return replace(options, chat=refused.migrated_to, topic=None)
@@ -110,7 +113,7 @@ def simplify_options(refused: TelegramRefused, options: TelegramSendOptions) -> 
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """Replace lone surrogates, which cannot be encoded in a request."""
+    """Replace lone surrogates in a text, because a request cannot encode them."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -143,8 +146,10 @@ def _build_keyboard(rows: Sequence[Sequence[Button]]) -> dict[str, Any]:
 
 
 def _choose_media_kinds(files: Sequence[Attachment], options: TelegramSendOptions) -> list[str]:
-    """The media kind of each file. Kinds that cannot share an album are all sent as documents,
-    which is always possible."""
+    """Return the media kind of each file.
+
+    Files whose kinds cannot share an album are all sent as documents, which is always possible.
+    """
     kinds = [_DOCUMENT if options.as_documents else _get_media_kind(each) for each in files]
     if len(files) == 1 or any(set(kinds) <= together for together in _ALBUM_KINDS):
         return kinds

@@ -1,8 +1,7 @@
-"""The stored position in a bot's updates.
+"""Stores the position in a bot's updates.
 
-An offset is valid for one bot and for about a week: after that Telegram may restart its numbering,
-and an old offset could skip updates. Without an offset Telegram sends every unconfirmed update, so
-a lost offset loses no updates.
+The position is valid for one bot and for about a week: after that Telegram may restart its numbering, and an old offset
+could skip updates. Without an offset Telegram sends every unconfirmed update, so a lost offset loses no updates.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class PollOffset(Struct, frozen=True, kw_only=True):
 
 
 def parse_offset(text: str) -> PollOffset | None:
-    """Parse a stored offset. Returns None if it is damaged."""
+    """Parse a stored offset. Returns None if the stored text is damaged."""
     if (found := _FORMAT.fullmatch(text)) is None:
         return None
     bot, update_id, seconds = map(int, found.groups())

@@ -1,5 +1,4 @@
-"""Converts Markdown to the HTML subset of Telegram. The output is always well-formed, and the
-conversion takes one pass.
+"""Converts Markdown to the HTML subset of Telegram, in one pass. The output is always well-formed.
 
 An unclosed mark, a literal tag or an invalid link stays as it was written.
 """
@@ -51,8 +50,7 @@ def to_html(markdown: str) -> str:
 
 
 def _convert_block(lines: Sequence[str], at: int) -> tuple[str, int]:
-    """Convert the block that begins at a line. Returns it and the line at which the next one
-    begins."""
+    """Convert the block that begins at a line. Returns the HTML, and the line at which the next block begins."""
     line = lines[at]
     if fence := _FENCE.match(line):
         return _convert_fence(lines, at, fence)
@@ -88,8 +86,10 @@ def _skip_while(lines: Sequence[str], at: int, condition: Callable[[str], bool])
 
 
 def _convert_fence(lines: Sequence[str], at: int, fence: re.Match[str]) -> tuple[str, int]:
-    """Convert up to the closing fence, or to the end: a reply may have been split inside a code
-    block."""
+    """Convert a code block up to its closing fence, or up to the end of the text.
+
+    The closing fence may be missing, because a reply may have been split inside the code block.
+    """
     closing = fence["fence"]
     end = at + 1
     while end < len(lines) and not _closes_fence(lines[end], closing):
@@ -128,9 +128,9 @@ def _convert_inline(text: str) -> str:
 
 
 class _InlineConverter:
-    """Converts inline marks. An opening mark stays literal until its closing mark is found. Then both become tags.
+    """Converts inline marks such as `**`. An opening mark stays literal until its closing mark is found.
 
-    All marks opened in between stay literal, so that tags never overlap.
+    Then both become tags. All marks opened in between stay literal, so that tags never overlap.
     """
 
     def __init__(self, text: str) -> None:
@@ -150,7 +150,7 @@ class _InlineConverter:
         return "".join(self._pieces)
 
     def _handle_token(self, token: re.Match[str]) -> int:
-        """Handle one token, and return the position at which to continue."""
+        """Handle one token of the text, and return the position at which to continue."""
         match token.lastgroup:
             case "ticks":
                 return self._handle_code(token)
@@ -201,8 +201,10 @@ class _InlineConverter:
         self._pieces.append(mark * left)
 
     def _find_closable(self, mark: str, left: int) -> str:
-        """Return the open mark that a run of marks can close: one of the same length, else the
-        innermost; empty if there is none."""
+        """Return the open mark that a run of marks can close: one of the same length, or else the innermost.
+
+        Returns an empty string if there is none.
+        """
         if self._depths.get(mark * left):
             return mark * left
         kinds = [kind for kind in (mark, mark * 2) if len(kind) <= left and self._depths.get(kind)]
@@ -233,7 +235,7 @@ class _InlineConverter:
 
 
 def _find_closing_ticks(text: str, ticks: str, at: int) -> int:
-    """The position of the next run of exactly as many backticks, or -1."""
+    """Return the position of the next run of exactly as many backticks, or -1."""
     while (found := text.find("`", at)) >= 0:
         end = found
         while end < len(text) and text[end] == "`":
@@ -245,8 +247,10 @@ def _find_closing_ticks(text: str, ticks: str, at: int) -> int:
 
 
 def _parse_link_url(text: str, at: int) -> tuple[str, int]:
-    """Return the URL of `(url)` after a link text, and the position after it. The URL is empty if
-    it is missing or has no known scheme."""
+    """Return the URL of `(url)` after a link text, and the position after it.
+
+    The URL is empty if it is missing or has no known scheme.
+    """
     if text[at : at + 1] != "(":
         return "", at
     depth = 0

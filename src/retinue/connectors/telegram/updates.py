@@ -1,6 +1,6 @@
 """Converts Telegram updates to inbound messages. Pure: an update in, a message or None out.
 
-Ids are permanent. Names can be changed by their owners at any time.
+Ids never change. Users and groups can change their names at any time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FetchFile = Callable[[str], AsyncIterator[bytes]]
 
 
 def parse_update(raw: bytes | msgspec.Raw) -> TelegramUpdate | UndecodedUpdate:
-    """Decode an update. If its form is unknown, only its id is decoded."""
+    """Decode an update. If the update has an unknown form, only its id is decoded."""
     try:
         return msgspec.json.decode(raw, type=TelegramUpdate)
     except msgspec.ValidationError:
@@ -49,7 +49,7 @@ def parse_update(raw: bytes | msgspec.Raw) -> TelegramUpdate | UndecodedUpdate:
 
 
 def to_inbound(update: TelegramUpdate, *, me: TelegramUser, fetch: FetchFile) -> InboundMessage | None:
-    """Convert an update. Returns None if it contains no message, press or reaction."""
+    """Convert an update to an inbound message. Returns None if it contains no message, button press or reaction."""
     if update.message is not None:
         return _convert_message(update.message, me, fetch)
     if update.edited_message is not None:
@@ -62,7 +62,7 @@ def to_inbound(update: TelegramUpdate, *, me: TelegramUser, fetch: FetchFile) ->
 
 
 def merge_album(parts: Sequence[InboundMessage]) -> InboundMessage:
-    """Merge an album into one message. It has the id of the first part, and the texts and files of all parts."""
+    """Merge the parts of an album into one message, with the first part's id and the texts and files of all."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -77,8 +77,10 @@ def merge_album(parts: Sequence[InboundMessage]) -> InboundMessage:
 
 
 def get_channel(message: TelegramMessage) -> tuple[str, str]:
-    """Return the channel of a message, and the group that contains it if the channel is a topic,
-    else an empty string."""
+    """Return the channel of a message.
+
+    If the channel is a topic, also return the group that contains it, or else an empty string.
+    """
     chat = str(message.chat.id)
     if message.is_topic_message and message.message_thread_id is not None:
         return f"{chat}/{message.message_thread_id}", chat
@@ -86,7 +88,7 @@ def get_channel(message: TelegramMessage) -> tuple[str, str]:
 
 
 def parse_channel(channel: str) -> tuple[int, int | None] | None:
-    """The chat and topic ids of a channel; None if it is not a valid channel."""
+    """Return the chat id and topic id of a channel, or None if the channel is invalid."""
     chat, slash, topic = channel.partition("/")
     if not _is_number(chat.removeprefix("-")) or (slash and not _is_number(topic)):
         return None
@@ -172,8 +174,10 @@ def _convert_reaction(reaction: MessageReaction, update_id: int) -> InboundMessa
 
 
 def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
-    """Convert the report that a group became a supergroup, which has a new id. Both chats report
-    it. The equal message id makes the two reports one message."""
+    """Convert the report that a group became a supergroup, which has a new id.
+
+    Both chats report it. The equal message id makes the two reports one message.
+    """
     if message.migrate_to_chat_id is not None:
         old, new = message.chat.id, message.migrate_to_chat_id
     elif message.migrate_from_chat_id is not None:
@@ -192,8 +196,10 @@ def _convert_migration(message: TelegramMessage) -> InboundMessage | None:
 
 
 def _build_user(user: TelegramUser | None, chat: TelegramChat | None, *, is_bot: bool = False) -> PlatformUser:
-    """Return the author of a message. A message in the name of a chat also has a placeholder user,
-    so the chat counts as the author."""
+    """Return the author of a message.
+
+    A message in the name of a chat also has a placeholder user, so the chat counts as the author.
+    """
     if chat is not None:
         return PlatformUser(id=str(chat.id), name=_one_line(chat.name), username=chat.username, is_program=is_bot)
     if user is None:
@@ -246,8 +252,7 @@ def _get_entity_text(text: str, entity: MessageEntity) -> str:
 
 
 def _strip_own_mention(text: str, me: TelegramUser) -> str:
-    """Remove our name from a command: `/new@our_bot` becomes `/new`. A command to another bot is
-    unchanged."""
+    """Remove the bot's name from a command: `/new@our_bot` becomes `/new`. A command to another bot is unchanged."""
     command = _COMMAND.match(text)
     if command is None or not me.username or command["bot"].casefold() != me.username.casefold():
         return text
@@ -255,7 +260,7 @@ def _strip_own_mention(text: str, me: TelegramUser) -> str:
 
 
 def _mark_forwarded(origin: MessageOrigin | None, text: str) -> str:
-    """Mark forwarded text as such: the sender did not write it, and it is no command."""
+    """Mark forwarded text as forwarded. The sender did not write it, so it cannot be a command."""
     if origin is None:
         return text
     source = origin.sender_user or origin.sender_chat or origin.chat
@@ -292,8 +297,10 @@ def _format_location(message: TelegramMessage) -> str:
 
 
 def _get_files(message: TelegramMessage, fetch: FetchFile) -> tuple[RemoteFile, ...]:
-    """Return the file of a message, at most one. Telegram also lists an animation as a document,
-    and a photo in several sizes."""
+    """Return the file of a message, if it has one.
+
+    Telegram also lists an animation as a document, and a photo in several sizes. Only one of them is returned.
+    """
     stem = str(message.message_id)
     if message.photo:
         largest = max(message.photo, key=lambda size: (size.width * size.height, size.file_size or 0))

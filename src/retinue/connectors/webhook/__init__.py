@@ -1,4 +1,4 @@
-"""Webhooks: signed HTTP requests become messages to an agent, and its answers are posted to a URL."""
+"""Connects webhooks: signed HTTP requests become messages to an agent, and its answers are posted to a URL."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The webhook connector: posts messages to its channels as signed requests. Its secret also verifies inbound requests.
+"""The webhook connector: posts messages to a URL as signed requests. Its secret also verifies inbound requests.
 
-Requests arrive at the server's own HTTP API (see `intake/inbound_webhooks`), so the connector itself does not listen.
+Inbound requests arrive at the server's HTTP API (see `intake/inbound_webhooks`), so the connector does not listen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CAPABILITIES = ConnectorCapabilities(
 
 
 class _WebhookBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The JSON body of an outbound request. `id` is the same whenever the same part is sent again."""
+    """The JSON body of an outbound webhook request. `id` stays the same when the same part is sent again."""
 
     id: str
     type: str
@@ -78,8 +78,10 @@ class WebhookConnector:
         return self._read_secret("secret")
 
     def make_wrapper_id(self, key: str) -> str:
-        """Return the id of the markers that wrap the text of a request. A repeated request gets the
-        same id. It cannot be guessed without the secret."""
+        """Return the id in the markers that wrap the text of a request.
+
+        A repeated request gets the same id. The id cannot be guessed without the secret.
+        """
         return hmac.new(self.read_secret().encode(), f"wrapper/{key}".encode(), hashlib.sha256).hexdigest()[:ID_LENGTH]
 
     async def listen(self, accept: Accept) -> None:
@@ -109,8 +111,10 @@ class WebhookConnector:
         return Delivery(f"HTTP {status}")
 
     async def check(self) -> ConnectorCheckResult:
-        """Check that there is a secret and that the URL is allowed. Sends nothing, because a
-        request would be a message."""
+        """Check that there is a secret and that the URL is allowed.
+
+        This sends no request, because a request would be a message.
+        """
         account = f"/hooks/{self.name}"
         try:
             self.read_secret()

@@ -1,4 +1,4 @@
-"""Errors of webhook requests and their mappings: one class for each code."""
+"""Errors of webhook requests and of mappings for them: one class for each code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REASON_SHOWN_CHARS = 300
 
 
 class WebhookTemplateInvalid(Invalid):
-    """A template in the settings of a mapping is invalid."""
+    """A template in the settings of a webhook connector is invalid."""
 
     code = "webhook.template_invalid"
 
@@ -22,7 +22,7 @@ class WebhookTemplateInvalid(Invalid):
 
 
 class WebhookTemplateFailed(Invalid):
-    """A template failed with the data of this request."""
+    """A template failed with the data of a webhook request."""
 
     code = "webhook.template_failed"
 
@@ -35,7 +35,7 @@ class WebhookTemplateFailed(Invalid):
 
 
 class WebhookPathNotFound(NotFound):
-    """The connector serves no such path."""
+    """The webhook connector serves no such path."""
 
     code = "webhook.path_not_found"
 
@@ -87,7 +87,7 @@ class WebhookSessionNotAllowed(NotAllowed):
 
 
 class WebhookDeliveryNotAllowed(NotAllowed):
-    """The request asks for an answer at an address that is not allowed."""
+    """The request asks to send the answer to an address that is not allowed."""
 
     code = "webhook.delivery_not_allowed"
 

@@ -1,5 +1,7 @@
-"""Parses an inbound request from its path and body. Pure. Only the signature was verified, so
-nothing in the request is trusted."""
+"""Parses an inbound webhook request from its path and body. Pure.
+
+Only the signature was verified, so nothing in the request is trusted.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,9 @@ T = TypeVar("T")
 
 
 class WebhookRequest(Struct, frozen=True, kw_only=True):
-    """One parsed request.
+    """One parsed webhook request.
 
-    `session` is empty for a new session. `deliver` is an address, `none`, or empty for the
-    connector's default.
+    `session` is empty for a new session. `deliver` is an address, `none`, or empty for the connector's default.
     """
 
     kind: WebhookKind
@@ -81,7 +82,7 @@ class _AgentBody(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel
 def parse_request(
     settings: WebhookSettings, path: str, headers: Mapping[str, str], body: bytes
 ) -> WebhookRequest | None:
-    """Parse a request. Returns None if there are mappings for its path and none of them matches."""
+    """Parse a request. Returns None if its path has mappings and none of them matches."""
     mapped = [(name, each) for name, each in settings.mappings.items() if (each.path or name) == path]
     if mapped:
         return _apply_mappings(settings, mapped, headers, body)
@@ -171,15 +172,17 @@ def _allowed_agent(settings: WebhookSettings, name: str) -> str:
 
 
 def _parse_session_key(key: str) -> str:
-    """Return the session for a session key. A key of another session (`agent:...`) is refused: a
-    request can use only sessions of its connector."""
+    """Return the session for a session key.
+
+    A key of another session (`agent:...`) is refused: a request can use only sessions of its connector.
+    """
     if key.casefold().startswith("agent:"):
         raise WebhookSessionNotAllowed
     return _normalize_session(key[len(SESSION_PREFIX) :] if key.casefold().startswith(SESSION_PREFIX) else key)
 
 
 def _normalize_session(key: str) -> str:
-    """Normalize a key to one lowercase line. A long key is always truncated at the same length."""
+    """Normalize a session key to one lowercase line. A long key is always truncated at the same length."""
     return " ".join(key.split())[:SESSION_CHARS_MAX].casefold()
 
 

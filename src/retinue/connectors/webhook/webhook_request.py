@@ -1,8 +1,7 @@
-"""Sends one outbound request. The host name is resolved once, its addresses are checked, and the
-connection is made to exactly these.
+"""Sends one outbound webhook request to a checked address.
 
-Hosts of the local network, and ports other than 80 and 443, are allowed only if the settings name
-them.
+The host name is resolved once, its addresses are checked, and the connection is made to exactly these addresses. Hosts
+of the local network, and ports other than 80 and 443, are allowed only if the settings name them.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ class WebhookTarget(Struct, frozen=True, kw_only=True):
 async def check_target(
     url: str, *, private_hosts: Sequence[str], resolve: Resolve = resolve_with_system
 ) -> WebhookTarget:
-    """Resolve and check a URL.
+    """Resolve the host of a URL and check its addresses.
 
-    Raises `DeliveryFailed`: permanent if the target is forbidden, temporary if its name cannot be
-    resolved.
+    Raises `DeliveryFailed`: permanent if the target is forbidden, temporary if the host name cannot be resolved.
     """
     try:
         parts = urlsplit(url)
@@ -83,9 +81,9 @@ async def check_target(
 
 
 async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str], timeout_s: float) -> int:
-    """Post the body. Returns the status if it is a 2xx.
+    """Post the body to the target. Returns the HTTP status if it is 2xx.
 
-    Raises `DeliveryFailed` if the receiver did not accept it, and `ConnectionError` if the result is unknown.
+    Raises `DeliveryFailed` if the receiver did not accept the body, and `ConnectionError` if the result is unknown.
     """
     import aiohttp
 
@@ -114,7 +112,7 @@ async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str]
 
 
 def build_delivery_failed(status: int, body: bytes, *, retry_after: str) -> DeliveryFailed:
-    """Return the delivery failure for a response that is not 2xx. Pure."""
+    """Return the delivery failure for a response whose status is not 2xx. Pure."""
     sentence = f"the webhook answered with HTTP {status}"
     if 300 <= status < 400:
         sentence += ", a redirect, which is not followed"
@@ -151,7 +149,7 @@ def _build_target_refused(because: str) -> DeliveryFailed:
 
 
 def _make_pinned_resolver(target: WebhookTarget) -> AbstractResolver:
-    """Return a resolver that knows only the checked host and its checked addresses."""
+    """Return a resolver that resolves only the checked host, to its checked addresses."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
     class PinnedResolver(AbstractResolver):

@@ -1,9 +1,8 @@
-"""Verifies signatures of inbound requests and signs outbound ones. Pure, and always over the exact
-bytes of the body.
+"""Verifies signatures of inbound webhook requests and signs outbound requests. Pure.
 
-Verification also returns an idempotency key, so that a repeated request is the same envelope. If
-the scheme signs an id, the id is the key, else the signed content. An id that is not signed could
-be changed to replay an old request as a new one. The scheme `token` signs nothing: its key is an
+A signature is always over the exact bytes of the body. Verification also returns an idempotency key, so that a repeated
+request is the same envelope. If the scheme signs an id, the id is the key, or else the signed content. An id that is
+not signed could be changed to replay an old request as a new one. The scheme `token` signs nothing: its key is an
 optional header.
 """
 
@@ -36,16 +35,18 @@ _VERSION = "v1"
 
 
 class SignatureInvalid(Exception):
-    """The request does not prove knowledge of the shared secret. The text tells the person who
-    configures it why."""
+    """The request does not prove that its sender knows the shared secret.
+
+    The text tells the person who configures the sender why.
+    """
 
 
 def verify_request(
     scheme: SignatureScheme, secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float
 ) -> str:
-    """Verify a request, and return its idempotency key; empty if it has none. Names in `headers` must be lowercase.
+    """Verify a request, and return its idempotency key, or an empty string if it has none.
 
-    Raises `SignatureInvalid`.
+    Names in `headers` must be lowercase. Raises `SignatureInvalid`.
     """
     match scheme:
         case SignatureScheme.STANDARD:
@@ -59,7 +60,7 @@ def verify_request(
 
 
 def sign(secret: str, *, id_: str, at: str, body: bytes) -> str:
-    """Sign as in Standard Webhooks: over id, time and body, so that none can be exchanged."""
+    """Sign a request as in Standard Webhooks: over id, time and body, so that none of them can be replaced."""
     head = f"{id_}.{at}.".encode()
     made = hmac.new(_decode_key(secret), head + body, hashlib.sha256).digest()
     return f"{_VERSION},{base64.b64encode(made).decode()}"
@@ -77,8 +78,10 @@ def _verify_standard(secret: str, headers: Mapping[str, str], body: bytes, *, no
 
 
 def _verify_github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
-    """GitHub does not sign its delivery id, so the id cannot be the key. The key is the hash of the
-    signed body, which contains times and ids."""
+    """Verify a request from GitHub. The idempotency key is the hash of the signed body, which contains times and ids.
+
+    GitHub does not sign its delivery id, so that id cannot be the key.
+    """
     expected = "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     if not signatures_match(secret, headers.get(GITHUB_HEADER, ""), expected):
         raise SignatureInvalid("the header X-Hub-Signature-256 does not match the secret of this connector")
@@ -86,7 +89,11 @@ def _verify_github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
 
 
 def _verify_stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
-    """Stripe signs a repeated request again with another time. The id in the body stays the same, so it is the key."""
+    """Verify a request from Stripe.
+
+    The idempotency key is the id in the body, which stays the same in a repeated request. Stripe signs a repeated
+    request again with another time.
+    """
     parts = [part.strip().partition("=") for part in headers.get(STRIPE_HEADER, "").split(",")[: SIGNATURES_MAX + 1]]
     at = next((value for name, _, value in parts if name == "t"), "")
     _check_recent(at, "Stripe-Signature", now_s)
@@ -112,14 +119,13 @@ def _check_recent(at: str, header: str, now_s: float) -> None:
 
 
 def _has_valid_signature(secret: str, signatures: list[str], expected: str) -> bool:
-    """Compare all signatures, even after a match, so that the duration reveals nothing."""
+    """Compare all signatures, even after a match, so that the time taken reveals nothing."""
     fitting = [each for each in signatures[:SIGNATURES_MAX] if signatures_match(secret, each, expected)]
     return bool(fitting)
 
 
 def _decode_key(secret: str) -> bytes:
-    """Decode `whsec_` and base64, the key format of Standard Webhooks. Any other secret is used as
-    is."""
+    """Decode a secret of the form `whsec_` and base64, as in Standard Webhooks. Any other secret is used unchanged."""
     if secret.startswith(_SECRET_PREFIX):
         try:
             key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)

@@ -36,7 +36,7 @@ METHODS = frozenset(
 
 
 def check_template(text: str) -> str:
-    """The reason why a template is invalid; empty if it is valid."""
+    """Return why a template is invalid, or an empty string if it is valid."""
     from jinja2.exceptions import TemplateError
 
     try:
@@ -62,7 +62,7 @@ def render(text: str, values: Mapping[str, Any]) -> str:
 
 
 def limit_payload(value: Any, depth: int = DEPTH_MAX) -> Any:
-    """Limit a payload for templates: the length of each list or table, and the depth."""
+    """Limit the data that a template gets: the length of each list or table, and the depth."""
     match value:
         case dict():
             table = cast("dict[str, Any]", value)
@@ -77,7 +77,7 @@ def limit_payload(value: Any, depth: int = DEPTH_MAX) -> Any:
 
 
 def get_text_at(values: Mapping[str, Any], path: str) -> str:
-    """The value at a path such as `payload.issue.labels.0.name`, as text; empty if there is none."""
+    """Return the value at a path such as `payload.issue.labels.0.name` as text, or an empty string if there is none."""
     found: Any = values
     for word in path.split("."):
         if isinstance(found, Mapping):

@@ -60,7 +60,7 @@ _encode = msgspec.json.encode
 
 
 class AnthropicFormat:
-    """Encodes for Anthropic, and for every provider with the same API."""
+    """Encodes requests for Anthropic, and for other providers with the same API."""
 
     def __init__(self, cache: EncodedContextCache) -> None:
         self._cache = cache
@@ -88,7 +88,10 @@ class AnthropicFormat:
         return AnthropicReader(target.provider)
 
     def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
-        """Return a repair that omits the thinking so far. None if `params` says how a mismatch is handled."""
+        """Return a repair that omits the earlier thinking.
+
+        None if the settings in `params` say how a mismatch is handled.
+        """
         words = error_body.message.lower()
         if not any(all(part in words for part in parts) for parts in _THINKING_REFUSALS):
             return None
@@ -158,10 +161,12 @@ def _build_settings(prompt: ModelPrompt, target: ModelTarget) -> dict[str, Any]:
 
 
 def _can_enable_thinking(records: Sequence[Record], target: ModelTarget) -> bool:
-    """Whether thinking can be enabled. Between a call and its result, the reply with the call must begin with thinking.
+    """Whether thinking can be enabled for this request.
 
-    A reply of another provider, from before thinking was enabled, or whose thinking is omitted does
-    not begin with it. Thinking is possible again in the next turn.
+    Between a call and its result, the reply with the call must begin with thinking.
+
+    Some replies do not: those of another provider, those from before thinking was enabled, and those whose thinking is
+    omitted. Thinking is possible again in the next turn.
     """
     last = next((record for record in reversed(records) if isinstance(record.body, Reply)), None)
     if last is None or not (reply := cast("Reply", last.body)).calls:
@@ -193,7 +198,7 @@ def _build_tool(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _ends_with_pause(records: Sequence[Record], provider: str) -> bool:
-    """Whether the provider paused and asked for its content back to continue."""
+    """Whether the provider paused its last reply, which it continues when that content is sent back."""
     last = records[-1].body if records else None
     return isinstance(last, Reply) and last.stop is StopReason.PAUSED and last.provider == provider
 
@@ -205,7 +210,10 @@ def _is_pause(record: Record) -> bool:
 
 
 def _close_pauses(records: Sequence[Record], encoded: Sequence[bytes], target: ModelTarget) -> Sequence[bytes]:
-    """Remove tool uses from pauses that the provider never continued, because it would wait for their results."""
+    """Remove the provider's own tool uses from replies that it paused and never continued.
+
+    It would wait for their results.
+    """
     left = [
         number
         for number, record in enumerate(records[:-1])
@@ -248,7 +256,7 @@ _ROLE_TEMPLATES = RoleTemplates(
 
 
 class _MessageTurns(AlternatingTurns):
-    """The turns of a session, and whether the provider has paused in any of them."""
+    """Alternating turns of a session that also record whether the provider paused in any of them."""
 
     def __init__(self) -> None:
         super().__init__(_ROLE_TEMPLATES)
@@ -270,7 +278,7 @@ def _build_result(result: ToolResult) -> dict[str, Any]:
 
 
 def _build_user_blocks(turn: UserTurn, prompt: ModelPrompt, target: ModelTarget) -> Iterator[dict[str, Any]]:
-    """Yield files first, as the provider recommends, then the text."""
+    """Yield the blocks of a user turn: files first, as the provider recommends, then the text."""
     lines: list[str] = [turn.text] if turn.text.strip() else []
     for file in build_file_parts(turn, prompt.media, target.facts, image_bytes_max=IMAGE_BYTES_MAX):
         if file.note:
@@ -290,7 +298,10 @@ def _encode_reply(reply: Reply, target: ModelTarget, seq: int, *, closed: bool =
 
 
 def _iterate_sendable(reply: Reply, target: ModelTarget, seq: int) -> Iterator[ReplyPart]:
-    """Yield the parts to send. The provider refuses blank text, and thinking without a signature that it made."""
+    """Yield the parts of a reply that can be sent back.
+
+    The provider refuses blank text, and thinking without a signature that it made.
+    """
     without_thoughts = seq <= target.omitted.thinking_until_seq
     for part in split_reply(reply, provider=target.provider):
         match part.kind:

@@ -100,7 +100,10 @@ _STOPS = {
 
 
 class AnthropicReader:
-    """Reads one reply, block by block. A call is emitted when its block ends, or when the reply ends within it."""
+    """Reads one reply, block by block.
+
+    A tool call is emitted when its block ends, or when the reply ends within the block.
+    """
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
@@ -174,7 +177,7 @@ class AnthropicReader:
             raise ReplyMalformed(self._provider, "an event of its stream cannot be read") from error
 
     def _is_unknown_type(self, data: bytes, known: frozenset[str]) -> bool:
-        """Whether an event or block is of a type that we do not read. Then its shape does not matter."""
+        """Whether an event or block is of a type that this reader ignores, so that an unexpected shape is no error."""
         try:
             return _decode_type(data).type not in known
         except msgspec.DecodeError:
@@ -235,7 +238,10 @@ class AnthropicReader:
         return (SignatureChunk(ReplyPieceKind.SERVER, msgspec.json.encode(use).decode()),)
 
     def _add_usage(self, usage: _Usage | None) -> None:
-        """Add the usage. Counts are totals so far, and a missing count keeps its previous value."""
+        """Update the usage from an event.
+
+        Its counts are totals so far, and a missing count keeps its previous value.
+        """
         if usage is None:
             return
         if self._usage is None:

@@ -1,4 +1,4 @@
-"""Builds the parts for attached files, for formats that accept more than images."""
+"""Builds the parts for attached files, for formats that accept PDFs as well as images."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ PDF_BYTES_MAX = 10 * 1024 * 1024
 def build_file_parts(
     turn: UserTurn, media: AttachmentReader | None, facts: ModelFacts, *, image_bytes_max: int
 ) -> Iterator[AttachmentPart]:
-    """Like `build_attachment_parts`, with support for PDFs.
+    """Yield the attachments of a turn like `build_attachment_parts`, but with support for PDFs.
 
-    A file that the provider would refuse becomes a line of text, because one file must not block a
-    session.
+    A file that the provider would refuse becomes a line of text, because one file must not block a session.
     """
     for attachment in turn.attachments:
         if attachment.media_type == PDF and facts.vision and attachment.size_bytes <= PDF_BYTES_MAX:

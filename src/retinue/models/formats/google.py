@@ -46,7 +46,7 @@ _encode = msgspec.json.encode
 
 
 class GoogleFormat:
-    """Encodes for Google's Gemini API, which needs only an API key."""
+    """Encodes requests for Google's Gemini API, which needs only an API key."""
 
     def __init__(self, cache: EncodedContextCache) -> None:
         self._cache = cache
@@ -172,7 +172,10 @@ def _build_user_parts(turn: UserTurn, prompt: ModelPrompt, target: ModelTarget) 
 
 
 def _encode_reply(reply: Reply, target: ModelTarget) -> Iterator[bytes]:
-    """Encode each part as it came, with its signature. If no call has a signature, the first gets a placeholder."""
+    """Yield the encoded parts of a reply as they came, with their signatures.
+
+    If no call has a signature, the first call gets a placeholder.
+    """
     own = reply.provider == target.provider
     sent = list(split_reply(reply, provider=target.provider))
     signed = any(part.kind is ReplyPieceKind.CALL and part.signature for part in sent)
@@ -188,10 +191,9 @@ def _encode_reply(reply: Reply, target: ModelTarget) -> Iterator[bytes]:
 
 
 def _build_part(part: ReplyPart) -> dict[str, Any]:
-    """Build a part.
+    """Build the request object for a part of a reply.
 
-    Empty if there is nothing to send back. Unsigned thinking is only a summary, and is not sent
-    back.
+    Empty if there is nothing to send back. Unsigned thinking is only a summary, and is not sent back.
     """
     seal = {"thoughtSignature": part.signature} if part.signature and part.signature[0] not in "[{" else {}
     match part.kind:

@@ -84,7 +84,7 @@ _BROKEN_REASONS = frozenset(
 
 
 class GoogleReader:
-    """Reads one reply. Every event is a response with more parts. The last event has the finish reason."""
+    """Reads one reply. Every event contains more parts of it, and the last event has the finish reason."""
 
     is_done = False  # no event marks the end
 

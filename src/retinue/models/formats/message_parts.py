@@ -1,4 +1,4 @@
-"""Functions over records that all wire formats need: the text for a model, and its replies part by part."""
+"""Splits records into what every wire format needs: the text for a model, and replies part by part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wrapping = tuple[bytes, bytes]  # before and after a text
 
 
 class ReplyPart(NamedTuple):
-    """A part of a reply. `signature` is empty if another provider made it."""
+    """One part of a model's reply. `signature` is empty if another provider made the part."""
 
     kind: ReplyPieceKind
     text: str
@@ -40,10 +40,10 @@ class ReplyPart(NamedTuple):
 
 
 def split_reply(reply: Reply, *, provider: str) -> Iterator[ReplyPart]:
-    """Yield the parts of a reply as it came.
+    """Yield the parts of a reply in their original order.
 
-    For another provider than the one that replied, signatures and parts that are only a signature
-    are dropped.
+    For a provider other than the one that replied, signatures are dropped, and so are parts that consist only of a
+    signature.
     """
     if not reply.pieces:
         yield from _split_without_pieces(reply)
@@ -82,7 +82,7 @@ def _split_without_pieces(reply: Reply) -> Iterator[ReplyPart]:
 
 
 def get_plain_text(body: RecordBody) -> str:
-    """Return the text of a body that is only text, written by a person or the model. Empty for all others."""
+    """Return the text of a body that is only text, written by a person or the model. Empty for all other bodies."""
     if isinstance(body, Reply):
         return "" if body.calls or body.thinking or body.pieces else body.text
     return body.text if isinstance(body, UserTurn) and not body.attachments else ""

@@ -1,6 +1,6 @@
 """The wire format `openai-chat`: OpenAI's chat completions, which OpenAI and most other providers support.
 
-Servers differ in details. The known differences are in `QUIRKS`, by provider, and a target may name
+Servers differ in details. The known differences are in `QUIRKS`, by provider, and the settings of a provider may add
 more.
 """
 
@@ -71,7 +71,7 @@ def find_quirks(target: ModelTarget) -> frozenset[str]:
 
 
 class OpenAIChatFormat:
-    """Encodes for any server with the chat completions API."""
+    """Encodes requests for any server with the chat completions API."""
 
     def __init__(self, cache: EncodedContextCache) -> None:
         self._cache = cache
@@ -157,7 +157,7 @@ def _insert_answers(records: Sequence[Record], encoded: Sequence[bytes]) -> Iter
 
 
 class _MessageEncoder:
-    """Encodes records as messages, for one target."""
+    """Encodes records as messages, with the changes that one provider needs."""
 
     def __init__(self, target: ModelTarget, quirks: frozenset[str], media: AttachmentReader | None) -> None:
         self._target = target
@@ -193,7 +193,10 @@ class _MessageEncoder:
         return content
 
     def _build_assistant(self, reply: Reply) -> dict[str, Any] | None:
-        """Build the assistant message. None without text and calls, because no server accepts an empty message."""
+        """Build the assistant message.
+
+        None if it has neither text nor calls, because no server accepts an empty message.
+        """
         if not reply.text and not reply.calls:
             return None
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
@@ -217,7 +220,7 @@ class _MessageEncoder:
 
 
 def _collect_reasoning_details(pieces: Iterator[ReplyPart]) -> list[Any]:
-    """Return all reasoning details from the signatures, in order."""
+    """Return all reasoning details that the signatures of a reply contain, in order."""
     found: list[Any] = []
     for part in pieces:
         if part.kind is ReplyPieceKind.THINKING and part.signature.startswith("["):

@@ -103,7 +103,7 @@ class _PartialCall:
 
 
 class _ReasoningDetail:
-    """A reasoning detail as it must be sent back. Its pieces of text are collected, and joined once."""
+    """A reasoning detail that must be sent back unchanged. Collects its pieces of text and joins them once."""
 
     __slots__ = ("_fields", "_streamed")
 
@@ -131,7 +131,7 @@ class _ReasoningDetail:
 
 
 class OpenAIChatReader:
-    """Reads one reply."""
+    """Reads one reply, event by event."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
@@ -176,7 +176,10 @@ class OpenAIChatReader:
         return [*self._read_choices(event), *self._flush_held()]
 
     def flush(self) -> Iterable[ReplyChunk]:
-        """Return held-back calls if all are complete. They are valid even though the server gave no finish reason."""
+        """Return the tool calls that were held back, if all are complete.
+
+        They are valid even if the server gave no finish reason.
+        """
         if self._is_complete or self._finish_reason is not None or not all(asked.is_complete for asked in self._calls):
             return ()
         self._is_complete = bool(self._calls)
@@ -198,7 +201,7 @@ class OpenAIChatReader:
         return self._find_unusual_error(data) or ReplyMalformed(self._provider, f"it cannot be decoded: {error}")
 
     def _find_unusual_error(self, data: bytes) -> ModelFailed | None:
-        """Return the error in an unusual body, such as a list with one object."""
+        """Return the error in a body of unusual form, such as a list with one object, or None."""
         found = decode_json_or_none(data)
         if isinstance(found, list) and found:
             found = cast("list[Any]", found)[0]
@@ -258,7 +261,10 @@ class OpenAIChatReader:
                 self._add_call_delta(delta)
 
     def _read_thinking(self, message: _Delta) -> str:
-        """Return the thinking, from one of three fields. If two fields have it, their text is the same."""
+        """Return the thinking of a message from the first of three fields that has it.
+
+        Two fields may repeat the same text.
+        """
         details = self._add_details(message.reasoning_details) if message.reasoning_details else ""
         words = next(
             (words for words in (message.reasoning_content, message.reasoning) if words and isinstance(words, str)),
@@ -269,7 +275,7 @@ class OpenAIChatReader:
         return words
 
     def _add_details(self, details: Any) -> str:
-        """Merge the pieces of each detail, as they must be sent back. Returns their text."""
+        """Collect the pieces of each reasoning detail, which must be sent back whole. Return their text."""
         words = ""
         for detail in cast("list[Any]", details) if isinstance(details, list) else ():
             if not isinstance(detail, dict):
@@ -290,7 +296,7 @@ class OpenAIChatReader:
             yield chunk
 
     def _read_content_part(self, part: Any) -> Iterator[ReplyChunk]:
-        """Read structured content: text, or thinking made of text."""
+        """Yield the chunks of a structured content part: text, or thinking that contains text."""
         if not isinstance(part, dict):
             return
         known = cast("dict[str, Any]", part)
@@ -340,7 +346,7 @@ class OpenAIChatReader:
             yield SignatureChunk(ReplyPieceKind.THINKING, seal)
 
     def _flush_held(self) -> Iterator[ReplyChunk]:
-        """Yield chunks that were held back until complete. Can be called more than once."""
+        """Yield the chunks that were held back until they were complete. Later calls yield nothing more."""
         yield from self._tags.finish()
         for number, asked in enumerate(self._calls[self._emitted_count :], start=self._emitted_count + 1):
             self._emitted_count = number

@@ -1,7 +1,6 @@
 """The wire format `openai-responses`: OpenAI's newer API, also offered by other providers.
 
-Nothing is stored at the provider, so it sends its thinking encrypted, and we send it back with the
-history.
+The provider stores nothing. It sends its thinking encrypted, and we send that back with the history.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _ASSISTANT = RecordKind.ASSISTANT
 
 
 class OpenAIResponsesFormat:
-    """Encodes for any server with the responses API."""
+    """Encodes requests for any server with the responses API."""
 
     def __init__(self, cache: EncodedContextCache) -> None:
         self._cache = cache
@@ -156,7 +155,7 @@ def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequ
 
 
 class _ItemEncoder:
-    """Encodes records as items, for one target."""
+    """Encodes records as items of the API, with the changes that one provider needs."""
 
     def __init__(self, target: ModelTarget, media: AttachmentReader | None, *, with_ids: bool, is_stored: bool) -> None:
         self._target = target
@@ -236,7 +235,7 @@ class _ItemEncoder:
 
 
 def _decode_signature(signature: str) -> dict[str, Any]:
-    """Decode our signature. Empty if it was made in another format that this provider used before."""
+    """Decode a signature that this format made. Empty if this provider used another format at that time."""
     if not signature.startswith("{"):
         return {}
     try:

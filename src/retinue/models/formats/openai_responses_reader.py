@@ -59,7 +59,7 @@ class _PartialItem:
 
 
 class OpenAIResponsesReader:
-    """Reads one reply."""
+    """Reads one reply, event by event."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
@@ -232,7 +232,7 @@ class OpenAIResponsesReader:
 
 
 def _build_reasoning_signature(item: dict[str, Any]) -> SignatureChunk:
-    """Build the chunk that contains the reasoning as it must be sent back."""
+    """Build the chunk that keeps a reasoning item, which must be sent back unchanged."""
     kept: dict[str, Any] = {"type": "reasoning", "summary": item.get("summary") or []}
     for name in ("id", "content", "encrypted_content"):
         if value := item.get(name):

@@ -13,7 +13,7 @@ XAI_TICKS_PER_MICROUSD = 10_000  # xAI reports ten-billionths of a dollar
 
 
 def parse_usage(found: Any) -> Usage | None:
-    """Return the usage, or None if it is missing.
+    """Return the usage from the field of a response, or None if it is missing.
 
     Unexpected values count as missing, so that a reply never fails because of its usage.
     """
@@ -60,7 +60,7 @@ def _get_object(usage: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _find_count(usage: dict[str, Any], *names: str) -> int | None:
-    """Return the first valid count under these names, or None."""
+    """Return the first valid token count found under these names, or None."""
     for name in names:
         if (count := parse_token_count(usage.get(name))) is not None:
             return count

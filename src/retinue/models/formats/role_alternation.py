@@ -21,7 +21,10 @@ MERGED_PIECES_MIN = 64  # pieces that are joined at once
 
 
 class JoinedPieces:
-    """Pieces of a list. Pieces that no longer change are merged, so that the whole history is not iterated again."""
+    """The pieces of an encoded message list.
+
+    Pieces that no longer change are merged, so that the whole history is not iterated for every request.
+    """
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -52,12 +55,12 @@ class RoleTemplates(NamedTuple):
 
 
 class AlternatingTurns:
-    """Alternating turns that begin and end with the user, as pieces of a list.
+    """Builds alternating turns that begin and end with the user, as pieces of a message list.
 
     Records can be added incrementally.
 
-    A record without bytes is skipped. Tool results come first in their turn, in order, because
-    nothing may be between a call and its result.
+    A record without bytes is skipped. Tool results come first in their turn, in order, because nothing may be between a
+    call and its result.
     """
 
     def __init__(self, templates: RoleTemplates) -> None:
@@ -97,9 +100,9 @@ class AlternatingTurns:
         self._merge_old_pieces()
 
     def close_turns(self, *, can_end_with_model: bool = False) -> tuple[list[bytes], list[int]]:
-        """Return all turns so far, closed, and the indices of pieces that end user turns.
+        """Return the pieces of all turns so far, closed, and the indices of the pieces that end user turns.
 
-        The last ones are always included.
+        The indices of the last user turns are always included.
         """
         out, ends = list(self._pieces), list(self._user_turn_ends)
         by_model = self._is_model_turn

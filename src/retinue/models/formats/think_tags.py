@@ -20,7 +20,7 @@ class _TagState(Enum):
 
 
 class ThinkTagParser:
-    """Takes text as it arrives, and separates thinking from text.
+    """Takes the text of a reply as it arrives, and separates thinking from the rest.
 
     A tag anywhere but at the start is ordinary text.
 

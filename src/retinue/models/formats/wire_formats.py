@@ -1,4 +1,4 @@
-"""The wire formats by name, and what they share: request bodies joined from cached bytes."""
+"""Creates the wire formats by name, and has the functions that they share for building request bodies."""
 
 from __future__ import annotations
 
@@ -77,10 +77,9 @@ class RequestHeadCache:
 
 
 def build_list_items(encoded: Iterable[bytes], *, first: bool) -> list[bytes]:
-    """Return encoded records for the inside of a list.
+    """Return encoded records as the items of a JSON list, without its brackets.
 
-    Each record begins with a comma or is empty. With `first`, the comma of the first record is
-    removed.
+    Each record begins with a comma or is empty. With `first`, the comma of the first record is removed.
     """
     items = [wire for wire in encoded if wire]
     if first and items:
@@ -99,7 +98,7 @@ def merge_params(
 ) -> dict[str, Any]:
     """Merge the settings' parameters into the fields of a request body.
 
-    The settings win, except for budgeted fields.
+    The settings win, except for the fields on which the budget depends.
     """
     extra = {name: value for name, value in params.items() if name not in without and name not in BUDGETED_PARAMS}
     for name in OUTPUT_LIMIT_PARAMS & extra.keys():
@@ -108,12 +107,12 @@ def merge_params(
 
 
 def encode_open_object(plain: Mapping[str, Any]) -> bytes:
-    """Encode an object without its closing brace."""
+    """Encode a JSON object without its closing brace, so that more fields can be added."""
     return msgspec.json.encode(plain)[:-1]
 
 
 class CallIdRule(NamedTuple):
-    """Which call ids a provider accepts."""
+    """The format of tool call ids that a provider accepts."""
 
     pattern: re.Pattern[str]
     length: int  # of a replacement id
@@ -206,7 +205,10 @@ def _describe_attachment(attachment: Attachment) -> str:
 
 
 def check_effort(effort: str | None, facts: ModelFacts) -> str | None:
-    """Return the effort to request. Raises before anything is sent if the model is known not to support it."""
+    """Return the reasoning effort to request.
+
+    Raises, before anything is sent, if the model is known not to support it.
+    """
     if effort is None or facts.efforts is None or effort in facts.efforts:
         return effort
     if effort == "none" and not facts.efforts:

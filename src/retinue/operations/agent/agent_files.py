@@ -1,7 +1,7 @@
 """Operations with which people read and write the files that define an agent: instructions, memory, skills.
 
-Access goes through the code of the file tools, is confined to the agent directory and follows no link
-out of it. Agents are refused here: they have the file tools, which track the trust of what they read.
+Access goes through the code of the file tools. It is confined to the agent directory and follows no link out of it.
+Agents are refused here: they use the file tools, which track the trust of what they read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AgentFileRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`hash` is the hash of the file that you last read, or empty for a new file."""
+    """Write a file of an agent. `hash` is the hash of the file that you last read, or empty for a new file."""
 
     name: str
     path: Annotated[str, msgspec.Meta(description="path in the agent directory, such as SOUL.md")]
@@ -85,7 +85,7 @@ class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentFileRow(msgspec.Struct, frozen=True):
-    """One file. `hash` is null if the file is too large to be shown."""
+    """One file of an agent. `hash` is null if the file is too large to be shown."""
 
     path: str
     size_bytes: int
@@ -100,7 +100,7 @@ class AgentFileList(msgspec.Struct, frozen=True):
 
 
 class AgentFileDetails(msgspec.Struct, frozen=True):
-    """One file with its content. `trust` is untrusted if the file was made from untrusted text."""
+    """One file of an agent, with its content. `trust` is `untrusted` if the file was made from untrusted text."""
 
     name: str
     path: str
@@ -181,7 +181,7 @@ async def _emit_agent_changed(services: Services, caller: Principal, agent: Agen
 
 
 async def _build_tool_context(services: Services, caller: Principal, name: str) -> ToolContext:
-    """Return a tool context like that of the agent's own call: no grants, its directory as the workspace."""
+    """Return a tool context for the agent's file tools: no grants, and the agent directory as the workspace."""
     if caller.address.kind is not AddressKind.PERSON:
         raise AgentFilesPeopleOnly
     agent = await services.store.read(partial(require_visible_agent, caller=caller, name=name))

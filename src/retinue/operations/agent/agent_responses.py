@@ -120,7 +120,7 @@ class AgentExternalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent. Guests get only the fields of the list and the state."""
+    """One agent. Guests get only the fields that `agent.list` shows, and the state."""
 
     name: str
     display_name: str

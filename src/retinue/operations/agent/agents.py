@@ -83,7 +83,7 @@ VERSIONS_LISTED_MAX = 50
 
 
 class ModelWithFallbacks(msgspec.Struct, forbid_unknown_fields=True):
-    """A model and its fallbacks, in one value."""
+    """A model and its fallback models, as the value of the field `model`."""
 
     primary: str | None = None
     fallbacks: list[str] | None = None
@@ -96,8 +96,8 @@ _NON_EMPTY_FIELDS = frozenset({"provider", "model", "effort", "subagents_model",
 class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     """Settings of an agent. An omitted field keeps its value, or gets its default in a new agent.
 
-    The value `default` clears the model or the effort. An agent without a model or without
-    `fallbacks` uses those of the instance. An empty list in `fallbacks` means no fallbacks.
+    The value `default` clears the model or the effort. An agent that has no model, or no `fallbacks`, uses those of the
+    instance. An empty list in `fallbacks` means no fallbacks.
     """
 
     name: str
@@ -182,14 +182,17 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentRegisterRequest(AgentFields):
-    """`dry_run` validates the fields and stores nothing. `token` also creates a token, which only this answer shows."""
+    """Register an agent. `dry_run` validates the fields and stores nothing.
+
+    `token` also creates a token for the agent, which only this answer shows.
+    """
 
     dry_run: bool = False
     token: bool = False
 
 
 class AgentSetRequest(AgentFields):
-    """`clear` lists fields to reset to their defaults."""
+    """Change the settings of an agent. `clear` lists fields to reset to their defaults."""
 
     clear: list[str] = []
     dry_run: bool = False
@@ -200,7 +203,7 @@ class AgentNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentVersionsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`before` is the `next` of the previous page."""
+    """List the versions of an agent. `before` is the `next` of the previous page."""
 
     name: str
     limit: int = 20
@@ -226,12 +229,12 @@ class AgentDeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def list_agents(services: Services, caller: Principal, request: EmptyRequest) -> AgentList:
-    """List all agents by name. Every caller may write to all of them."""
+    """List all agents by name. They are visible to every caller, because every caller may write to them."""
     return AgentList([to_agent_row(agent) for agent in await services.store.scan(agents.list_all)])
 
 
 async def show_agent(services: Services, caller: Principal, request: AgentNameRequest) -> AgentDetails:
-    """Show one agent. Guests see only what the list shows; an agent sees only itself."""
+    """Show one agent. Guests see only what `agent.list` shows, and an agent sees only itself."""
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
         agent = require_visible_agent(conn, caller, request.name)
@@ -350,7 +353,7 @@ async def compare_versions(services: Services, caller: Principal, request: Agent
 
 
 async def restore_version(services: Services, caller: Principal, request: AgentRestoreRequest) -> AgentRestored:
-    """Store an old version as the newest one. The versions in between are kept."""
+    """Store an old version of an agent's definition as its newest version. The versions in between are kept."""
 
     def body(conn: sa.Connection) -> Agent:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -457,7 +460,7 @@ def _check_may_change(caller: Principal, old: Agent, new: Agent) -> None:
 
 
 def preview_agent_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
-    """Return the agent as `agent.set` would change it."""
+    """Return the agent as it would be after `agent.set` with these changes. Stores nothing."""
     try:
         asked = msgspec.convert({**changes, "name": agent.name}, AgentSetRequest)
     except msgspec.ValidationError as error:
@@ -466,7 +469,7 @@ def preview_agent_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
 
 
 def known_runners(services: Services) -> frozenset[str]:
-    """Return the runners that an agent may be set to, including known ones that are not available yet."""
+    """Return the runners that an agent may be set to, including runners that are known but not available yet."""
     return RUNNERS.union(services.plugins.runners() if services.plugins is not None else ())
 
 
@@ -490,7 +493,7 @@ def _validated_fields(request: AgentFields, runners: frozenset[str] = RUNNERS) -
 
 
 def _given_value(request: AgentFields, name: str) -> Any:
-    """Return the given value of one field. `model` can carry the fallbacks too."""
+    """Return the value that a request gives for one field. The value of `model` can include the fallbacks."""
     model = request.model
     if not isinstance(model, ModelWithFallbacks) or name not in ("model", "fallbacks"):
         return getattr(request, name)
@@ -502,7 +505,7 @@ def _given_value(request: AgentFields, name: str) -> Any:
 
 
 def _check_combination(agent: Agent) -> None:
-    """Check fields that depend on each other."""
+    """Check the fields of an agent that depend on each other."""
     is_external = agent.runner == "external"
     if is_external and not agent.external.url:
         raise ExternalUrlMissing(agent.name)
@@ -511,7 +514,7 @@ def _check_combination(agent: Agent) -> None:
 
 
 def _check_effort(services: Services, agent: Agent) -> None:
-    """Reject now, not at the next run, an effort that the agent's model is known not to support."""
+    """Raise if the agent's model is known not to support its reasoning effort, instead of failing at its next run."""
     if services.catalog is None or agent.effort is None or agent.runner != "loop":
         return
     catalog = services.catalog()

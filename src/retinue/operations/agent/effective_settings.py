@@ -26,7 +26,10 @@ class SettingSource(StrEnum):
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True):
-    """An effective value and its source. `key` is the setting that sets the value, or that could set it."""
+    """The value that applies to an agent, and its source.
+
+    `key` is the setting that sets the value, or that could set it.
+    """
 
     value: Any
     by: SettingSource
@@ -80,7 +83,10 @@ def _effective_settings(
 
 
 def _default_source(defaults: AgentDefaults, name: str) -> tuple[SettingSource, str]:
-    """Return source and key of a default. An instance setting equal to the built-in value counts as built-in."""
+    """Return the source of a default value, and its setting.
+
+    A setting of the instance that equals the built-in value counts as built-in.
+    """
     instance, built_in = defaults, BUILT_IN_AGENT_DEFAULTS
     for part in name.split("."):
         instance, built_in = getattr(instance, part), getattr(built_in, part)
@@ -122,7 +128,10 @@ def _heartbeat_settings(agent: Agent, instance_rules: HeartbeatRules) -> Iterato
 
 
 def _sandbox_settings(agent: Agent, instance_settings: SandboxSettings) -> Iterator[tuple[str, EffectiveSetting]]:
-    """Yield the sandbox settings. A stricter value of the agent wins; an equal one counts as the instance's."""
+    """Yield the effective sandbox settings.
+
+    A stricter value of the agent wins. An equal value counts as the instance's.
+    """
     effective, plain = merge_sandbox_settings(instance_settings, agent), SandboxSettings()
     for each in fields(SandboxRules):
         within = hasattr(instance_settings, each.name)

@@ -40,7 +40,9 @@ TOOL_NAME = "create_permanent_agent"
 
 
 class PermanentAgentRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`agent_id` is the agent's name in addresses; by default it is derived from `name`, the display name.
+    """Create a permanent agent.
+
+    `agent_id` is the agent's name in addresses; by default it is derived from `name`, the display name.
 
     `workspace_dir` is inside the workspace of the calling agent; by default it is a new directory there.
     """
@@ -167,7 +169,7 @@ def _build_changed_agent(agent: Agent, request: PermanentAgentRequest, workspace
 
 
 async def _resolve_workspace(services: Services, creator: Agent, name: str, wanted: str) -> str:
-    """Return the real path of the workspace, which must be inside the creator's. A link could lead anywhere."""
+    """Return the real path of the new agent's workspace. Raise if it is not inside the creator's workspace."""
     directory = agent_directory_of(services.data_dir, creator.name)
     path = PurePosixPath(wanted or f"{CREATED_AGENTS_FOLDER}/{name}")
     main = Path(await asyncio.to_thread(os.path.realpath, services.defaults.workspace_of(creator, directory)))
@@ -179,7 +181,7 @@ async def _resolve_workspace(services: Services, creator: Agent, name: str, want
 
 
 class PermanentAgentTool(OperationTool):
-    """The operation as a tool, under its established name. A call needs an approval, unless a grant allows it."""
+    """The tool with which an agent creates a permanent agent. A call needs an approval, unless a grant allows it."""
 
     def __init__(self, services: Callable[[], Services]) -> None:
         super().__init__(PERMANENT_AGENT_OPERATION, services)

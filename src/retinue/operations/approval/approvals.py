@@ -28,13 +28,12 @@ LISTED_MIN, LISTED_MAX = 1, 50
 class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One approval.
 
-    `needed_permissions` lists the permissions that its calls need and do not have yet.
-    `grant_permissions` lists what an approval for longer than once grants, or what was requested if
-    there are no calls. If it is empty, the approval counts once.
+    `needed_permissions` lists the permissions that its tool calls need and the agent does not have yet.
+    `grant_permissions` lists the permissions that a remembered approval would grant, or those that were requested
+    without a call. If it is empty, the approval cannot be remembered.
 
-    `recipients` are the people asked; the owner may answer too. `scopes` are the grant scopes that
-    you may choose; it is empty if you may not decide. `comment` is the comment on the decision,
-    which the agent reads.
+    `recipients` are the people asked; the owner may answer too. `scopes` are the grant scopes that you may choose; it
+    is empty if you may not decide. `comment` is the comment on the decision, which the agent reads.
     """
 
     id: ApprovalId
@@ -59,7 +58,7 @@ class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Approvals are listed newest first. `cursor` is the `next` of the previous page."""
+    """List approvals, newest first. `cursor` is the `next` of the previous page."""
 
     decided: Annotated[bool, msgspec.Meta(description="list decided and expired approvals instead of pending ones")] = (
         False
@@ -69,7 +68,7 @@ class ApprovalListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApprovalList(msgspec.Struct, frozen=True):
-    """One page of approvals. `next` is the cursor of the next page, which may have no approvals that you may see."""
+    """One page of approvals. `next` is the cursor of the next page. That page can be empty."""
 
     approvals: list[ApprovalDetails]
     next: str | None
@@ -122,8 +121,10 @@ def _to_details(services: Services, conn: sa.Connection, caller: Principal, appr
 
 
 def _allowed_scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
-    """Return the grant scopes that the caller may choose. A permission that is requested without a
-    call cannot be granted for once."""
+    """Return the grant scopes that the caller may choose.
+
+    A permission that is requested without a tool call cannot be granted for one call only.
+    """
     if approval.state is not ApprovalState.OPEN:
         return []
     offered = [scope for scope in GrantScope if approval.calls or scope is not GrantScope.ONCE]

@@ -49,7 +49,7 @@ class PreviewInputTwice(Invalid):
 
 
 class SettingsFileHasSecret(Invalid):
-    """The settings file contains a secret, which a complete new text would lose."""
+    """The settings file contains a secret, which would be lost if the whole text were replaced."""
 
     code = "config.file_has_secret"
 

@@ -46,7 +46,10 @@ class GatewayArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GatewayTool(Struct, frozen=True):
-    """The tool `gateway`, for runs on behalf of the owner only. It acts with the owner's rights, not the agent's."""
+    """The tool `gateway`, with which an agent shows and changes settings with the owner's rights.
+
+    Only runs on behalf of the owner can call it.
+    """
 
     services: Callable[[], Services]
     operations: Mapping[str, Operation]

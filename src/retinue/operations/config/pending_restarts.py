@@ -31,16 +31,19 @@ class PendingRestart(msgspec.Struct):
 
 
 def save_pending_restart(data_dir: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
-    """Save the changes in a file, so that they survive the restart. Only the session of the last change is notified."""
+    """Save the changed settings in a file, so that their session can be notified after the restart.
+
+    Only the session of the last change is notified.
+    """
     (data_dir / FORMER_NAME).unlink(missing_ok=True)
     replace_private_file(data_dir / FILE_NAME, msgspec.json.encode(PendingRestart(list(paths), agent, session)))
 
 
 async def announce_restart(data_dir: Path, intake: EnvelopeAcceptor, ids: IdSource) -> None:
-    """Notify the session once that its changes are in effect.
+    """Notify the session that changed the settings, once, that the changes are in effect.
 
-    The idempotency key is derived from the file. The file is deleted when the envelope is accepted,
-    or when its session or agent is gone. If the store fails, the file stays for the next start.
+    The idempotency key is derived from the file. The file is deleted when the envelope is accepted, or when its session
+    or agent is gone. If the store fails, the file stays for the next start.
     """
     file = data_dir / FILE_NAME
     if not file.exists():

@@ -18,7 +18,7 @@ from retinue.text.quantity import format_quantity
 
 
 class ConnectorFacts(Struct, frozen=True, kw_only=True):
-    """Facts about connectors. `health` is None if the server is stopped."""
+    """Facts about connectors for their doctor check. `health` is None if the server is stopped."""
 
     connectors: tuple[tuple[str, ConnectorSettings], ...]
     health: tuple[ConnectorHealth, ...] | None

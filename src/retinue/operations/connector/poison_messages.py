@@ -31,7 +31,7 @@ class PoisonMessageIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PoisonMessageDetails(msgspec.Struct, frozen=True):
-    """One poison message. `because` is the error that it caused."""
+    """One poison message. `because` is the error that the message caused."""
 
     id: str
     connector: str
@@ -48,7 +48,7 @@ class PoisonMessageList(msgspec.Struct, frozen=True):
 
 
 class PoisonMessageRetried(msgspec.Struct, frozen=True):
-    """`envelope` is the accepted envelope, or null if the access rules refused the message."""
+    """Result of a retry. `envelope` is the accepted envelope, or null if the access rules refused the message."""
 
     id: str
     envelope: str | None

@@ -6,7 +6,7 @@ from retinue.domain.errors import Invalid, NotFound
 
 
 class SubagentSelectionInvalid(Invalid):
-    """A request to stop subagents names neither a subagent nor a session, or both."""
+    """A request to stop subagents must name either a subagent or a session, and this one names neither or both."""
 
     code = "subagent.selection_invalid"
 

@@ -1,4 +1,4 @@
-"""Operations that list envelopes by sender or recipient, and the newest ones."""
+"""Operations that list envelopes by sender or recipient, and the newest envelopes of all."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 50
 
 
 class EnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Exactly one of `to` and `from` is required.
+    """List envelopes by recipient or by sender: exactly one of `to` and `from` is required.
 
-    With `ack`, only due envelopes are returned, and those that are addressed to you are marked as
-    read.
+    With `ack`, only due envelopes are returned, and those that are addressed to you are marked as read.
     """
 
     status: EnvelopeStatus

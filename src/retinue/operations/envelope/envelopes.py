@@ -74,7 +74,7 @@ LATEST_SESSION = "latest"
 
 
 class AttachmentUpload(msgspec.Struct, forbid_unknown_fields=True):
-    """An attachment: its bytes, or the hash of a file uploaded before."""
+    """An attachment of a new envelope: its bytes, or the hash of a file that was uploaded before."""
 
     name: str
     data: bytes = b""
@@ -83,7 +83,7 @@ class AttachmentUpload(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EnvelopeSendRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sender, sender name and trust are not parameters: they follow from the caller's token."""
+    """Send an envelope. Sender, sender name and trust are not parameters: they follow from the caller's token."""
 
     to: str = ""
     text: str
@@ -146,7 +146,7 @@ class DeliveryAttemptDetails(msgspec.Struct):
 
 
 class EnvelopeDetails(msgspec.Struct):
-    """One envelope. Fields that do not apply are omitted."""
+    """One envelope, with its deliveries and outcome. Fields that do not apply are omitted."""
 
     id: str
     short: str
@@ -231,7 +231,9 @@ async def send_envelope(services: Services, caller: Principal, request: Envelope
 
 
 def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, to: Address) -> Lineage:
-    """Return the lineage of an envelope that a run sends to another agent, as for a delegation.
+    """Return the lineage of an envelope that a run sends to another agent: who the work is for, and its limits.
+
+    It is built as for a delegation.
 
     The work stays attributed to its first sender. A background job belongs to the sending agent itself.
     """
@@ -253,7 +255,10 @@ def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, 
 async def _store_webhook(
     services: Services, caller: Principal, draft: EnvelopeDraft, webhook: Webhook
 ) -> EnvelopeDraft:
-    """Store the webhook before its envelope. If the envelope is not accepted, the webhook is never called."""
+    """Store the webhook of an envelope before the envelope, and return the draft marked as having a webhook.
+
+    If the envelope is not accepted, the webhook is never called.
+    """
     if caller.address.kind is not AddressKind.PERSON or not (caller.sees_everything or _is_member(caller)):
         raise WebhookNotAllowed
     if draft.recipient.kind is not AddressKind.AGENT:
@@ -327,7 +332,7 @@ async def _resolve_session(
 def _require_session(
     conn: sa.Connection, *, text: str, to: Address, caller: Principal, reply_to: EnvelopeId | None
 ) -> SessionId:
-    """Return the session of this id, if the caller may see it or replies to an envelope from it."""
+    """Return the id of a session, if the caller may see that session or replies to an envelope from it."""
     replied = envelopes.get(conn, reply_to) if reply_to else None
     if replied is not None and replied.sender.kind is AddressKind.AGENT and replied.sender.rest:
         there = replied.sender
@@ -452,7 +457,7 @@ def _to_dead_letter_details(services: Services, dead_letter: DeadLetter) -> Enve
 
 
 async def cancel_envelope(services: Services, caller: Principal, request: EnvelopeIdRequest) -> EnvelopeCancelled:
-    """Cancel a waiting envelope. Its sender and the owner of its session may."""
+    """Cancel a waiting envelope. Only its sender and the owner of its session may cancel it."""
 
     def body(conn: sa.Connection) -> tuple[Envelope, tuple[Wake, ...]]:
         tx = Transaction(conn, to_ms(services.clock.now()))

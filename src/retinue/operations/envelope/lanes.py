@@ -45,7 +45,7 @@ class LaneListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WaitingEnvelope(msgspec.Struct, frozen=True):
-    """`position` counts due envelopes only: 1 is next."""
+    """One envelope that waits in a lane. `position` counts due envelopes only: 1 is next."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -95,7 +95,10 @@ class SlotUsage(msgspec.Struct, frozen=True):
 
 
 class ChannelQueue(msgspec.Struct, frozen=True):
-    """A channel with envelopes in the outbox. `attempts` counts deliveries tried for the next one."""
+    """A channel with envelopes in the outbox.
+
+    `attempts` counts the deliveries that were tried for the next envelope.
+    """
 
     channel: str
     waiting_count: int
@@ -105,7 +108,10 @@ class ChannelQueue(msgspec.Struct, frozen=True):
 
 
 class LaneList(msgspec.Struct, frozen=True):
-    """Envelope and dead letter counts stop at `counted_max`. Only the owner sees `channels`."""
+    """The lanes of the server.
+
+    Counts of envelopes and dead letters stop at `counted_max`. Only the owner sees `channels`.
+    """
 
     now: str
     lanes: list[LaneDetails]
@@ -202,7 +208,10 @@ def _to_waiting_envelopes(
 
 
 def find_wait_reason(envelope: Envelope, lane: LaneStatus, slots: SlotStatus, *, now: datetime) -> WaitReason:
-    """Return why an envelope waits. Pure. A suspended run blocks nothing: a new envelope resumes it."""
+    """Return why an envelope waits.
+
+    A suspended run is no reason, because a new envelope resumes it. Pure.
+    """
     if envelope.due_at > now:
         return WaitReason.NOT_DUE
     if lane.run is not None and lane.run.status is RunStatus.RUNNING:

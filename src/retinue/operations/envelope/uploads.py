@@ -1,7 +1,7 @@
-"""Files uploaded before their envelope, which then refers to them by hash.
+"""Keeps track of files that clients upload before they send the envelope that refers to them by hash.
 
-Only the principal that uploaded a file may refer to it, for a limited time: knowing a hash is not enough.
-A file that no envelope refers to by then is deleted like any unreferenced attachment file.
+Only the principal that uploaded a file may refer to it, for a limited time: knowing a hash is not enough. A file that
+no envelope refers to by then is deleted like any unreferenced attachment file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The server's own MCP endpoint: operations allowed by the caller's level, and the tools of one agent by its rules.
+"""The MCP server of Retinue itself: it offers operations and the tools of one agent to MCP clients.
 
-A client can call exactly what is listed.
+The caller's level decides which operations are offered, and the agent's rules decide which tools. A client can call
+exactly what is listed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class McpEndpointTool(Struct, frozen=True, kw_only=True):
-    """One callable tool. `has_effect`: a call changes something. `reaches_outside`: a call reaches other systems."""
+    """One tool that an MCP client can call.
+
+    With `has_effect`, a call changes something. With `reaches_outside`, a call reaches other systems.
+    """
 
     name: str
     description: str
@@ -54,8 +58,9 @@ class McpCallResult(Struct, frozen=True):
 
 
 class McpEndpoint(Struct, frozen=True, kw_only=True):
-    """The endpoint for one client. `agent` is the agent whose tools the client uses in addition to
-    operations. Empty: none.
+    """The endpoint for one MCP client.
+
+    `agent` is the agent whose tools the client can call in addition to operations. Empty means operations only.
 
     `check_send_limit` is called before an envelope is sent, and raises if the rate limit is exceeded.
     """
@@ -125,7 +130,10 @@ class McpEndpoint(Struct, frozen=True, kw_only=True):
         return await self.services.store.read(partial(require_agent, name=self.agent))
 
     def _tool_caller(self) -> Principal:
-        """Return the caller, as untrusted if it is an agent: its request may stem from anything that it has read."""
+        """Return the principal for tool calls: the caller, marked as untrusted if it is an agent.
+
+        An agent's request may stem from anything that it has read.
+        """
         if self.caller.address.kind is AddressKind.AGENT:
             return replace(self.caller, trust=Trust.UNTRUSTED)
         return self.caller

@@ -1,4 +1,4 @@
-"""Determine where the key of a new credential is: an environment variable, the owner's file, or a new file."""
+"""Determine where the key of a new credential is kept: an environment variable, a file of the owner, or a new file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ CredentialOwner = Annotated[str, msgspec.Meta(description="agent that the creden
 
 
 class CredentialAddRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The key is in exactly one place: an environment variable of the server, a file, or `key`,
-    which is stored in a file."""
+    """Add a credential.
+
+    Its key is in exactly one place: an environment variable of the server, a file, or `key`, which is stored in a file.
+    """
 
     provider: Annotated[str, msgspec.Meta(description="model provider that the credential is for")]
     name: Annotated[str, msgspec.Meta(description="name of the credential")]
@@ -123,5 +125,8 @@ def keys_directory(services: Services, agent: str) -> Path:
 
 
 def check_readable(services: Services, credential: Credential) -> None:
-    """Raise if the key cannot be read: later it would be skipped without an error."""
+    """Raise if the key of a new credential cannot be read.
+
+    Without this check, such a credential would later be skipped without an error.
+    """
     get_secret(credential).read(server_environment(services))

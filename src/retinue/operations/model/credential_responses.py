@@ -52,7 +52,7 @@ class CredentialDetails(msgspec.Struct, frozen=True):
 
 
 class CredentialList(msgspec.Struct, frozen=True):
-    """Credentials in the order in which they are tried, per provider and owner."""
+    """A list of credentials. Those of one provider and owner are in the order in which they are tried."""
 
     credentials: list[CredentialDetails]
 

@@ -1,4 +1,4 @@
-"""Operations on models: list the available ones, and show which an agent would use now, and why."""
+"""Operations on models: list the available models, and show which models an agent would use now, and why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ FREE = "free"
 
 
 class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Without an agent, show all agents. With a session, apply the model chosen in it."""
+    """Show the models that agents would use.
+
+    Without an agent, show all agents. With a session, the model that was chosen in it comes first.
+    """
 
     agent: str = ""
     session: str = ""
@@ -60,7 +63,10 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """`allow` is empty if all models may be used. `catalog_date` is the date of the built-in model data."""
+    """The models to choose from.
+
+    `allow` is empty if all models may be used. `catalog_date` is the date of the built-in model data.
+    """
 
     models: list[ModelRow]
     allow: list[str]
@@ -205,7 +211,7 @@ def _require_catalog(services: Services) -> ModelSelector:
 
 
 def _find_agents(conn: sa.Connection, caller: Principal, name: str) -> Sequence[Agent]:
-    """Return one agent, or all. An agent sees only itself."""
+    """Return the agent of this name, or all agents if the name is empty. An agent sees only itself."""
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
     return [require_visible_agent(conn, caller, name or own)] if name or own else agents.list_all(conn)
 

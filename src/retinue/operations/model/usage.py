@@ -1,4 +1,4 @@
-"""Operations on usage and cost: totals, daily series, and the budgets with what is spent of them."""
+"""Operations on usage and cost: totals, daily series, and the budgets with the amounts spent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ DAYS_MAX = 400
 
 
 class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """`from` and `to` are dates, both included; the default is the last 30 days. Estimated tokens are not counted."""
+    """Show usage from one date to another, both included; the default is the last 30 days.
+
+    Estimated tokens are not counted.
+    """
 
     by: SpendGrouping = SpendGrouping.DAY
     from_: str = ""
@@ -45,7 +48,10 @@ class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": 
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """`cost_microusd` includes `unknown_microusd`: the maximum cost of calls whose end is unknown."""
+    """Usage of one group of model calls.
+
+    `cost_microusd` includes `unknown_microusd`: the maximum cost of calls whose end is unknown.
+    """
 
     key: str
     calls: int
@@ -80,7 +86,10 @@ class UsageGrouping(StrEnum):
 
 
 class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Dates as in `usage.show`. `limit` is the maximum number of series. All other series are summed in one."""
+    """Show usage per day, with dates as in `usage.show`.
+
+    `limit` is the maximum number of series. All other series are summed in one.
+    """
 
     by: UsageGrouping = UsageGrouping.AGENT
     from_: str = ""
@@ -89,7 +98,10 @@ class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from
 
 
 class UsageSeries(msgspec.Struct, frozen=True):
-    """One value per day. `is_rest` marks the sum of all other series, whose key is empty."""
+    """One series of a usage chart, with one value per day.
+
+    `is_rest` marks the sum of all other series, whose key is empty.
+    """
 
     key: str
     is_rest: bool
@@ -100,7 +112,7 @@ class UsageSeries(msgspec.Struct, frozen=True):
 
 
 class DailyUsageReport(msgspec.Struct, frozen=True):
-    """Daily series, the most expensive first."""
+    """Usage per day, as series for a chart, the most expensive series first."""
 
     by: UsageGrouping
     days: list[str]
@@ -129,7 +141,7 @@ class BudgetList(msgspec.Struct, frozen=True):
 
 
 async def show_usage(services: Services, caller: Principal, request: UsageRequest) -> UsageReport:
-    """Show usage. The owner sees all usage, a person what was spent for them, and an agent what it spent."""
+    """Show usage. The owner sees all usage, a person the usage on their behalf, and an agent its own usage."""
     fewer = "request fewer days, or one agent or person"
     check_limit(request.limit, least=ROWS_MIN, most=ROWS_MAX, try_this=fewer)
     first, last = _parse_range(services, request.from_, request.to)
@@ -210,7 +222,7 @@ def _parse_range(services: Services, from_: str, to: str) -> tuple[date, date]:
 
 
 def _parse_date(services: Services, text: str) -> date:
-    """Parse a date, or a span relative to now."""
+    """Parse a date, or a time relative to now, which begins with `+` or `-`."""
     if text.strip()[:1] in ("+", "-"):
         return parse_time(text, now=services.clock.now(), zone=services.zone).astimezone(services.zone).date()
     try:
@@ -223,7 +235,10 @@ def _parse_date(services: Services, text: str) -> date:
 
 
 def _registered_name(found: object, given: str) -> str:
-    """Return the registered spelling, or the given one: deleted agents and people may still have usage."""
+    """Return a name in its registered spelling.
+
+    An unknown name is returned unchanged, because deleted agents and people may still have usage.
+    """
     return getattr(found, "name", given) if given else ""
 
 

@@ -47,7 +47,7 @@ class PersonRoleRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PersonForgetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`confirm` repeats the name, because erasing cannot be undone."""
+    """Erase a person. `confirm` repeats the name, because erasing cannot be undone."""
 
     name: str
     confirm: str = ""
@@ -70,7 +70,10 @@ class CallerDetails(msgspec.Struct, frozen=True):
 
 
 class PersonInvited(msgspec.Struct, frozen=True, kw_only=True):
-    """If the request is retried with the same key, `invitation` is left out and listed in `shown_once`."""
+    """The new invitation.
+
+    If the request is retried with the same idempotency key, `invitation` is left out and its name is in `shown_once`.
+    """
 
     name: str
     role: Role
@@ -80,7 +83,7 @@ class PersonInvited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PersonForgotten(msgspec.Struct, frozen=True):
-    """Numbers of rows erased from the store."""
+    """How many rows of each kind were erased from the store with a person."""
 
     name: str
     sessions: int
@@ -123,7 +126,7 @@ async def invite_person(services: Services, caller: Principal, request: PersonIn
 
 
 async def accept_invitation(services: Services, secret: str) -> dict[str, Any]:
-    """Redeem an invitation, once: add the person that it names and return a token for them."""
+    """Redeem an invitation: add the person whom it names and return a token for them. An invitation works only once."""
     now = services.clock.now()
     look = partial(tokens.find_by_hash, token_hash=hash_token(secret), now_ms=to_ms(now))
     invitation = await services.store.read(look)

@@ -47,7 +47,7 @@ class PreferenceSetRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PreferenceDetails(msgspec.Struct, frozen=True):
-    """One preference. `value` is null if it is not set."""
+    """One preference of a person. `value` is null if the preference is not set."""
 
     key: str
     value: Any

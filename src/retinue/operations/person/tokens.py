@@ -64,7 +64,10 @@ class TokenList(msgspec.Struct, frozen=True):
 
 
 class TokenCreated(TokenRow, frozen=True):
-    """If the request is retried with the same key, `token` is left out and listed in `shown_once`."""
+    """The new token.
+
+    If the request is retried with the same idempotency key, `token` is left out and its name is in `shown_once`.
+    """
 
     token: str | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -147,7 +150,7 @@ async def revoke_token(services: Services, caller: Principal, request: TokenIdRe
 
 
 async def rotate_token(services: Services, caller: Principal, request: TokenIdRequest) -> TokenCreated:
-    """Replace a token's secret, in one commit: exactly one of the two is valid at any time."""
+    """Replace a token's secret in one commit, so that at any time either the old or the new secret is valid."""
     now = services.clock.now()
     old = await services.store.read(lambda conn: _require_token(conn, caller, request, now_ms=to_ms(now)))
     token, secret, token_hash = build_token(
@@ -189,8 +192,10 @@ def _to_response(services: Services, token: Token, response_type: type[TokenResp
 
 
 def _resolve_principal(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
-    """Return the principal: the caller, or for the owner any known person or agent. Other callers
-    get a not-found error for any other principal."""
+    """Return the principal that a token belongs to: by default the caller.
+
+    Only the owner can name another person or agent. For all others, another principal is not found.
+    """
     if not text or text == str(caller.address):
         return caller.address
     named = address.parse_address(text)

@@ -7,7 +7,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class PluginsUnavailable(NotFound):
-    """The server was built without plugin support."""
+    """This server has no plugin support."""
 
     code = "plugin.none"
 
@@ -20,7 +20,7 @@ class PluginsUnavailable(NotFound):
 
 
 class PluginInstanceNameInvalid(Invalid):
-    """A plugin instance cannot have this name. `wrong` says what is wrong with it."""
+    """A plugin instance cannot have this name. `wrong` says why."""
 
     code = "plugin.name_invalid"
 

@@ -63,7 +63,7 @@ class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
 
 class PluginManager(Protocol):
-    """Interface through which operations use the loaded plugins."""
+    """The interface with which operations list, load and unload plugins."""
 
     async def list_plugins(self) -> Sequence[PluginDetails]: ...
 
@@ -72,23 +72,23 @@ class PluginManager(Protocol):
     def skill_folders(self) -> Sequence[tuple[str, Path]]: ...
 
     def runners(self) -> Collection[str]:
-        """Names of the runners that plugins add to the built-in ones."""
+        """Names of the runners that plugins add to the built-in runners."""
         ...
 
     async def check_settings(self, instance: str, settings: PluginSettings) -> None:
-        """Raise an error if an instance cannot use these settings. Loads and changes nothing."""
+        """Raise an error if a plugin instance cannot use these settings. Loads and changes nothing."""
         ...
 
     async def sync(self, wanted: Mapping[str, PluginSettings], *, reload: str = "") -> None:
         """Load and unload plugins until they match `wanted`.
 
-        Load the instance `reload` again, even if it did not change.
+        The instance named by `reload` is loaded again, even if it did not change.
         """
         ...
 
 
 def get_plugin_manager(holder: object) -> PluginManager | None:
-    """Return the plugins of a `Services` or `DoctorContext`, or None if there is no plugin support."""
+    """Return the plugin manager of a `Services` or `DoctorContext`, or None if there is no plugin support."""
     return cast("PluginManager | None", getattr(holder, "plugins", None))
 
 
@@ -121,7 +121,7 @@ class PluginList(msgspec.Struct, frozen=True):
 
 
 class PluginSettingsDetails(msgspec.Struct, frozen=True):
-    """`schema` is the JSON schema of the settings."""
+    """The settings of a plugin instance. `schema` is their JSON schema."""
 
     name: str
     settings: dict[str, Any]
@@ -146,8 +146,10 @@ async def show_plugin_settings(
 async def patch_plugin_settings(
     services: Services, caller: Principal, request: PluginSettingsRequest
 ) -> PluginSettingsDetails:
-    """Merge settings: objects are merged recursively, null removes a value, and any other value
-    replaces the old one."""
+    """Merge changes into the settings of a plugin instance.
+
+    Objects are merged recursively, null removes a value, and any other value replaces the old value.
+    """
     held = _require_instance_settings(services, request.name)
     return await _save_settings(services, request.name, _merge_settings(held.settings, request.settings, depth=1))
 
@@ -261,7 +263,7 @@ def _merge_settings(current: Mapping[str, Any], changes: Mapping[str, Any], *, d
 
 
 def _diff_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the patch that turns one table into another, as the file writer takes it.
+    """Return the patch with which the file writer turns one settings table into another.
 
     None removes a key.
     """

@@ -47,7 +47,7 @@ class TraceEntryStatus(StrEnum):
 
 
 class EnvelopeReadEntry(msgspec.Struct, frozen=True, tag_field="type", tag="envelope_read"):
-    """`steered`: the envelope arrived while the run was working, and the run read it then."""
+    """An envelope that the run read. If `steered` is set, it arrived while the run was working."""
 
     at_ms: int
     envelope: str
@@ -68,8 +68,8 @@ class EnvelopeSentEntry(msgspec.Struct, frozen=True, tag_field="type", tag="enve
 class ModelCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
     """One attempt at a model call.
 
-    `summary`: the call compacts the context. `failure` is the kind of error, and `next_action` is
-    what was tried next. `record` is the number of the record that holds the full reply.
+    If `summary` is set, the call compacts the context. `failure` is the kind of error, and `next_action` is what was
+    tried next. `record` is the number of the record that holds the full reply.
     """
 
     at_ms: int
@@ -153,7 +153,7 @@ TraceEntry = (
 
 
 class RunTraceDetails(msgspec.Struct, frozen=True):
-    """`purged`: the run's steps are deleted, so the remaining entries have no durations.
+    """Everything one run did. If `purged` is set, its steps are deleted, so the remaining entries have no durations.
 
     Times are Unix milliseconds.
     """
@@ -349,7 +349,7 @@ def _to_failed_model_call_entry(model_call: RecordedModelCall) -> ModelCallEntry
 
 
 def _to_unrecorded_step_entry(stored_trace: StoredRunTrace, stored_step: TracedStep) -> TraceEntry:
-    """Return the entry of a step without a record: open, interrupted, or closed without writing one."""
+    """Return the entry of a step without a record: open, interrupted, or closed without writing a record."""
     step = stored_step.step
     status = {
         StepState.OPEN: TraceEntryStatus.OPEN,

@@ -1,8 +1,9 @@
-"""Messages sent later: to an agent's session (a wake-up) or to a person (a reminder, without a
-run).
+"""Set, list and cancel messages for later: reminders for people, and wake-ups for sessions of agents.
 
-Both are one-shot schedules, deleted after they fire. Their time has a UTC offset or is relative to
-now: it must not depend on the server's time zone.
+A reminder starts no run.
+
+Both are one-shot schedules, deleted after they fire. Their time has a UTC offset or is relative to now: it must not
+depend on the server's time zone.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ async def _store_schedule(
 
 
 def _resolve_time(services: Services, at: str, delay_s: int) -> str:
-    """Return a time that does not depend on a time zone setting."""
+    """Return the time of a reminder as text with a UTC offset, from `at` or from a delay in seconds."""
     if bool(at.strip()) == bool(delay_s):
         raise ReminderTimeMissing()
     if delay_s:

@@ -15,9 +15,9 @@ from retinue.schedules.schedule_parser import GateForm, schedule_to_form
 
 
 class ScheduleDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """`when` is a description of the times, and `zone` their time zone.
+    """One schedule. `when` describes its times, and `zone` is their time zone.
 
-    `redacted`: only the times are shown.
+    If `redacted` is set, only the times are shown.
     """
 
     id: str
@@ -54,7 +54,7 @@ class ScheduleDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleList(msgspec.Struct, frozen=True):
-    """`next` is the `cursor` of the next page.
+    """One page of schedules. `next` is the `cursor` of the next page.
 
     `unreadable_files` lists schedule files that could not be read.
     """
@@ -78,7 +78,10 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
 
 
 class ScheduleRunResult(msgspec.Struct, frozen=True):
-    """`started` is false if the run was skipped, and `because` is the reason."""
+    """Result of a request to run a schedule now.
+
+    `started` is false if the run was skipped, and `because` is the reason.
+    """
 
     id: str
     started: bool

@@ -34,7 +34,7 @@ class MaintenanceInProgress(Conflict):
 
 
 class PurgeDaysInvalid(Invalid):
-    """A retention period is too short or too long."""
+    """The retention period of a purge is too short or too long."""
 
     code = "purge.days_invalid"
 

@@ -36,7 +36,7 @@ class LogPosition(Struct, frozen=True):
 
 
 class LogEntry(Struct, frozen=True):
-    """`at` and `level` are empty if the line does not have the server's log format."""
+    """One entry of the server log. `at` and `level` are empty if its line does not have the log format."""
 
     at: str
     level: str
@@ -93,7 +93,7 @@ def _open_log_file(path: Path) -> BinaryIO:
 
 
 def _read_entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the entries that end before `end`, last first, each with its start offset."""
+    """Yield the log entries that end before the offset `end`, last entry first, each with its start offset."""
     below: list[bytes] = []  # indented lines whose first line is read later
     size = 0
     for start, line in _read_lines(file, end):
@@ -107,7 +107,7 @@ def _read_entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines, last first, each with its start offset."""
+    """Yield whole lines of a log file, last line first, each with its start offset."""
     rest, position = b"", end
     while position > 0:
         begin = max(0, position - CHUNK_BYTES)

@@ -36,7 +36,7 @@ _LEVELS_FROM = {
 
 
 class LogListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Entries are listed newest first. `cursor` is the `next` of the previous page."""
+    """List log entries, newest first. `cursor` is the `next` of the previous page."""
 
     level: Annotated[MinimumLogLevel, msgspec.Meta(description="minimum level of the entries")] = MinimumLogLevel.DEBUG
     text: Annotated[str, msgspec.Meta(description="only entries that contain this text (case-insensitive)")] = ""
@@ -45,7 +45,7 @@ class LogListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogEntryRow(msgspec.Struct, frozen=True):
-    """`text` is the phrase with its fields, followed by attached lines such as a traceback.
+    """One log entry. `text` is the phrase with its fields, followed by attached lines such as a traceback.
 
     A line without the server's log format has no `level`.
     """
@@ -56,7 +56,7 @@ class LogEntryRow(msgspec.Struct, frozen=True):
 
 
 class LogEntryList(msgspec.Struct, frozen=True):
-    """`next` is the cursor of the next page, with older entries.
+    """One page of log entries. `next` is the cursor of the next page, with older entries.
 
     Each request reads a limited part of the log. A page can be empty and still have a `next`.
     """

@@ -49,7 +49,7 @@ UNREFERENCED_FILE_AGE_H = 24  # an unreferenced file may belong to an envelope t
 
 
 class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Data whose period is not given is kept. Nothing is deleted unless `dry_run` is false."""
+    """Delete old data. Data whose period is not given is kept, and nothing is deleted unless `dry_run` is false."""
 
     done_days: int | None = None  # envelopes, this many days after their outcome; also the events of that time
     events_days: int | None = None
@@ -76,7 +76,7 @@ class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PurgeResult(msgspec.Struct, frozen=True):
-    """Number of deleted items per kind; in a dry run, the number that would be deleted."""
+    """Number of deleted items of each kind. In a dry run, the number that would be deleted."""
 
     dry_run: bool
     envelopes: int
@@ -171,7 +171,7 @@ def _count_envelopes(conn: sa.Connection, horizon: PurgeHorizon, before_ms: int)
 
 
 async def run_purge(store: Store, files: AttachmentFiles, horizon: PurgeHorizon, *, clock: Clock) -> PurgeCounts:
-    """Delete what the horizon allows, in many short commits, so that messages are accepted in between."""
+    """Delete the data that `horizon` allows, in many short commits, so that messages are accepted in between."""
     purged = ZERO_COUNTS
     # Events first: they must not outlive their envelopes. Runs last: they link the envelopes of a batch.
     if horizon.events_horizon_ms is not None:

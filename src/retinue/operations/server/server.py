@@ -1,4 +1,4 @@
-"""Show the server's status and initial client state, check the ledger, and explain what happened to an item."""
+"""Operations on the server: status, initial state for clients, ledger check, and why something happened."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
 
 
 class InitialState(msgspec.Struct, frozen=True):
-    """Initial state of a client, as of `cursor`. Events continue from there."""
+    """Everything a client needs when it starts, as of `cursor`. Events continue from there."""
 
     cursor: int
     principal: str

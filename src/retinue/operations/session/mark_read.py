@@ -19,7 +19,7 @@ from retinue.store.sessions import unread as store_unread
 
 
 class SessionMarkedRead(msgspec.Struct, frozen=True):
-    """`read` is the number of envelopes marked, and `unread` the number still unread in the whole inbox."""
+    """`read` is the number of envelopes that were marked, and `unread` the number still unread in the whole inbox."""
 
     session: str
     read: int
@@ -29,7 +29,7 @@ class SessionMarkedRead(msgspec.Struct, frozen=True):
 async def mark_session_read(services: Services, caller: Principal, request: SessionIdRequest) -> SessionMarkedRead:
     """Mark the messages from a session as read by the caller.
 
-    Other people's read marks stay unchanged.
+    The messages stay unread for other people.
     """
     person = require_inbox_owner(caller)
 

@@ -26,14 +26,14 @@ from retinue.store.sessions import imported_lines, sessions
 
 
 class SessionImportRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`files` maps each of the three file names to its text."""
+    """Create a session from exported files. `files` maps each of the three file names to its text."""
 
     agent: str
     files: dict[str, str]
 
 
 class SessionExport(msgspec.Struct):
-    """`files` maps each of the three file names to its text."""
+    """An exported session. `files` maps each of the three file names to its text."""
 
     session: str
     files: dict[str, str]

@@ -15,7 +15,7 @@ from retinue.store.agents import agents
 
 
 class SlashCommandListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """With `agent`, the list includes the commands of that agent's skills."""
+    """List slash commands. With `agent`, the list includes the commands of that agent's skills."""
 
     agent: str = ""
 

@@ -42,7 +42,7 @@ class TranscriptRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TranscriptDelegation(msgspec.Struct, frozen=True):
-    """A delegation. `outcome` is open, ok, error, timeout or stopped."""
+    """A delegation, as shown in a transcript. `outcome` is open, ok, error, timeout or stopped."""
 
     id: str
     kind: DelegationKind
@@ -67,10 +67,9 @@ class TranscriptEnvelope(msgspec.Struct, frozen=True):
 
 
 class TranscriptRecord(msgspec.Struct, frozen=True):
-    """A record.
+    """One record of a session, with the messages that belong to it.
 
-    `envelopes` are the envelopes that were read with it. If they were purged, `body` has what the
-    model read.
+    `envelopes` are the envelopes that were read with it. If they were purged, `body` has what the model read.
     """
 
     seq: int
@@ -83,11 +82,10 @@ class TranscriptRecord(msgspec.Struct, frozen=True):
 
 
 class SessionTranscript(msgspec.Struct):
-    """`records` are in order.
+    """One page of a conversation. `records` are in order.
 
-    The first page has only records of the current context, which starts at the record
-    `context_start`. The model no longer reads earlier records. `has_earlier`: there are more
-    records before these.
+    The first page has only records of the current context, which starts at the record `context_start`. The model no
+    longer reads earlier records. If `has_earlier` is set, there are more records before these.
     """
 
     cursor: int
@@ -167,9 +165,9 @@ def _to_transcript_envelope(services: Services, conn: sa.Connection, envelope: E
 
 
 def _find_delegation(conn: sa.Connection, envelope: Envelope) -> TranscriptDelegation | None:
-    """Return the delegation of an envelope, if its kind can have one.
+    """Return the delegation that an envelope belongs to, or None.
 
-    Most envelopes are from people.
+    Only a few kinds of envelopes need a query, because most envelopes are from people.
     """
     if envelope.kind is EnvelopeKind.DELEGATION:
         found = delegations.get(conn, envelope.id)

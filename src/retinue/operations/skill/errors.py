@@ -37,7 +37,10 @@ class SkillWorkspaceInvalid(Invalid):
 
 
 class SkillChanged(Conflict):
-    """The given hash is not the hash of the skill's current version. `options` select the same skill again."""
+    """The given hash is not the hash of the skill's current version.
+
+    `options` are the CLI options that select the same skill again.
+    """
 
     code = "skill.changed"
 

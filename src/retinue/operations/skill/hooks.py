@@ -37,7 +37,7 @@ class HookNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HookEnableRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """With `hash`, the hook is enabled only if it still has that hash."""
+    """Enable a hook. With `hash`, it is enabled only if it still has that hash."""
 
     name: HookName
     hash: Annotated[
@@ -62,7 +62,7 @@ class BrokenHookRow(msgspec.Struct, frozen=True):
 
 
 class HookList(msgspec.Struct, frozen=True):
-    """`shadowed` lists hooks that another hook of the same name overrides.
+    """All hooks. `shadowed` lists hooks that another hook of the same name overrides.
 
     `broken` lists folders without a valid hook.
     """
@@ -73,7 +73,7 @@ class HookList(msgspec.Struct, frozen=True):
 
 
 class HookContent(msgspec.Struct, frozen=True):
-    """`content` is the current HOOK.md and handler."""
+    """The files of a hook. `content` is the current text of HOOK.md and of the handler."""
 
     hook: HookDetails
     content: str
@@ -101,7 +101,7 @@ async def show_hook(services: Services, caller: Principal, request: HookNameRequ
 async def enable_hook(services: Services, caller: Principal, request: HookEnableRequest) -> HookDetails:
     """Enable a hook by approving its current hash.
 
-    After a change of its files, the hook does not run until it is enabled again.
+    If its files change, the hook does not run until it is enabled again.
     """
     hook = (await _require_hook(services, request.name)).hook
     if request.hash and (len(request.hash) < HASH_DIGITS_MIN or not hook.hash.startswith(request.hash.lower())):

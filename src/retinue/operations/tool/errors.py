@@ -7,7 +7,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class ToolNotFound(NotFound):
-    """No tool has this name, or a rule hides it. `setting` is the setting that hides it."""
+    """No tool has this name, or a rule hides the tool. `setting` is the setting that hides it."""
 
     code = "tool.not_found"
 
@@ -20,7 +20,7 @@ class ToolNotFound(NotFound):
 
 
 class ToolsUnavailable(NotFound):
-    """The server was built without tools."""
+    """This server has no tools."""
 
     code = "tool.none"
 

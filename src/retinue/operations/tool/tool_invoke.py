@@ -1,6 +1,6 @@
 """Call a tool outside any run, for scripts and the web app.
 
-Policy applies, with additional rules for direct calls.
+Tool policy applies to these calls too, with additional rules.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Decisions about who may write, see and access what."""
+"""Decisions about access: who may write, which sessions and agents are visible, which operations are allowed."""

@@ -43,7 +43,7 @@ class AccessFacts(Struct, frozen=True, kw_only=True):
 
 
 def decide_access(facts: AccessFacts, settings: AccessSettings) -> AccessDecision:
-    """Decide about a message. This is called before any part of the message is fetched or stored."""
+    """Decide whether a message is accepted, before any part of it is fetched or stored."""
     at = f"connectors.{facts.connector}"
     if facts.is_program:
         return _refuse("the sender is a program, and two programs could answer each other forever")
@@ -161,7 +161,10 @@ def _compile_pattern(pattern: str) -> re.Pattern[str]:
 def _admit(
     facts: AccessFacts, settings: AccessSettings, because: str, key: str, *, is_known: bool = False
 ) -> AccessDecision:
-    """Admit a sender. `is_known`: the owner has put their id on a list, or accepted their pairing."""
+    """Return the decision that admits a sender.
+
+    `is_known` means that the owner has put their id on a list, or accepted their pairing.
+    """
     named = facts.sender_id in settings.commands_from
     if facts.is_owner:
         trust = Trust.OWNER

@@ -65,9 +65,9 @@ def may_spawn(agent: Agent, target: Agent) -> Decision:
 def decide_session_visibility(agent: Agent, sandbox: SandboxSettings, *, is_main: bool) -> SessionVisibility:
     """Return which sessions an agent's tools show.
 
-    `sandbox` has the merged settings of the agent. `is_main`: only the owner writes in the current
-    session. In a sandboxed session others may write, so its tools show only the sessions that it
-    started, unless the settings say otherwise.
+    `sandbox` has the merged settings of the agent. `is_main` means that only the owner writes in the current session.
+    In a sandboxed session others may write, so its tools show only the sessions that it started, unless the settings
+    say otherwise.
     """
     confined = sandbox.kind is not SandboxKind.OFF and sandbox.mode is not SandboxMode.OFF and not is_main
     if confined and sandbox.visible_sessions is SandboxVisibleSessions.SPAWNED:
@@ -78,7 +78,7 @@ def decide_session_visibility(agent: Agent, sandbox: SandboxSettings, *, is_main
 def may_see_session(agent: Agent, visibility: SessionVisibility, target: Agent, *, is_spawned: bool) -> Decision:
     """Decide whether a session of `target` may be read and written to.
 
-    `is_spawned`: it is the current session, or the current session started it.
+    `is_spawned` means that it is the current session, or that the current session started it.
     """
     if is_spawned:
         return Decision(DecisionKind.ALLOW, "it was started from this session")

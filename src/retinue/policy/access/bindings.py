@@ -24,7 +24,7 @@ def resolve_binding(bindings: Iterable[Binding], channel: ChannelFacts, *, defau
 
 
 def match_binding(match: BindingMatch, channel: ChannelFacts) -> MatchedBy | None:
-    """Return how specifically a binding matches a channel; None if it does not match."""
+    """Return the most specific condition by which a binding matches a channel; None if it does not match."""
     if not _is_same_account(match, channel):
         return None
     above = ((match.guild, channel.guild), (match.team, channel.team), (match.parent, channel.parent))

@@ -1,7 +1,9 @@
-"""Decides which hosts and IP addresses are public. All others belong to this machine, to its network, or are reserved.
+"""Decides which hosts and IP addresses are public, and so may be requested by agents.
 
-Pure, and the only module that decides this. Every outbound request of an agent is checked: first
-the host name, then each address that the name resolves to.
+All other addresses belong to this machine or its network, or are reserved.
+
+Pure, and the only module that decides this. Every outbound request of an agent is checked: first the host name, then
+each address that the name resolves to.
 """
 
 from __future__ import annotations
@@ -98,8 +100,10 @@ def explain_refused_host(name: str) -> str:
 
 
 def is_private_address(address: str) -> bool:
-    """Whether the address is in a private range. The owner can allow such addresses in the
-    settings, and no other non-public ones."""
+    """Whether the address is in a private range.
+
+    These are the only non-public addresses that the owner can allow in the settings.
+    """
     parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):
         if parsed.ipv4_mapped is None:
@@ -115,10 +119,10 @@ def is_ip_address(host: str) -> bool:
 def normalize_host(name: str) -> str:
     """Return the canonical form of a host: lower-case ASCII, no trailing dot, no brackets.
 
-    Empty if it is not a host.
+    Empty if the name is not a valid host.
 
-    Numeric forms other than a dotted quad (`2130706433`, `0x7f.1`, `0177.0.0.1`, `127.1`) are
-    rejected: resolvers disagree about their meaning.
+    Numeric forms other than a dotted quad (`2130706433`, `0x7f.1`, `0177.0.0.1`, `127.1`) are rejected: resolvers
+    disagree about their meaning.
     """
     if name.startswith("[") or ":" in name:
         parsed = _parse_address(name.removeprefix("[").removesuffix("]") if name.startswith("[") else name)

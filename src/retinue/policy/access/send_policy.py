@@ -19,7 +19,10 @@ _DENIED_BY_COMMAND = Decision(DecisionKind.DENY, "/send off was set in this conv
 
 
 def may_send(session: Session, connector: str, rules: Mapping[str, SendRule], default: SendAction) -> Decision:
-    """Decide by the first of these: the conversation's setting, a rule that denies, a rule that allows, the default."""
+    """Decide whether a message is sent.
+
+    The first that applies decides: the conversation's setting, a rule that denies, a rule that allows, the default.
+    """
     if session.options.send is not None:
         return _ALLOWED_BY_COMMAND if session.options.send else _DENIED_BY_COMMAND
     fitting = {name: rule for name, rule in rules.items() if _matches_rule(rule, session, connector)}

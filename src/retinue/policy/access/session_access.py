@@ -12,10 +12,10 @@ def may_access_session(
 ) -> Decision:
     """Decide whether a run of `agent` may access a session of `target`.
 
-    `is_descendant`: the session is that of the run, or descends from it. `principal_can_see`: the
-    run principal can see the session. If not, the run cannot access it, even if the agent may. So a
-    guest cannot read through an agent what the guest may not read. `is_confined`: a sandboxed run
-    may access descendants only.
+    `is_descendant` means that the session is that of the run, or descends from it. `principal_can_see` means that the
+    run principal can see the session. If not, the run cannot access it, even if the agent may. So a guest cannot read
+    through an agent what the guest may not read. If `is_confined` is set, the run is sandboxed and may access
+    descendants only.
     """
     if is_descendant:
         return may_see_session(agent, SessionVisibility.SPAWNED, target, is_spawned=True)

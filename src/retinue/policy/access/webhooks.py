@@ -1,4 +1,4 @@
-"""Validates a webhook before it is stored. Whether its host may be reached is checked at use."""
+"""Validates a webhook before it is stored. Whether its host may be reached is checked when the webhook is used."""
 
 from __future__ import annotations
 

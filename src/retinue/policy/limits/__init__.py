@@ -1,1 +1,1 @@
-"""Budgets, rates, cooldowns and resets."""
+"""Decisions about limits: budgets, rate limits, cooldowns of credentials, and resets of contexts."""

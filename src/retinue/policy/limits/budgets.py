@@ -1,7 +1,6 @@
-"""Computes the budget limits of a call and the maximum size of its input. Settings and sizes in, plain numbers out.
+"""Computes the budget limits of a call and the maximum size of its input. All functions are pure.
 
-`domain/budget_reservation` uses these numbers. It is not in this package because the store needs it
-too.
+`domain/budget_reservation` uses these numbers. It is not in this package because the store needs it too.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def build_budget_caps(
     server_month_usd: float | None = None,
     warn_share: float = DEFAULT_WARN_SHARE,
 ) -> BudgetLimits:
-    """Return the limits for a model call of this agent.
+    """Return the budget limits that apply to a model call of this agent.
 
     If both the agent and the server have a limit, the lower one applies.
     """

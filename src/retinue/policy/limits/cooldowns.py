@@ -96,8 +96,10 @@ class CredentialCooldowns:
         object.__setattr__(self, "_by_key", found)
 
     def find_active(self, credential: Credential, model: str, now: datetime) -> CredentialCooldown | None:
-        """Return the cooldown that blocks this credential for this model now. If two do, return the
-        one that ends later."""
+        """Return the cooldown that blocks this credential for this model now.
+
+        If two cooldowns block it, return the one that ends later.
+        """
         if not self._by_key:  # the common case
             return None
         found = [self._by_key.get((*credential.row_key, whom)) for whom in ("", model)]

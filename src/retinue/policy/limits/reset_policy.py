@@ -1,9 +1,9 @@
 """Decides whether a session's context is reset before its next run.
 
-Facts in, a reason out; empty if there is no reset.
+Pure functions.
 
-`Session.last_active_ms` is when a session was last active. `counts_as_activity` decides which runs
-update it: heartbeats and most scheduled runs do not.
+`Session.last_active_ms` is when a session was last active. `counts_as_activity` decides which runs update it:
+heartbeats and most scheduled runs do not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def starts_new_work(kind: EnvelopeKind) -> bool:
 
 
 def explain_due_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
-    """Return why the context is to be reset now. Empty if no rule applies, or if the context is empty."""
+    """Return why the context must be reset now. Empty if no rule applies, or if the context is empty."""
     if rules == NO_RESET_RULES or session.record_seq <= session.context_start_seq:
         return ""
     now = from_ms(now_ms)
@@ -95,7 +95,7 @@ def explain_context_limit(rules: ResetRules, length_tokens: int | None) -> str:
 
 
 def find_next_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> UpcomingReset | None:
-    """Return the next reset of this context, by the rule that applies first. None if no rule will apply."""
+    """Return when this context will be reset next, and by which rule. None if no rule will apply."""
     if session.record_seq <= session.context_start_seq:
         return None
     now = from_ms(now_ms)
@@ -119,7 +119,7 @@ def counts_as_activity(sender: Address, origin: Origin) -> bool:
 
 
 def _last_active_ms(session: Session) -> int:
-    """Return the time of the last activity. The start of the context counts as activity."""
+    """Return when the session was last active. The start of its context counts as activity."""
     return max(session.context_started_ms, session.last_active_ms)
 
 
@@ -137,9 +137,8 @@ def _next_time_at(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> date
 
 
 def _time_on_day(day: datetime, hour: int, minute: int) -> datetime:
-    """Return the moment of this time on a day, exactly once per day.
+    """Return the moment of a clock time on a day. There is exactly one per day.
 
-    A time that a clock change skips comes later by the skipped amount. If a time occurs twice, the
-    first counts.
+    A time that a clock change skips comes later by the skipped amount. If a time occurs twice, the first counts.
     """
     return from_ms(round(day.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0).timestamp() * 1000))

@@ -24,7 +24,7 @@ class TokenBuckets(Struct):
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
 
     def take(self, key: str, now_s: float) -> float:
-        """Take a token and return 0. If there is no token, return the seconds until there is one."""
+        """Take a token from the key's bucket and return 0. If it is empty, return the seconds until the next token."""
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(float(self.per_minute), now_s)

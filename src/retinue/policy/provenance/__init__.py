@@ -1,1 +1,1 @@
-"""Decisions about whether trusted content explains each argument of a tool call."""
+"""Decisions about tool arguments: whether trusted content explains where each value came from."""

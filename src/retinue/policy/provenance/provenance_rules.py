@@ -63,7 +63,7 @@ DEFAULT_RULES = ProvenanceSettings(
 
 
 def build_policy_with_defaults(own: ProvenanceSettings) -> ProvenancePolicy:
-    """Build the policy from the owner's rules, followed by the default rules."""
+    """Build the provenance policy from the owner's rules, followed by the default rules."""
     return build_policy(
         replace(
             own,
@@ -74,7 +74,7 @@ def build_policy_with_defaults(own: ProvenanceSettings) -> ProvenancePolicy:
 
 
 def build_policy(rules: ProvenanceSettings) -> ProvenancePolicy:
-    """Build the policy from these rules alone."""
+    """Build a provenance policy from these rules alone, without the default rules."""
     return ProvenancePolicy(
         sources=rules.source,
         arguments=rules.argument,

@@ -99,8 +99,7 @@ COMMON_WORDS = frozenset((
 
 
 class FoundValue(Struct, frozen=True):
-    """A value in a text, with the number of its sentence, so that it can be related to other values
-    of that sentence."""
+    """A value found in a text, with the number of its sentence, which relates it to other values there."""
 
     kind: ValueKind
     value: str
@@ -176,7 +175,10 @@ _EMPTY = ParsedText(
 
 @lru_cache(maxsize=TEXTS_CACHED_MAX)
 def parse_text(text: str, today: date | None = None) -> ParsedText:
-    """Parse a text. A date without a year is the next one from `today` on; without `today`, it is ignored."""
+    """Parse a text into words and typed values.
+
+    A date without a year is the next such date from `today` on. Without `today`, it is ignored.
+    """
     if len(text) > TEXT_CHARS_MAX:
         return _EMPTY
     text = normalize_text(text)
@@ -328,7 +330,7 @@ def parse_date(text: str) -> date | None:
 
 
 def infer_kind(text: str) -> ValueKind:
-    """Return the kind of value that a whole text has the form of."""
+    """Return which kind of value a text looks like as a whole: a URL, a number, a date and so on."""
     text = normalize_text(text).strip()
     if _EMAIL.fullmatch(text):
         return ValueKind.EMAIL

@@ -26,7 +26,7 @@ RESULTS_CACHED_MAX = 256
 
 
 class TypedValue(Struct, frozen=True):
-    """One typed value, in its normalized form."""
+    """One value with its type, in normalized form, so that equal values compare equal."""
 
     field: str
     sort: ValueType
@@ -36,7 +36,7 @@ class TypedValue(Struct, frozen=True):
 class ResultEntry(Struct, frozen=True, kw_only=True):
     """One thing that a result describes: its typed values, and the text that came with them.
 
-    `is_complete`: the result lists all things of this kind, because the call had no arguments.
+    `is_complete` means that the result lists all things of this kind, because the call had no arguments.
     """
 
     tool: str
@@ -53,7 +53,7 @@ class ResultEntry(Struct, frozen=True, kw_only=True):
 
 
 def decide_result_trust(policy: ProvenancePolicy, spec: ToolSpec, output: str) -> Trust:
-    """Decide the trust of a result. A rule for the tool decides; without a rule, the effects of the tool decide."""
+    """Return how far a tool result is trusted. A rule for the tool decides, or else the effects of the tool."""
     rule = policy.find_source_rule(spec.name)
     if rule is None:
         return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
@@ -65,12 +65,11 @@ def decide_result_trust(policy: ProvenancePolicy, spec: ToolSpec, output: str) -
 def extract_entries(
     policy: ProvenancePolicy, tool: str, arguments: Mapping[str, Any], output: str
 ) -> tuple[ResultEntry, ...]:
-    """Return the entries of a result.
+    """Return the things that a tool result describes, as entries with typed values.
 
-    The entry of a text result has the values that the call requested: a web page belongs to its
-    URL.
+    The entry of a text result has the values that the call requested: a web page belongs to its URL.
 
-    Entries of data do not have them. The model chooses the search words, and they would name
+    The entries of a JSON result do not have those values. The model chooses the search words, and they would name
     everything that is found.
     """
     return _extract_entries(
@@ -103,7 +102,7 @@ def _iterate_requested_values(
 def _parse_items(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     """Return the items of a result, each as an object from field names to values. None if the result is not data.
 
-    `keyed`: the result is one object, from names to values, and each pair is an item.
+    `keyed` means that the result is one object, from names to values, and each pair is an item.
     """
     try:
         data = json.loads(output)

@@ -35,7 +35,7 @@ def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> D
 
 
 def needs_owner(calls: Iterable[Call]) -> bool:
-    """Whether only the owner may decide about these calls."""
+    """Whether only the owner may answer the approval of these calls."""
     return any(call.tool in OWNER_DECIDES for call in calls)
 
 

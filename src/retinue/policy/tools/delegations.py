@@ -14,8 +14,10 @@ SUBAGENT_DELEGATIONS = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUN
 
 
 def may_delegate(asker: Agent, target: Agent, kind: DelegationKind, *, lineage: Lineage, open_count: int) -> Decision:
-    """Decide whether work may be delegated. `lineage` is that of the delegating run. A denial names
-    the setting that decides."""
+    """Decide whether work may be delegated.
+
+    `lineage` is the lineage of the delegating run. A denial names the setting that decides.
+    """
     seen = may_spawn(asker, target) if kind in SUBAGENT_DELEGATIONS else may_message(asker, target)
     if kind is not DelegationKind.SEND and not seen.is_allowed:  # `session_access` decides about existing sessions
         return seen
@@ -60,7 +62,10 @@ def build_child_lineage(lineage: Lineage, asker: Agent, target: Agent, kind: Del
 
 
 def limit_spending(caps: BudgetLimits, lineage: Lineage) -> tuple[int | None, int | None]:
-    """Return how much a run, and its tree, may spend at most: the lower of its limits and those that it inherits."""
+    """Return the maximum cost of a run, and of its whole tree of runs.
+
+    Each is the lower of its own limit and the limit that it inherits.
+    """
     return (
         _minimum(caps.run_microusd, lineage.run_microusd_max),
         _minimum(caps.tree_microusd, lineage.tree_microusd_max),

@@ -96,10 +96,9 @@ def decide_by_allowlist(
     *,
     writable: Sequence[PurePath] = (),
 ) -> Decision:
-    """Decide whether each command of the line is allowed by a rule.
+    """Decide whether the allowlist allows a command line. A rule must allow each command in it.
 
-    A program that is in one of the `writable` directories is never allowed, because the agent could
-    have written it.
+    A program that is in one of the `writable` directories is never allowed, because the agent could have written it.
     """
     for part in line.commands:
         name = part.argv[0]

@@ -1,7 +1,6 @@
 """Decides where a command runs, and whether a person is asked, from the settings and the request of a call.
 
-The stricter of the two wins. Only elevation can lead to something less strict, and only if all its
-gates are open.
+The stricter of the two wins. Only elevation can make the result less strict, and only if all its gates are open.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class ElevationGates(Struct, frozen=True, kw_only=True):
 
     If one gate is closed, the command stays in the sandbox.
 
-    `level` is the conversation's setting. None: only calls that request elevation are elevated.
-    `off`: no call is. Any other value: all calls are.
+    `level` is the conversation's setting. If it is None, only calls that request elevation are elevated. If it is
+    `off`, no call is elevated. With any other value, all calls are elevated.
     """
 
     is_for_owner: bool = False  # the run acts for the owner
@@ -112,7 +111,7 @@ def resolve_placement(
 
 
 def decide_exec(placement: ExecPlacement, listed: Decision) -> Decision:
-    """Decide about a command. `listed` is the decision of `decide_by_allowlist`."""
+    """Decide whether a command may run where it was placed. `listed` is the decision of `decide_by_allowlist`."""
     if placement.is_refused or placement.security is CommandSecurity.DENY:
         because = placement.because if placement.is_refused else f"`{EXEC_KEY}` denies every command"
         return Decision(DecisionKind.DENY, because, setting_key=placement.key)
@@ -167,8 +166,10 @@ def _resolve_elevated(policy: ExecPolicy, request: ExecRequest, gates: Elevation
 
 
 def _denies_misses(security: CommandSecurity, ask: CommandAsk) -> bool:
-    """Whether commands that miss the allowlist are denied without asking. If the owner has set
-    this, a request of a call to ask does not change it."""
+    """Whether commands that are not on the allowlist are denied without asking.
+
+    If the owner has set this, a call cannot request to ask instead.
+    """
     return security is CommandSecurity.ALLOWLIST and ask is CommandAsk.OFF
 
 

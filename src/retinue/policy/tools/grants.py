@@ -42,5 +42,5 @@ def find_missing_permissions(
 
 
 def find_tool_grant(held: Iterable[Permission], tool: str) -> Permission | None:
-    """Return the granted permission that allows a tool without approval, if there is one."""
+    """Return the granted permission that allows calls of a tool without approval, or None."""
     return next((have for have in held if have.kind is PermissionKind.TOOL and matches_glob(have.target, tool)), None)

@@ -64,8 +64,10 @@ def is_main_session(origin: Origin, owner: str) -> bool:
 
 
 def is_confined(sandbox: SandboxSettings, *, is_main: bool) -> bool:
-    """Whether the commands of a session must run in a sandbox. The answer does not depend on
-    whether a sandbox works here."""
+    """Whether the commands of a session must run in a sandbox.
+
+    The answer does not depend on whether a sandbox works on this machine.
+    """
     if sandbox.kind is SandboxKind.OFF or sandbox.mode is SandboxMode.OFF:
         return False
     return sandbox.mode is SandboxMode.ALL or not is_main

@@ -23,10 +23,10 @@ CONFIRMATION = "confirmation"
 
 
 class ToolDecision(Struct, frozen=True, kw_only=True):
-    """A decision with everything that led to it.
+    """The decision on a tool call, with everything that led to it.
 
-    `would_grant` are the permissions that a remembered yes would grant. It is empty if each call
-    needs its own approval, because a yes to these arguments says nothing about other arguments.
+    `would_grant` are the permissions that a remembered yes would grant. It is empty if each call needs its own
+    approval.
     """
 
     decision: Decision
@@ -44,10 +44,10 @@ def decide_tool_call(
     sandbox: Decision | None = None,
     confirmation: Decision | None = None,
 ) -> ToolDecision:
-    """Decide about a call.
+    """Decide whether a tool call is allowed, needs approval or is denied.
 
-    `missing` are permissions that the call needs and that were not granted. `provenance`, `sandbox`
-    and `confirmation` are the decisions of these checks. None means that a check does not apply.
+    `missing` are permissions that the call needs and that were not granted. `provenance`, `sandbox` and `confirmation`
+    are the decisions of these checks. None means that a check does not apply.
     """
     findings = list(chain.findings(spec))
     decision = chain.decide(spec)

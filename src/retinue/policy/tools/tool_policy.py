@@ -54,7 +54,7 @@ class CallSource(StrEnum):
 
 
 class ToolPolicyContext(NamedTuple):
-    """The facts, besides the agent, on which the rules depend.
+    """The facts, besides the agent, on which the rules about tools depend.
 
     It is a tuple because it is a cache key that is used several times per turn.
     """
@@ -87,13 +87,13 @@ class ToolPolicyContext(NamedTuple):
 
 
 class PolicyLayer(Struct, frozen=True, kw_only=True):
-    """One set of rules.
+    """One set of rules about tools.
 
-    `is_agents`: the rules are those of the agent, which do not apply to `system_*` tools.
+    `is_agents` means that the rules are those of the agent, which do not apply to `system_*` tools.
 
-    `is_fixed`: the lists are built in, so an explanation names `key` and not a list in it.
-    `only_restricts`: the rules apply because of another person than the sender. They can only
-    remove tools: a tool that must be named is not enabled by them.
+    `is_fixed`: the lists are built in, so an explanation names `key` and not a list in it. `only_restricts`: the rules
+    apply because of another person than the sender. They can only remove tools: a tool that must be named is not
+    enabled by them.
     """
 
     name: str
@@ -125,12 +125,12 @@ class _ExpandedLayer(Struct, frozen=True, kw_only=True):
 
 
 class ToolPolicyChain:
-    """The rules for one agent in its context.
+    """Decides about tools by all layers of rules that apply to one agent in its context.
 
     Pure. All interfaces use it.
 
-    `parents` are the chains of the agents that started this agent as a subagent, in the same
-    context. The agent may not use a tool that one of them may not use.
+    `parents` are the chains of the agents that started this agent as a subagent, in the same context. The agent may not
+    use a tool that one of them may not use.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class ToolPolicyChain:
 
 
 def _pick_strictest(findings: Sequence[LayerFinding]) -> Decision:
-    """Return the first denial, else the first ask, else allow."""
+    """Return the strictest decision of the layers: the first denial, else the first ask, else allow."""
     for verdict in (DecisionKind.DENY, DecisionKind.ASK):
         for finding in findings:
             if finding.verdict is verdict:
@@ -268,7 +268,7 @@ def _group_by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def _is_known_name(entry: str) -> bool:
-    """Whether an entry names a tool that exists but may not be installed, such as a browser tool."""
+    """Whether an entry names a tool that Retinue knows, even if it is not installed, such as a browser tool."""
     name = entry.casefold()
     return (
         name.startswith(("group:", SYSTEM_PREFIX)) or name in GROUPS or any(name in tools for tools in GROUPS.values())
@@ -283,7 +283,7 @@ def _agent_setting_key(layers: Sequence[PolicyLayer], field: str) -> str:
 
 
 def build_layers(settings: ToolSettings, agent: Agent, context: ToolPolicyContext) -> list[PolicyLayer]:
-    """Return the layers in order: server, provider and model, agent, session, sender, call source."""
+    """Return the layers of rules in order: server, provider and model, agent, session, sender, call source."""
     own = agent.tools
     key = f"agents.{agent.name}.tools"
     # An agent's profile replaces the server's.
@@ -364,14 +364,14 @@ def _build_provider_layers(
 
 
 def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> list[PolicyLayer]:
-    """Return the layers for the senders.
+    """Return the layers of rules for the senders of a message.
 
-    If a run acts on behalf of another principal than its sender, the rules for both apply. So a
-    person gains nothing by asking through an agent.
+    If a run acts on behalf of another principal than its sender, the rules for both apply. So a person gains nothing by
+    asking through an agent.
 
-    If several people wrote in a channel, the rules for all of them apply. So a person gains nothing
-    by writing after another. The result depends on `sender`, `speakers`, `principal`,
-    `principal_speakers`, `requesters` and `channel` only.
+    If several people wrote in a channel, the rules for all of them apply. So a person gains nothing by writing after
+    another. The result depends on `sender`, `speakers`, `principal`, `principal_speakers`, `requesters` and `channel`
+    only.
     """
     is_outside = any(each.is_outside for each in context.requesters)
     if not settings.by_sender and not settings.by_channel and not is_outside:

@@ -1,1 +1,1 @@
-"""Agents, their credentials and grants, approved content, file trust and the audit log."""
+"""Store what belongs to agents: credentials, grants, approved content, file trust and the audit log."""

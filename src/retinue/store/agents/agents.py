@@ -1,4 +1,4 @@
-"""Agents and their versions."""
+"""Store agents and all their versions."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def has_existed(conn: sa.Connection, name: str) -> bool:
 
 
 def upsert(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "server") -> Agent:
-    """Insert an agent, or store the next version of an existing one. Its name keeps its first
-    spelling, and earlier versions stay."""
+    """Insert an agent, or store the next version of an existing one. The agent keeps the first
+    spelling of its name, and its earlier versions stay."""
     row = conn.execute(_find, {"name_folded": agent.name.casefold()}).one_or_none()
     if row is None:
         conn.execute(
@@ -152,7 +152,7 @@ def get_version(conn: sa.Connection, name: str, number: int) -> AgentVersion | N
 
 
 def list_working_sessions(conn: sa.Connection, name: str) -> list[SessionId]:
-    """List the sessions with an open run of this agent, including suspended runs."""
+    """List the sessions in which this agent has an open run. A suspended run is open too."""
     return [SessionId(id_) for id_ in conn.execute(_sessions_with_open_run, {"agent": name}).scalars()]
 
 
@@ -162,7 +162,7 @@ def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
 
 
 def get_sources(conn: sa.Connection) -> dict[str, str]:
-    """Return the source of each agent's current definition."""
+    """Return, for each agent, the source of its current definition."""
     return {row.name: row.source for row in conn.execute(_sources)}
 
 

@@ -57,7 +57,7 @@ def find(conn: sa.Connection, kind: str, name: str) -> ApprovedHash | None:
 
 
 def get_hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
-    """Return the approved hashes of this kind by name. A run needs no more than that."""
+    """Return the approved hash of each skill, hook, instruction file or tool of one kind, by name."""
     return {row.name: row.hash for row in conn.execute(_hashes, {"the_kind": kind})}
 
 

@@ -1,4 +1,4 @@
-"""Credentials and their cooldowns. Only the location of each key is stored, never the key."""
+"""Store credentials of model providers and their cooldowns. Only the location of each key is stored, never the key."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
 
 
 def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
-    """Set the order of an agent's credentials for a provider. Credentials that are not in it come
-    last. With an empty order, they are sorted by last use."""
+    """Set the order in which an agent uses its credentials for a provider. Credentials that the
+    order leaves out come last. If the order is empty, credentials are sorted by last use."""
     conn.execute(_clear_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):
         add(conn, credential, at_ms=at_ms)  # a credential from the environment or the settings has no row yet
@@ -126,8 +126,8 @@ def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Cr
 def mark_used(
     conn: sa.Connection, credential: Credential, *, at_ms: int, model: str | None = None, asked_ms: int | None = None
 ) -> None:
-    """Record a success. With `model`, clears the cooldown for this model and the one for all
-    models. Without it, clears all cooldowns of the credential.
+    """Record that a call with this credential succeeded. With `model`, clears the cooldown for this
+    model and the one for all models. Without it, clears all cooldowns of the credential.
 
     `asked_ms` is when the call started. A cooldown stays if its failure is later than that.
     """
@@ -146,7 +146,8 @@ def mark_failed(
     mark: CredentialFailureRecord,
     judge: Callable[[CredentialCooldown | None, CredentialFailureRecord], CredentialCooldown],
 ) -> CredentialCooldown:
-    """Record a failure. `judge` computes the new cooldown from the stored one, in the same commit."""
+    """Record that a call with this credential failed. `judge` computes the new cooldown from the
+    stored one, in the same commit."""
     place = {"the_agent": mark.credential.agent, "the_id": mark.credential.id, "the_model": mark.model}
     row = conn.execute(_get_cooldown, place).one_or_none()
     cooling = judge(_cooldown_from_row(row) if row else None, mark)
@@ -167,7 +168,7 @@ def mark_failed(
 
 
 def clear_cooldowns(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
-    """Clear the cooldown of a credential for one model, or all its cooldowns. Returns how many there were."""
+    """Clear the cooldown of a credential for one model, or all its cooldowns. Returns how many were cleared."""
     whose = {"the_agent": agent, "the_id": id_}
     if model is None:
         return conn.execute(_delete_cooldowns, whose).rowcount

@@ -1,4 +1,5 @@
-"""The trust of files. A file written from untrusted content is untrusted, and so is everything derived from it.
+"""Store which files are untrusted. A file written from untrusted content is untrusted, and so is
+everything derived from it.
 
 A file without a label has the trust `private`. There are three kinds of labels, all in one table,
 found by key:
@@ -118,7 +119,7 @@ def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run
 
 
 def is_needed(conn: sa.Connection, path: str) -> bool:
-    """Whether a trusted file needs a label: only if it has one, or if anything is untrusted."""
+    """Whether a trusted file needs a label. It does if it already has a label, or if any file is untrusted."""
     return bool(_read(conn, [path, f"{path}/"])) or conn.execute(_any_untrusted).first() is not None
 
 
@@ -218,8 +219,8 @@ def delete_labels(conn: sa.Connection, labels: Iterable[FileLabel]) -> int:
 
 
 async def sweep(store: Store, *, now_ms: int, is_named: Callable[[str], bool]) -> int:
-    """Remove the labels of deleted files, and of bytes for which `is_named` returns False. Returns
-    how many were removed."""
+    """Remove the labels of deleted files, and of contents for which `is_named` returns False.
+    Returns how many labels were removed."""
     removed = 0
     after = ""
     while page := await store.scan(partial(_read_page, after=after)):

@@ -1,4 +1,4 @@
-"""Grants: remembered approvals."""
+"""Store grants: approvals that are remembered, so that later calls need no new question."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _revoke = (
 
 
 def granted_by_agent(agent: str) -> str:
-    """Return the value of `granted_by` for a grant that an agent passes on. For a person, it is the plain name."""
+    """Return the value of the field `granted_by` for a grant that an agent passes on. If a person
+    grants, the field has the person's plain name."""
     return f"agent:{agent}"
 
 
@@ -89,7 +90,7 @@ def add_once(conn: sa.Connection, grant: Grant) -> bool:
 
 
 def list_of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
-    """List the agent's valid grants, of all sessions."""
+    """List the valid grants of an agent, in all its sessions."""
     return [_grant_from_row(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
 
 
@@ -103,8 +104,8 @@ def find_by_prefix(conn: sa.Connection, prefix: str) -> list[Grant]:
 
 
 def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
-    """Revoke all grants of an agent, and those that it passed on. So a later agent with this name
-    starts without grants."""
+    """Revoke all grants of an agent, and the grants that it passed on. So a later agent with the
+    same name starts without grants."""
     ended = list_of_agent(conn, agent, now_ms=at_ms)
     for grant in ended:
         revoke(conn, grant.id, by=by, at_ms=at_ms)

@@ -1,1 +1,1 @@
-"""Bindings, deliveries, identities and pairings."""
+"""Store what belongs to channels: bindings, deliveries, identities and pairings."""

@@ -1,4 +1,4 @@
-"""Ambient messages: the latest messages in a channel that were not for the agent.
+"""Store ambient messages: the latest messages in a channel that were not for the agent.
 
 The agent reads them once, with the next message in the channel.
 """

@@ -1,4 +1,4 @@
-"""Bindings. Two of them never have the same match."""
+"""Store bindings: which agent answers in which channels. No two bindings have the same match."""
 
 from __future__ import annotations
 
@@ -72,13 +72,14 @@ def get(conn: sa.Connection, id_: str) -> Binding | None:
 
 
 def get_by_match(conn: sa.Connection, match: BindingMatch) -> Binding | None:
-    """Return the binding with exactly this match."""
+    """Return the binding whose match is exactly this one."""
     row = conn.execute(_by_match, _match_values(match)).one_or_none()
     return _binding_from_row(row) if row else None
 
 
 def add(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """Insert a binding. Raises BindingExists if one with the same match exists; `replace` replaces it."""
+    """Insert a binding. If a binding with the same match exists, raises BindingExists. To replace
+    that binding, call `replace`."""
     if (there := get_by_match(conn, binding.match)) is not None:
         raise BindingExists(agent=there.agent, binding=there.id[:8])
     return _insert_checked(conn, binding, at_ms=at_ms)
@@ -141,8 +142,8 @@ def remove_all(conn: sa.Connection) -> int:
 
 
 def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
-    """Remove an agent from all bindings, and bindings without another agent. Returns how many
-    bindings were affected."""
+    """Remove an agent from all bindings, and delete each binding that has no other agent. Returns
+    how many bindings were affected."""
     going = [each for each in list_all(conn) if agent in each.agents]
     for binding in going:
         conn.execute(_remove, {"the_id": binding.id})

@@ -1,4 +1,4 @@
-"""The small key-value state of a connector, such as its read position. The number of keys is limited."""
+"""Store the small key-value state of each connector, such as its read position. The number of keys is limited."""
 
 from __future__ import annotations
 

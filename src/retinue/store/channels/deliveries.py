@@ -1,4 +1,4 @@
-"""Delivery attempts. Each is stored before it is made."""
+"""Store delivery attempts. Each attempt is stored before anything is sent."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def close_attempt(
     error_kind: str | None = None,
     error: str | None = None,
 ) -> bool:
-    """Close an attempt. Returns whether it was still open."""
+    """Close a delivery attempt. Returns whether it was still open."""
     values = {
         "the_envelope": envelope,
         "the_attempt": attempt,
@@ -130,7 +130,8 @@ def list_unclosed(conn: sa.Connection, recipient: str) -> list[Envelope]:
 
 
 def list_unclosed_channels(conn: sa.Connection) -> list[str]:
-    """List the channels with an unclosed attempt. There are never more than are sent to at the same time."""
+    """List the channels with a delivery attempt that was opened and not closed. The list is no
+    longer than the number of deliveries that run at the same time."""
     return [row.recipient for row in conn.execute(_unclosed_channels)]
 
 

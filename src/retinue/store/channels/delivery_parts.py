@@ -1,4 +1,4 @@
-"""Delivery parts: which platform message each part of an envelope became."""
+"""Store delivery parts: which platform message each part of an envelope became."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(
     at_ms: int,
     split_by: str | None = None,
 ) -> None:
-    """Record that a part arrived. This can be repeated, for example after a commit with an unknown result.
+    """Record that a part arrived. The call may be repeated, for example if it is unknown whether a commit succeeded.
 
     `split_by` is stored with the first part.
     """
@@ -57,6 +57,6 @@ def get_first_receipt(conn: sa.Connection, envelope: str) -> str | None:
 
 
 def find_envelope(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
-    """Return the envelope to which a platform message of ours belongs. `receipt` is the id of that message."""
+    """Return the envelope to which a platform message from the server belongs. `receipt` is the id of that message."""
     found: str | None = conn.execute(_by_receipt, {"channel": channel, "receipt": receipt}).scalar()
     return EnvelopeId(found) if found is not None else None

@@ -1,4 +1,4 @@
-"""Identities: platform ids, which do not change, and the people to whom they belong."""
+"""Store identities: which platform id belongs to which person. A platform id never changes."""
 
 from __future__ import annotations
 

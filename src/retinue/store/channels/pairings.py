@@ -1,4 +1,4 @@
-"""Access requests of unknown senders, and the senders that were admitted.
+"""Store access requests of unknown senders, and which senders were admitted.
 
 The number of waiting requests is limited, and old requests are deleted.
 """
@@ -55,7 +55,7 @@ class AdmittedSender(Struct, frozen=True, kw_only=True):
 
 
 class PairingRequestResult(Struct, frozen=True, kw_only=True):
-    """The result of an access request. If it `is_new`, the sender gets the code and the owner is notified."""
+    """The result of an access request. If `is_new` is true, the sender gets the code and the owner is notified."""
 
     pairing: Pairing | None
     is_new: bool = False
@@ -99,15 +99,16 @@ def get_waiting(conn: sa.Connection, connector: str, speaker: str, *, now_ms: in
 
 
 def is_full(conn: sa.Connection, connector: str, *, cap: int, now_ms: int) -> bool:
-    """Whether as many requests as allowed are waiting.
+    """Whether the number of waiting requests has reached its limit.
 
-    It is checked before a write, so that an unknown sender beyond the cap does not cause a commit.
+    Call this before a write, so that an unknown sender beyond the limit does not cause a commit.
     """
     return conn.execute(_count_open, {"connector": connector, "now": now_ms}).scalar_one() >= cap
 
 
 def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: int) -> PairingRequestResult:
-    """Store an access request. A sender whose request waits keeps its code. Beyond the cap, nothing is stored."""
+    """Store an access request. A sender with a waiting request keeps the code of that request. If
+    too many requests wait, nothing is stored."""
     conn.execute(_expire, {"now": at_ms})
     conn.execute(_delete_old, {"before": at_ms - RETENTION_MS})
     if (there := get_waiting(conn, pairing.connector, pairing.sender_id, now_ms=at_ms)) is not None:

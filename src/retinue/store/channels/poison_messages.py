@@ -51,7 +51,7 @@ class _Sender(Struct, frozen=True):
 
 
 class _Body(Struct, frozen=True):
-    """The fields of a stored message that say who sent it."""
+    """The fields of a stored poison message that identify its sender."""
 
     speaker: _Sender = _Sender()
     service: str = ""
@@ -128,7 +128,8 @@ def close(conn: sa.Connection, id_: str, state: PoisonMessageState) -> bool:
 def delete_of_sender(conn: sa.Connection, service: str, sender: str) -> None:
     """Drop the waiting messages of a sender, and clear their bodies.
 
-    A message that does not name its platform counts as theirs if the sender id is the same.
+    A message that does not name its platform counts as from this sender if the sender id is the
+    same.
     """
     for row in conn.execute(_all_waiting).all():
         try:

@@ -1,1 +1,1 @@
-"""Connections, transactions, the tables, and SQL that all queries share."""
+"""The base of the store: connections, transactions, table definitions and the SQL that all queries share."""

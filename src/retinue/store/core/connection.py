@@ -50,7 +50,7 @@ PERMANENT_ERROR_CODES = frozenset({ConstraintViolated.code, StatementRejected.co
 
 
 class NoFaults:
-    """Crash points in production: reaching one does nothing."""
+    """The crash points of a production server. Tests cause faults at crash points; here, reaching one does nothing."""
 
     def reach(self, point: str) -> None:
         return
@@ -92,7 +92,7 @@ class Store(Protocol):
         ...
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
-        """Call `call` on the event loop after commits, at least once for each commit.
+        """Register `call`, to be called on the event loop after commits, at least once for each commit.
 
         If tables are given, it is called at least once for each commit that wrote to one of them.
         """
@@ -128,7 +128,7 @@ def translate_error(error: Exception) -> StoreError:
 
 
 class CommitListeners:
-    """The callbacks to run after commits."""
+    """The callbacks that are called after commits."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[[], None], frozenset[str]]] = []

@@ -24,7 +24,7 @@ def write_private_file(path: Path, content: bytes) -> None:
 
 
 def replace_private_file(path: Path, content: bytes) -> None:
-    """Replace a private file atomically: a concurrent reader sees all of the old content or all of the new."""
+    """Replace a private file atomically. A concurrent reader sees all of the old content or all of the new."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     write_private_file(beside, content)

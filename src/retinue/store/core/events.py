@@ -1,4 +1,4 @@
-"""Stored events in commit order, read by cursor."""
+"""Read stored events in commit order, beginning after a cursor."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _after_in_session = PerScope(
 
 
 class EventRange(Struct, frozen=True):
-    """The events between two cursors, and whether there may be more."""
+    """The events between two cursors, and whether more events may follow."""
 
     events: list[StoredEvent]
     cursor: int

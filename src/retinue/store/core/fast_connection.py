@@ -4,7 +4,7 @@ Our statements are built once and run millions of times. SQLAlchemy compiles eac
 too. But every execution costs about 15 us for result metadata, events and cursor strategies, which
 we never use. This connection caches the compiled text and the order of its parameters, and calls
 sqlite3 directly, which costs about 3 us. Everything else (inspection, migrations, plain text) uses
-SQLAlchemy as usual. See docs/decisions/0003-quick-statements.md.
+SQLAlchemy as usual. See docs/decisions/0003-prebuilt-sqlite-statements.md.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
 
 
 class FastResult(Struct, frozen=True):
-    """The result of a query, with the part of SQLAlchemy's result interface that we use."""
+    """The result of a query. It has only the part of SQLAlchemy's result interface that the store uses."""
 
     _cursor: sqlite3.Cursor
     _prepared: PreparedStatement
@@ -144,7 +144,7 @@ class WriteResult(Struct, frozen=True):
 
 
 class FastScalars:
-    """The first column of each row."""
+    """Iterates over the first column of each row of a result."""
 
     __slots__ = ("_rows",)
 
@@ -195,7 +195,7 @@ class FastConnection(sa.Connection):
         return WriteResult(cursor.rowcount)
 
     def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
-        """Run a statement on its first use or with a list of parameters, or anything that SQLAlchemy has to run."""
+        """Run a statement that is not prepared yet, that has a list of parameters, or that SQLAlchemy has to run."""
         kept = self._prepared.get(id(statement))
         if execution_options is not None or (kept is None and not isinstance(statement, _FAST_STATEMENTS)):
             self._written_tables = None

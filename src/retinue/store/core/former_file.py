@@ -1,4 +1,4 @@
-"""The name of the database file, and its name in earlier versions.
+"""Find and rename a database file that has the name used by earlier versions.
 
 A server renames a file with the former name when it starts. Commands that only read do not rename
 it.

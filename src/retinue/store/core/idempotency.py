@@ -1,4 +1,4 @@
-"""Stored responses of requests that carried an idempotency key, and the keys claimed by requests in progress."""
+"""Store the responses to requests with an idempotency key, and the keys claimed by requests in progress."""
 
 from __future__ import annotations
 

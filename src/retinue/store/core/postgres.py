@@ -134,7 +134,8 @@ class PostgresStore:
             return await conn.run_sync(body)
 
     async def _retry(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Run `once` again if nothing was committed and a retry may succeed. Other errors are translated."""
+        """Call `once`, and repeat the call if nothing was committed and a retry may succeed. Other
+        errors are translated."""
         attempts = 0
         while True:
             attempts += 1

@@ -42,7 +42,7 @@ def visibility_scope(principal: Principal) -> VisibilityScope:
 
 
 def principal_parameters(principal: Principal) -> dict[str, Any]:
-    """Return the bind parameters that identify the principal."""
+    """Return the bind parameters that identify the principal in the conditions of this module."""
     if visibility_scope(principal) is VisibilityScope.ALL:
         return {}
     address = f"{principal.address.kind}:{principal.address.name}"
@@ -51,17 +51,18 @@ def principal_parameters(principal: Principal) -> dict[str, Any]:
 
 
 def address_parameters(name: str, address: str) -> dict[str, str]:
-    """Return the bind parameters of `is_address_or_below`."""
+    """Return the bind parameters for the condition of `is_address_or_below`."""
     return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
 
 
 def is_address_or_below(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Match the address in the parameter `name`, and addresses below it, such as a session of an agent."""
+    """Return a condition that matches the address in the parameter `name`, and addresses below it.
+    A session of an agent is below the address of the agent."""
     return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
 class PerScope(dict[VisibilityScope, T]):
-    """One statement for each scope. It is built on first use, because few instances use all three scopes."""
+    """Holds one statement for each scope. It is built on first use, because few instances use all three scopes."""
 
     def __init__(self, build: Callable[[VisibilityScope], T]) -> None:
         self._build = build
@@ -75,7 +76,7 @@ def _is_own_address(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def visible_sessions(scope: VisibilityScope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
-    """Match the sessions that are visible in this scope."""
+    """Return a condition that matches the sessions visible in this scope."""
     match scope:
         case VisibilityScope.ALL:
             return sa.true()
@@ -94,7 +95,7 @@ def _is_shared(table: Any) -> sa.ColumnElement[bool]:
 
 
 def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
-    """Match the sessions that belong to the person in the parameters."""
+    """Return a condition that matches the sessions of the person in the parameters."""
     return sa.and_(
         table.c.origin_kind.in_((t.sql_literal("'terminal'"), t.sql_literal("'web'"))),
         _is_own_address(table.c.origin_key),
@@ -102,7 +103,7 @@ def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
 
 
 def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Match the envelopes that the principal sent or received, and those of visible sessions."""
+    """Return a condition that matches envelopes of visible sessions, and those that the principal sent or received."""
     if scope is VisibilityScope.ALL:
         return sa.true()
     return sa.or_(
@@ -113,7 +114,7 @@ def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
 
 
 def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Match rows whose `column` names a visible session: runs, records, approvals, events."""
+    """Return a condition that matches rows whose `column` names a visible session, such as runs or records."""
     if scope is VisibilityScope.ALL:
         return sa.true()
     seen = t.sessions.alias("seen")
@@ -121,7 +122,7 @@ def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) ->
 
 
 def visible_approvals(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Match the approvals of visible sessions, and those that were put to the person in the parameters."""
+    """Return a condition that matches approvals of visible sessions, and those put to the person in the parameters."""
     if scope is not VisibilityScope.PERSON:
         return in_visible_session(scope, t.approvals.c.session)
     return sa.or_(in_visible_session(scope, t.approvals.c.session), t.approvals.c.asked.like(_b("me_listed")))

@@ -68,7 +68,7 @@ class LockNotHeld(Exception):
 
 
 class LockHolder(Struct, frozen=True):
-    """The connection that holds a lock."""
+    """The PostgreSQL connection that holds a lock."""
 
     pid: int
     label: str
@@ -185,7 +185,7 @@ class ServerLock:
                 await conn.close()
 
     async def _acquire_key(self, conn: AsyncConnection, key: int) -> LockHolder | None:
-        """Acquire one lock. If another connection holds it, return that holder."""
+        """Acquire one lock. If another connection holds the lock, return that connection."""
         while not await _try_acquire(conn, key):
             row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
             if row is None:

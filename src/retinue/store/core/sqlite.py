@@ -83,7 +83,7 @@ def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> 
 
 
 def configure(raw: sqlite3.Connection, *, writable: bool, cache_kib: int = CACHE_KIB) -> None:
-    """Set the pragmas, and check that commits are durable."""
+    """Set the pragmas of a connection, and check that commits are durable."""
     raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     if writable:
         (journal,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -222,7 +222,7 @@ class SqliteStore:
         For a single write, switching to another thread and back costs about as much as the commit.
         But in the thread, many writes share one commit, and the event loop continues. So a commit
         runs on the event loop only while the load is low and commits are fast. See
-        docs/decisions/0005-a-lone-commit-is-made-on-the-loop.md.
+        docs/decisions/0005-small-commits-on-the-event-loop.md.
         """
         group, self._pending = self._pending, []
         here = (
@@ -237,8 +237,8 @@ class SqliteStore:
             self._write_queue.put(group)
 
     def _is_disk_fast(self) -> bool:
-        """Whether the disk is fast. It is if some of the latest commits were fast: on a busy
-        processor, most commits are slow even then."""
+        """Whether the disk is fast. The disk counts as fast if some of the latest commits were
+        fast: on a busy processor, most commits are slow even then."""
         taken_s = sorted(self._commit_times_s)
         return not taken_s or taken_s[len(taken_s) // FAST_COMMIT_QUANTILE] < LOOP_COMMIT_S_MAX
 

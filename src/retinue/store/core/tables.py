@@ -1,4 +1,4 @@
-"""The tables. Times are Unix milliseconds, bodies are JSON text, ids are 32 hex digits.
+"""The definitions of all database tables. Times are Unix milliseconds, bodies are JSON text, ids are 32 hex digits.
 
 Partial indexes contain only open rows, so accepting and claiming cost the same with ten envelopes
 in the store and with a million. The conditions of these indexes use literals, here and in
@@ -24,7 +24,7 @@ metadata = sa.MetaData(
 
 
 def sql_literal(quoted: str) -> sa.ColumnClause[str]:
-    """Return an SQL literal. Unlike a bound parameter, it lets the query planner use a partial index."""
+    """Return an SQL literal. Unlike a bound parameter, a literal lets the query planner use a partial index."""
     return sa.literal_column(quoted, sa.String)
 
 

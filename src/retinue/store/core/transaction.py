@@ -1,4 +1,4 @@
-"""The state of one write transaction: its time, its sequence numbers and the events it emits.
+"""A write transaction: its time, its sequence numbers and the events that it emits.
 
 Every write opens a `Transaction` first. It locks the single row of the table `counters` until
 COMMIT. On PostgreSQL, sequence numbers therefore follow commit order, which those of a sequence

@@ -1,1 +1,1 @@
-"""Envelopes, outcomes, dead letters and attachments."""
+"""Store envelopes, their outcomes, dead letters and attachments."""

@@ -65,7 +65,7 @@ class AttachmentFiles:
         self._recent: dict[str, float] = {}  # hash to time of everything stored in the last hour, new or not
 
     def store(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
-        """Store the bytes. Once this returns they survive a crash; if it raises, no partial file is visible.
+        """Store the bytes. Once this returns, they survive a crash. If it raises an error, no partial file is visible.
 
         If a file with the same bytes exists, it stays; if it is damaged, it is replaced. Errors
         raised by `chunks` are not translated.

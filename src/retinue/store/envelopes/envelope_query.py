@@ -1,4 +1,4 @@
-"""Lists of envelopes: by sender, recipient, status and time, or simply the newest."""
+"""List envelopes by sender, recipient, status and time, or list the newest."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
 
 
 class EnvelopeQuery(Struct, frozen=True, kw_only=True):
-    """Selects envelopes. An agent's address includes the addresses of its sessions. `due_ms`: only
-    envelopes that are due at this time."""
+    """The conditions that select envelopes for a list. An agent's address includes the addresses of
+    its sessions. `due_ms` selects only envelopes that are due at this time."""
 
     side: str  # "from" or "to"
     address: Address

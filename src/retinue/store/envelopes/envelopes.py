@@ -1,4 +1,4 @@
-"""Functions over envelopes: insert, find, claim, settle."""
+"""Insert, find, claim and settle envelopes."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def count_droppable(conn: sa.Connection, session: str, now_ms: int) -> int:
 
 
 def has_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
-    """Whether a lane has a due envelope, silent or not."""
+    """Whether a lane has a due envelope. An envelope that starts no run counts too."""
     return conn.execute(_has_due, {"session": session, "now": now_ms}).scalar() is not None
 
 
@@ -409,7 +409,7 @@ def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: i
 
 
 def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
-    """Record that this run has read these envelopes early. They still wait for a run of their own."""
+    """Record that this run has already read these envelopes. They stay queued, so a later run takes them too."""
     conn.execute(_mark_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
 
 
@@ -426,7 +426,7 @@ def increment_attempts(conn: sa.Connection, run: str) -> None:
 
 
 def list_held(conn: sa.Connection, run: str) -> list[Envelope]:
-    """List the envelopes that an open run holds."""
+    """List the envelopes that an open run has claimed."""
     return [envelope_from_row(row) for row in conn.execute(_held, {"the_run": run})]
 
 

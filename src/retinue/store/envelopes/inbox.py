@@ -1,4 +1,4 @@
-"""The inbox of each person: unread envelopes, and read marks."""
+"""The inbox of each person: list unread envelopes, and mark envelopes as read."""
 
 from __future__ import annotations
 

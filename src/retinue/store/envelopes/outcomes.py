@@ -1,4 +1,4 @@
-"""Settle envelopes with exactly one outcome each, and advance the schedule if an envelope was an occurrence.
+"""Settle envelopes with exactly one outcome each. If an envelope was an occurrence of a schedule, advance the schedule.
 
 Every accepted envelope is settled here, so that the schedule is never forgotten.
 """
@@ -22,6 +22,6 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """Settle envelopes. A second outcome for an envelope violates a constraint of the database."""
+    """Settle envelopes. The database rejects a second outcome for the same envelope."""
     envelopes.settle(tx.conn, ids, outcome, because=because, at_ms=tx.at_ms, answer=answer, silent=silent)
     schedules.record_outcomes(tx, ids, outcome, because=because)

@@ -1,4 +1,4 @@
-"""Webhooks to call when an envelope is done."""
+"""Store the webhooks to call when an envelope is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sums of the ledger: envelopes accepted, their outcomes, what is open, and the cost."""
+"""Compute the sums of the ledger: envelopes accepted, their outcomes, what is open, and the cost."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Backup, purge and erasure: work across all tables."""
+"""Back up and purge the database, and erase people from it. This work concerns all tables."""

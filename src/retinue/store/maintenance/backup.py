@@ -83,7 +83,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
 
 class BackupVerification(Struct, frozen=True):
-    """The problems of a backup. If there are no problems, it can be restored."""
+    """The problems that were found in a backup. If there are none, the backup can be restored."""
 
     problems: tuple[str, ...]
     parts: int = 0
@@ -118,7 +118,8 @@ def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
 def copy_files(
     data_dir: Path, folder: Path, attachment_hashes: Iterable[str], *, made_at: str, version: str
 ) -> BackupManifest:
-    """Copy the files next to the database, and write the manifest. `folder` already contains the database."""
+    """Copy the files next to the database into a backup, and write the manifest. `folder` already
+    contains the database."""
     missing: list[str] = []
     parts = [_describe_part(folder, folder / STORE)]
     with _translate_errors():

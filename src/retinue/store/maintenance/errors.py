@@ -1,4 +1,4 @@
-"""Errors of backups: creating, reading and restoring one."""
+"""Errors that occur when a backup is created, read or restored."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""People, their tokens and preferences."""
+"""Store people, their tokens, preferences and notifications."""

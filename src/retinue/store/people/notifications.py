@@ -1,4 +1,4 @@
-"""Notifications. Each person has a limited number of them; the oldest are removed first."""
+"""Store notifications. Each person has a limited number of them; the oldest are removed first."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def add(tx: Transaction, notification: Notification) -> bool:
 
 
 def mark_read(tx: Transaction, person: str, id_: str | None) -> int:
-    """Mark one notification as read or, without an id, all of them. Returns how many were unread."""
+    """Mark one notification as read. Without an id, mark all of them. Returns how many were unread."""
     if id_ is None:
         return tx.conn.execute(_read_all, {"the_person": person, "now": tx.at_ms}).rowcount
     return tx.conn.execute(_read, {"the_person": person, "the_id": id_, "now": tx.at_ms}).rowcount
 
 
 def delete(tx: Transaction, person: str, id_: str | None) -> int:
-    """Delete one notification or, without an id, all of them. Returns how many."""
+    """Delete one notification. Without an id, delete all of them. Returns how many were deleted."""
     if id_ is None:
         return tx.conn.execute(_clear_all, {"the_person": person}).rowcount
     return tx.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount

@@ -1,4 +1,4 @@
-"""Preferences: small JSON values of each person, by key."""
+"""Store preferences: small JSON values of each person, by key."""
 
 from __future__ import annotations
 

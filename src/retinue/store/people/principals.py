@@ -1,4 +1,4 @@
-"""Find the principal to whom a token belongs. No other module does this."""
+"""Find the principal to whom a token belongs. Every token is looked up here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens, found by the hash of their secret or by their principal."""
+"""Store tokens, and find them by the hash of their secret or by their principal."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def revoke_by_hash(conn: sa.Connection, token_hash: str, *, at_ms: int) -> None:
 
 
 def revoke_all(conn: sa.Connection, principal: str, *, at_ms: int) -> int:
-    """Revoke every token of this principal. Returns how many."""
+    """Revoke every token of this principal. Returns how many were revoked."""
     return conn.execute(_revoke_all, {"the_principal": principal, "now": at_ms}).rowcount

@@ -1,1 +1,1 @@
-"""Runs, their steps and costs, approvals and delegations."""
+"""Store runs, their steps and costs, approvals and delegations."""

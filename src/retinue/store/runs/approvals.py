@@ -1,4 +1,4 @@
-"""Functions over approvals, and pages of open and past approvals for people."""
+"""Store approvals, and list open and past approvals for people."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def decide(
 
 
 def release_of_run(conn: sa.Connection, run: str) -> None:
-    """Record that the run continued without an answer."""
+    """Record that the run no longer waits for its approvals, because it continued without an answer."""
     conn.execute(_release_of_run, {"the_run": run})
 
 
@@ -230,7 +230,7 @@ def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escala
 
 
 def next_expiry_or_escalation_ms(conn: sa.Connection) -> int | None:
-    """Return when an approval expires or escalates next; None if none will."""
+    """Return the next time at which an approval expires or escalates, or None if there is none."""
     row = conn.execute(_next_expiry).one()
     return min((ms for ms in row if ms is not None), default=None)
 

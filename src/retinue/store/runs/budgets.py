@@ -1,5 +1,4 @@
-"""Money: the cost of a model call is reserved before the call, and settled or released in the
-commit that ends its step.
+"""Reserve the cost of each model call before the call, and settle or release it in the commit that ends the step.
 
 Each call has a row in `model_calls`. `spending` holds the sums of each day, and changes in the same
 commits. Limits are checked in the commit that reserves, so concurrent calls cannot exceed a limit
@@ -255,7 +254,7 @@ def _payer_person(conn: sa.Connection, run: Run, root: str) -> str:
 
 
 def _cost(terms: ModelCallReservationRequest, usage: Usage, reserved: int) -> tuple[int, bool]:
-    """Return the cost of a call, and whether it is unknown."""
+    """Return the cost of a call, and whether the actual cost is unknown."""
     if usage.cost_microusd and not usage.estimated:
         return usage.cost_microusd, False
     price = terms.price
@@ -272,7 +271,7 @@ def _cost(terms: ModelCallReservationRequest, usage: Usage, reserved: int) -> tu
 def _load_budget_statuses(
     conn: sa.Connection, run: Run, caps: BudgetLimits, payer: BudgetPayer, days: BudgetPeriod, root: str
 ) -> Sequence[BudgetBalance]:
-    """Return the status of each budget that is set. Those per person apply only if a person is charged."""
+    """Return the status of each budget that is set. Budgets per person apply only if a person is charged."""
     kept = {what: cap for what, cap in caps.by_name().items() if cap is not None}
     if not payer.person:
         kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
@@ -350,7 +349,7 @@ def _get_or_build_row(
     root: str,
     at_ms: int,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the row of a call, and whether it is new: a call without a reservation has no row yet."""
+    """Return the row of a call, and whether the row is new. A call without a reservation has no row yet."""
     key = {"the_run": run.id, "the_turn": turn, "the_call_index": index, "the_attempt": attempt}
     found = conn.execute(_get, key).one_or_none() if terms.is_charged else None
     if found is not None:
@@ -401,7 +400,7 @@ def _new_row(
 
 
 def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
-    """Close a row and add the difference to the sums. So a call that is written twice is counted once."""
+    """Close the row of a call and add the difference to the sums. So a call that is written twice is counted once."""
     after = {**row, **changed, "held_microusd": 0}
     after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
     if is_new:
@@ -419,7 +418,7 @@ def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any]
 
 
 def add_to_sums(conn: sa.Connection, key: dict[str, Any], **amounts: int) -> None:
-    """Add amounts to the sums of a key. The first call of a day inserts the row of the sums."""
+    """Add amounts to the sums of a key. The first call of a day inserts the row that holds the sums."""
     moved = {the_name: key[name] for the_name, name in _THE_KEY}
     moved |= {more_name: amounts.get(name, 0) for more_name, name in _MORE}
     if conn.execute(_add_to_sums, moved).rowcount == 0:

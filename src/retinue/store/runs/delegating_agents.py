@@ -1,4 +1,4 @@
-"""The agents whose rules also apply to a subagent, because they started it."""
+"""Find the agents whose rules also apply to a subagent, because they started it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agen
 
 
 def list_for_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
-    """List the agents whose rules also apply to everything done in a session, whether or not by a run."""
+    """List the agents whose rules also apply to everything that is done in a session, with or without a run."""
     if session.origin.kind is not OriginKind.SUBAGENT:
         return ()
     sent = delegations.get(conn, session.origin.key)

@@ -1,4 +1,4 @@
-"""Delegations: work given to another agent, with its state and result."""
+"""Store delegations: work given to another agent, with its state and result."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def list_awaited(conn: sa.Connection, run: str) -> list[Delegation]:
 
 
 def release_of_run(conn: sa.Connection, run: str) -> None:
-    """End the waits of this run. Results that are still to come arrive as envelopes."""
+    """Record that this run no longer waits for its delegations. Results that come later arrive as envelopes."""
     conn.execute(_release_of_run, {"the_run": run})
 
 
@@ -208,7 +208,7 @@ def end(
     at_ms: int,
     archive_ms: int | None,
 ) -> bool:
-    """End a delegation. If it has already ended, changes nothing and returns False."""
+    """End a delegation. If it has already ended, change nothing and return False."""
     values = {"new_state": state.value, "why": because, "the_result": result, "now": at_ms, "archive": archive_ms}
     return conn.execute(_end, {"the_id": id_, **values}).rowcount == 1
 
@@ -318,7 +318,7 @@ def list_delegations(
 
 
 def count_visible_open(conn: sa.Connection, *, seen_by: Principal = SERVER_PRINCIPAL) -> int:
-    """Count open delegations, up to `OPEN_COUNTED_MAX`."""
+    """Count the open delegations that the caller can see, up to `OPEN_COUNTED_MAX`."""
     return conn.execute(
         _count_visible_open[visibility_scope(seen_by)], {"limit": OPEN_COUNTED_MAX, **principal_parameters(seen_by)}
     ).scalar_one()

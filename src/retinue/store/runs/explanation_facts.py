@@ -1,4 +1,4 @@
-"""Facts: sentences that each say what happened at one time. Explanations consist of facts."""
+"""Build facts: sentences that each say what happened at one time. An explanation is a list of facts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def format_address(address: Address) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of a text on one line, without its final period."""
+    """Return the beginning of a text on one line. A period at the end is left out."""
     words = " ".join(text[: 4 * QUOTED_CHARS_MAX].split()).removesuffix(".")
     return words if len(words) <= QUOTED_CHARS_MAX else words[: QUOTED_CHARS_MAX - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""Lanes with a run or with waiting envelopes, and channels with waiting deliveries.
+"""List the lanes that have a run or waiting envelopes, and the channels that have waiting deliveries.
 
 Lanes are found by skipping from lane to lane in the index of pending envelopes. So a lane with a
 thousand envelopes costs no more than a lane with one.

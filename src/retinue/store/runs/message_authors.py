@@ -1,4 +1,4 @@
-"""Authors of the messages that a run works on, including those of a channel."""
+"""Find the authors of the messages that a run works on, including messages from a channel."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def get_author(conn: sa.Connection, run: Run) -> Address | None:
 
 
 def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope]) -> tuple[Address, ...]:
-    """List the authors of messages from a channel. An author is a linked person or, without one, an
-    address on the connector."""
+    """List the authors of messages from a channel. An author is a linked person or, without a link,
+    an address on the connector."""
     if sender.kind is not AddressKind.CHANNEL:
         return ()
     spoke = (get_speaker(each, connector=sender.name) for each in expand_decisions(conn, batch))
@@ -45,8 +45,8 @@ def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope
 
 
 def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
-    """Return the person with the linked id. Without one, return the address of the speaker, or None
-    if that is not known."""
+    """Return the person who is linked to the sender of a message. If there is no link, return the
+    sender's address, or None if that is not known."""
     if envelope.context.person:
         return address.person_address(envelope.context.person)
     if envelope.context.speaker:
@@ -79,7 +79,7 @@ def list_envelopes(conn: sa.Connection, run: Run) -> list[Envelope]:
 
 
 def get_lineage(conn: sa.Connection, run: Run) -> Lineage:
-    """Return the lineage that the delegations of a run get. It includes the speakers."""
+    """Return the lineage to store with the delegations of a run. It includes the people who speak in the channel."""
     if run.lineage is not None:
         return run.lineage
     return replace(run.effective_lineage, speakers=list_speakers(conn, run.sender, list_envelopes(conn, run)))

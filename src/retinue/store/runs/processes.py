@@ -1,4 +1,4 @@
-"""Commands that tools started: by which run, how they ended, and whether their session was notified."""
+"""Store the commands that tools started: by which run, how they ended, and whether their session was notified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions over questionnaires."""
+"""Store questionnaires: forms that agents send to people."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def end(
     answers: Mapping[str, QuestionnaireAnswer] | None = None,
     envelope: EnvelopeId | None = None,
 ) -> bool:
-    """End a questionnaire. Returns False if it was no longer open: of two concurrent answers, only the first counts."""
+    """End a questionnaire. Returns False if it was no longer open: if two answers arrive at once,
+    only the first counts."""
     values = {
         "the_id": questionnaire.id,
         "new_state": state.value,

@@ -1,4 +1,4 @@
-"""The run principal: the person for whom a run acts. Which sessions they can see, and which descend from a session.
+"""Find the run principal, the person on whose behalf a run acts, and check which sessions this person can see.
 
 An agent can see all its sessions. But the tools of a run see only what the run principal can see.
 So a person cannot read data of others through an agent.
@@ -25,7 +25,8 @@ ANCESTORS_MAX = 16
 
 
 def get_run_principal(conn: sa.Connection, run: Run) -> Principal | None:
-    """Return the run principal. None if the run acts for a schedule, the server, or an agent without a person."""
+    """Return the person on whose behalf a run acts. None if the run acts for a schedule, the
+    server, or an agent without a person."""
     if _is_from_owner(conn, run):
         return SERVER_PRINCIPAL
     behalf = run.effective_lineage.behalf
@@ -50,7 +51,8 @@ def _is_from_owner(conn: sa.Connection, run: Run) -> bool:
 
 
 def can_see(conn: sa.Connection, principal: Principal | None, session: Session) -> bool:
-    """Whether a principal can see a session. A channel can see its own sessions. None can see every session."""
+    """Whether a principal can see a session. A channel can see its own sessions. If `principal` is
+    None, every session is visible."""
     if principal is None or principal.sees_everything:
         return True
     if principal.address.kind is AddressKind.CHANNEL:

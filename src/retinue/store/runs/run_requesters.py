@@ -1,4 +1,4 @@
-"""The people behind the envelopes that a run answers, and behind the run that started it."""
+"""Find the people behind the envelopes that a run answers, and behind the run that started it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from retinue.store.sessions import sessions
 def get_requesters(
     conn: sa.Connection, session: Session, batch: Iterable[Envelope], lineage: Lineage | None
 ) -> tuple[Requester, ...]:
-    """Return the requesters of a run. Empty if no person is behind it, but an agent or the server."""
+    """Return the people for whom a run works. The result is empty if only agents or the server are behind the run."""
     root = _get_root_requesters(conn, lineage) if lineage is not None else ()
     behind = (
         each for envelope in expand_decisions(conn, batch) for each in _requesters_of(conn, session, envelope, lineage)
@@ -52,10 +52,10 @@ def get_last_requesters(conn: sa.Connection, session: Session) -> tuple[Requeste
 
 
 def _get_root_requesters(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Requester]:
-    """Return the people behind the root run of a tree.
+    """Return the people behind the root run of a tree of runs.
 
-    If a schedule, an agent or the server wrote to the root run, the people are found by its
-    envelopes.
+    If a schedule, an agent or the server wrote to the root run, the people are found through the
+    envelopes of that run.
     """
     if lineage.behalf.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
         return lineage.speakers or (lineage.behalf,)
@@ -103,8 +103,8 @@ def _get_run_of_command(conn: sa.Connection, envelope: Envelope) -> Run | None:
 
 
 def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
-    """Yield the people whose messages the latest run of a session answered. A message of the server
-    or a schedule continues their work."""
+    """Yield the people whose messages the latest run of a session answered. If the server or a
+    schedule sent a message, it continues the work of these people."""
     run = runs.get_latest_for_people(conn, session.id)
     batch = list_envelopes(conn, run) if run is not None else []
     if not batch and session.origin.kind is OriginKind.CHAT:  # purged: assume that it came from outside

@@ -1,4 +1,4 @@
-"""The timeline of a run in sentences: its start, its steps, its waits and its end."""
+"""Describe what happened in a run in sentences: its start, its steps, its waits and its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Everything stored about a run, to show it to people.
+"""Read everything that is stored about a run, to show it to people.
 
-`run_timeline` tells the same in sentences.
+`run_timeline` describes the same in sentences.
 """
 
 from __future__ import annotations

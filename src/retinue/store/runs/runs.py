@@ -1,4 +1,4 @@
-"""Functions over runs and their steps, and pages of runs for people."""
+"""Store runs and their steps, and list runs for people."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def list_open_sessions(conn: sa.Connection) -> list[SessionId]:
 
 
 def delete_ended(conn: sa.Connection) -> int:
-    """Delete all runs that have ended, with their steps and approvals. Returns how many runs."""
+    """Delete all runs that have ended, with their steps and approvals. Returns how many runs were deleted."""
     conn.execute(_clear_steps)
     conn.execute(_clear_approvals)
     return conn.execute(_clear).rowcount
@@ -322,7 +322,8 @@ _model = _b("model", type_=sa.String)
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Selects runs. An empty field matches everything. `model` is the provider's name for a model, or provider/name."""
+    """The conditions that select runs for a list. An empty field matches everything. `model` is the
+    provider's name for a model, or provider/name."""
 
     session: str = ""
     agents: Sequence[str] = ()  # only if no session is given
@@ -416,7 +417,7 @@ def _read_window(
     limit: int,
     seen_by: Principal,
 ) -> tuple[list[Run], KeysetPosition | None]:
-    """Read one window of each source (the session, or each agent) and merge them."""
+    """Read one window of rows from each source (the session, or each agent) and merge the rows."""
     pages, floor = (_of_session, _session_floor) if query.session else (_of_agent, _agent_floor)
     where = {"since": query.since_ms, "until": query.until_ms, "at": after.ms, "id": after.id}
     fits = {

@@ -1,4 +1,4 @@
-"""Spending by day, agent, model, provider, person, session or run, and how much of each budget is used.
+"""Report spending by day, agent, model, provider, person, session or run, and how much of each budget is used.
 
 These reports are for people, and run outside the event loop. Tokens that a provider did not report
 are estimates, which no sum includes.
@@ -93,8 +93,8 @@ _GROUPS: dict[SpendGrouping, tuple[sa.Column[Any], ...]] = {
 
 
 def _where(scope: VisibilityScope) -> sa.ColumnElement[bool]:
-    """Match spending in the given days that the principal can see. A person sees calls on their
-    behalf, an agent sees its own."""
+    """Return SQL conditions for the spending in the given days that the principal can see. A person
+    sees calls on their behalf, an agent sees its own calls."""
     seen = {
         VisibilityScope.ALL: sa.true(),
         VisibilityScope.PERSON: _m.c.person == _b("my_name"),

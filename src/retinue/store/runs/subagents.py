@@ -1,4 +1,4 @@
-"""Lists of subagents for people: the subagents that visible sessions started, newest first."""
+"""List subagents for people: the subagents that visible sessions started, newest first."""
 
 from __future__ import annotations
 

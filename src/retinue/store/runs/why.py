@@ -316,7 +316,7 @@ def _list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
     decision = envelopes.get_by_key(conn, f"person:{row.decided_by}", f"{row.id}/decision") if row.decided_by else None
     facts = _list_envelope_facts(conn, decision) if decision else []
     run = runs.get(conn, row.run)
-    # A decision in time is read by the run that asked. A late decision starts a run of its own.
+    # A decision in time is read by the run that asked. A late decision starts a separate run.
     return [*(_list_run_facts(conn, run) if run else list_approval_facts(conn, row)), *facts]
 
 

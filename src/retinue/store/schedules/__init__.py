@@ -1,1 +1,1 @@
-"""Schedules and their occurrences."""
+"""Store schedules and their occurrences."""

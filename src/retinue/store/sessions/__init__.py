@@ -1,1 +1,1 @@
-"""Sessions and their records."""
+"""Store sessions and their records."""

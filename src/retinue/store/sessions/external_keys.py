@@ -1,4 +1,4 @@
-"""Ids that external agents use for their sessions. Each names one session, even if it is deleted."""
+"""Store the ids that external agents use for their sessions. Each id names one session, even if that is deleted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def get(conn: sa.Connection, key: str) -> SessionId | None:
 
 
 def find_session(conn: sa.Connection, key: str) -> Session | None:
-    """Return the session with this id. Without one, return the session to which this key is assigned."""
+    """Return the session with this id. If there is none, return the session to which this key is assigned."""
     if (session := sessions.get(conn, key)) is not None:
         return session
     chosen = get(conn, key)

@@ -1,4 +1,4 @@
-"""Full outputs of truncated tool results: which file contains the output, and in which session it may be read."""
+"""Find the full output of a truncated tool result, and the session in which it may be read."""
 
 from __future__ import annotations
 

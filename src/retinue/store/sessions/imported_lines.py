@@ -1,5 +1,5 @@
-"""Records of imported sessions. If our line for a record would differ from the line in the import
-file, that line is stored too.
+"""Store the records of imported sessions. If an export would write a record differently, its line
+from the import file is stored too.
 
 The line is stored in the body of the record, next to the decoded content, so both are deleted
 together. Readers of the record do not see it. The first record of an imported session also holds
@@ -31,14 +31,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _ImportFields(msgspec.Struct):
-    """The fields that the body of an imported record may contain besides the record."""
+    """The fields that the body of an imported record may contain in addition to the record."""
 
     line: str | None = None
     opening: ImportedFiles | None = None
 
 
 class ImportedFiles(msgspec.Struct):
-    """The other two files of an imported session, and the length of its history when it was imported."""
+    """The two other files of an imported session, and the length of its history when it was imported."""
 
     descriptor: str
     state: str
@@ -49,7 +49,8 @@ _import_fields_decoder = msgspec.json.Decoder(_ImportFields)
 
 
 class ImportedRecord(Struct, frozen=True):
-    """A record, and its original line if that differs from the line that we would write."""
+    """A record of an imported session. `line` is its line from the import file, if an export would
+    write a different one."""
 
     record: Record
     line: str | None = None

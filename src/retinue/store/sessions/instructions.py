@@ -1,4 +1,4 @@
-"""The latest system prompt of each session, and the files with which its context started."""
+"""Store the latest system prompt of each session, and the files with which its context started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _delete = t.instructions.delete().where(_i.session == _b("the_session"))
 
 
 class StoredInstructions(NamedTuple):
-    """`context_key` differs between the contexts of a session. `snapshot` and `parts` are JSON."""
+    """The stored system prompt of a session. `context_key` differs between the contexts of a
+    session. `snapshot` and `parts` are JSON."""
 
     context_key: str
     snapshot: str

@@ -1,4 +1,4 @@
-"""Chunks: copies of many records in one row, so that a long session loads fast.
+"""Store chunks: copies of many records in one row, so that a long session loads fast.
 
 A chunk is built from its records in the commit that adds the first record of the next chunk. If a
 chunk is missing or unreadable, the records are read instead. Code that changes a record must delete
@@ -65,7 +65,7 @@ class RecordChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
 
 
 class _BodyTails:
-    """The rest of each plain body after its text. It is decompressed on first use."""
+    """The part of each plain body after its text. It is decompressed on first use."""
 
     def __init__(self, first: int, packed: bytes) -> None:
         self._first = first

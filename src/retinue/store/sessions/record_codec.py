@@ -1,4 +1,4 @@
-"""Encoded bodies of records, and a fast decoder for those that contain only plain text."""
+"""Encode the bodies of records, and decode fast those that contain only plain text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Records. Each is appended in the commit of the act that it records. Reading skips damaged records
-and reports them."""
+"""Store the records of sessions. Each record is written in the same commit as what it describes.
+Damaged records are skipped when read, and reported."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def session_key(session: Session) -> str:
 
 
 def find_session(conn: sa.Connection, text: str, *, agent: str, principal: Principal | None) -> Session | None:
-    """Return the session that `agent` names with this text. None if there is none or it is deleted.
+    """Return the session that `agent` means by this text. None if there is no such session or it is deleted.
 
     The text `main` means the latest conversation of `principal`.
     """

@@ -1,4 +1,4 @@
-"""The people with whom sessions are shared. `core/row_visibility` decides what a share allows."""
+"""Store with whom sessions are shared. `core/row_visibility` decides what a share allows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Functions over sessions. Every write of a run calls `update_fenced`, which fails if another
-worker has claimed the session."""
+"""Store sessions. Every write of a run calls `update_fenced`, which fails if another worker has claimed the session."""
 
 from __future__ import annotations
 
@@ -442,8 +441,8 @@ def update_fenced(
 
 
 def update_step_fenced(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
-    """Like `update_fenced`, for a commit in the middle of a run. It does not write `activity`,
-    which does not change there."""
+    """Do the same as `update_fenced`, for a commit in the middle of a run. The column `activity` is
+    not written, because it does not change there."""
     values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
     if conn.execute(_update_step_fenced, values).rowcount != 1:
         raise StaleEpoch(id_, epoch)
@@ -469,7 +468,7 @@ def set_model_choice(conn: sa.Connection, id_: str, mind: SessionOptions) -> Non
 
 
 def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
-    """Start the context at the record `kept_from`, after a compaction. Earlier records stay in the history."""
+    """Start the context at the record `kept_from`, after a compaction. Records before it stay in the history."""
     conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
 
 
@@ -501,7 +500,7 @@ def set_history(conn: sa.Connection, id_: str, *, record_seq: int, context_from:
 def replace_context(
     conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
 ) -> None:
-    """Use a new context that was derived from the old one. It is at the end of the records.
+    """Replace the context by new records that were derived from it. These records are the last ones in the history.
 
     Clients that show the old context must load it again.
     """
@@ -519,7 +518,7 @@ def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def set_archived(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
-    """Archive a session or, with None, unarchive it. An archived session can still be found by its id."""
+    """Archive a session. If the time is None, unarchive it. An archived session can still be found by its id."""
     conn.execute(_archive, {"the_id": id_, "archived": at_ms})
 
 

@@ -1,4 +1,4 @@
-"""Markers for a list of sessions: open runs and unread messages."""
+"""Find the open runs and unread messages that a list of sessions marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m retinue.testing.fault_kit [PEER ...] [--case NAME]`: run every case, and print the matrix."""
+"""`python -m retinue.testing.fault_kit [PEER ...] [--case NAME]`: run every case, and print the matrix of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The email peer: dovecot and exim as independent servers, and two people who write to the connector."""
+"""The email peer of the fault kit: real dovecot and exim servers, and two people who write to the connector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _channel_of(person: str) -> str:
 
 
 class EmailPeer(BasePeer):
-    """Email over the servers of `email_servers`."""
+    """Lets the fault kit test the email connector, with the servers of `email_servers`."""
 
     platform = PLATFORM.name
     factory = "email"
@@ -85,7 +85,7 @@ class EmailPeer(BasePeer):
         return PLATFORM.make_connector(settings, context)
 
     async def wait_until_ready(self, connector: Connector | None) -> None:
-        """Wait until the connector has read the mailbox once, because it ignores emails from before that."""
+        """Wait until the connector has read the mailbox once, because it ignores emails that arrived earlier."""
         state_file = self._folder / STATE_FILE
         await wait_until(
             lambda: state_file.exists() and "heard/INBOX" in state_file.read_text(),

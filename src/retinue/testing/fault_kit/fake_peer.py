@@ -1,4 +1,4 @@
-"""The peer of `FakeConnector`. There is no network connection, so the connector itself simulates the faults."""
+"""The peer of `FakeConnector`. It has no network connection, so the connector itself simulates the faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RETRY_AFTER_S = 3.0
 
 
 class _FakePeerConnector:
-    """The connector of one server. The platform survives it."""
+    """The connector of one server. Its platform survives when the server ends."""
 
     def __init__(self, platform: FakeConnector, name: str) -> None:
         self.name = name

@@ -1,4 +1,5 @@
-"""Cases with a real `kill -9`: a separate process runs the connector, and is killed between two steps."""
+"""Cases of the fault kit with a real `kill -9`. A separate process runs the connector, and is
+killed between two steps."""
 
 from __future__ import annotations
 
@@ -18,8 +19,7 @@ REACHED_FILE = "reached"
 
 async def kill_while_sending(harness: FaultHarness) -> None:
     """Kill the server after the platform accepted a part. The next server may send the part again
-    only if that is safe.
-    """
+    only if the platform recognizes repeated parts."""
     await harness.stop_server()
     text, number = harness.unique_text("answer"), harness.next_number()
     harness.break_at(text.split()[-1], BreakPoint.AFTER)
@@ -63,7 +63,7 @@ async def _kill_while_listening(harness: FaultHarness, fault: IntakeFault) -> No
 
 
 def read_committed(folder: Path) -> list[InboundMessage]:
-    """Returns the messages that a process committed before it was killed."""
+    """Return the messages that a process committed before it was killed."""
     journal = folder / JOURNAL_FILE
     lines = journal.read_text().splitlines() if journal.exists() else []
     return [InboundMessage(**json.loads(line)) for line in lines]

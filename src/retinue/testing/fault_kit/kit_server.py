@@ -42,7 +42,7 @@ class FastClock(RealClock):
 
 
 class FileConnectorState:
-    """A connector's stored state in a JSON file, which survives its process."""
+    """Stores the state of a connector in a JSON file, which survives the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class IntakeFault(StrEnum):
 
 
 class SendOutcome(StrEnum):
-    """The end of a delivery, as the server knows it."""
+    """How a delivery ended, as far as the server knows."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"  # for good
@@ -82,7 +82,7 @@ MessageKey = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class KitServer:
-    """The server of the fault kit. `committed` are the stored messages, which survive its restarts."""
+    """The server of the fault kit. `committed` holds the stored messages, which survive restarts of the server."""
 
     committed: list[InboundMessage] = field(default_factory=list[InboundMessage])
     intake_faults: deque[IntakeFault] = field(default_factory=deque[IntakeFault])
@@ -110,7 +110,8 @@ class KitServer:
         return receipt
 
     def commit(self, message: InboundMessage) -> Receipt:
-        """Store a message as the real intake does. The same channel, message id and revision make a duplicate."""
+        """Store a message as the real intake does. A message with the same channel, message id and
+        revision is a duplicate."""
         key = (message.room, message.message_id, message.revision)
         duplicate = key in self._keys
         if not duplicate:
@@ -160,7 +161,7 @@ class KitServer:
 
 
 def build_part(connector: str, channel: str, text: str, *, number: int) -> DeliveryPart:
-    """Returns a delivery part for a channel, whose ids follow from `number`."""
+    """Return a delivery part for a channel. Its ids are derived from `number`."""
     envelope = Envelope(
         seq=number,
         id=EnvelopeId(f"{number:032x}"),

@@ -15,7 +15,7 @@ REASON_LENGTH_MIN = 20  # characters: "n/a" is not a reason
 
 
 class CellResult(StrEnum):
-    """The result of one case."""
+    """The result of one case of the fault kit."""
 
     HOLDS = "holds"
     BROKEN = "BROKEN"
@@ -24,7 +24,7 @@ class CellResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """The result of one case for one peer, with the reason of an exemption or a failure."""
+    """The result of one case for one peer. For an exemption or a failure, it has the reason."""
 
     bench: str
     case: str
@@ -33,7 +33,7 @@ class MatrixCell:
 
 
 def find_invalid_exemptions(peer: Peer) -> list[str]:
-    """Returns exemptions that name no case or give no reason."""
+    """Return exemptions that name no case or give no reason."""
     unknown = [f"no case named {name!r}" for name in peer.exemptions if name not in CASES]
     poor = [
         f"{name} is exempt without a reason" for name, why in peer.exemptions.items() if len(why) < REASON_LENGTH_MIN
@@ -59,7 +59,7 @@ async def run_cell(name: str, peer: Peer, case: FaultCase, folder: Path) -> Matr
 
 
 def format_matrix(cells: Iterable[MatrixCell]) -> list[str]:
-    """Returns a table with connectors as columns and cases as rows, then the exemptions and failures."""
+    """Return a table with connectors as columns and cases as rows, then the exemptions and failures."""
     known = list(cells)
     names = list(dict.fromkeys(each.bench for each in known))
     marks = {(each.bench, each.case): each.mark for each in known}
@@ -73,7 +73,7 @@ def format_matrix(cells: Iterable[MatrixCell]) -> list[str]:
 
 
 def _notes(cells: list[MatrixCell]) -> Iterator[str]:
-    """Yield each note once, with all its cells."""
+    """Yield each note once, with all the cells to which it applies."""
     about: dict[tuple[CellResult, str], dict[str, list[str]]] = {}
     for each in cells:
         if each.note:

@@ -14,7 +14,7 @@ HostPort = tuple[str, int]
 
 
 class PeerFault(StrEnum):
-    """A fault of the platform. It begins with `Peer.start_fault` and ends with `Peer.stop_fault`."""
+    """A fault of the platform. It starts with `Peer.start_fault` and ends with `Peer.stop_fault`."""
 
     REFUSES = "refuses"  # fails the next delivery with a temporary error: a 5xx
     FORBIDS = "forbids"  # refuses deliveries to `channel` for good: it is gone, or the connector may not write there
@@ -40,7 +40,7 @@ class Peer(Protocol):
     def factory(self) -> str:
         """`MODULE:NAME` of a callable without arguments that creates this peer, or a name of the registry.
 
-        A process that is to be killed creates its own peer with it.
+        A process that is to be killed uses this to create a separate peer.
         """
         ...
 
@@ -61,7 +61,7 @@ class Peer(Protocol):
         ...
 
     async def start(self, folder: Path) -> Mapping[str, HostPort]:
-        """Start the platform, and return where it listens: a name and an address per connection.
+        """Start the platform. Return the addresses at which it listens, by the name of each connection.
 
         The kit puts a proxy in front of each. Return an empty mapping if there is no network
         connection; then only platform faults and server faults are tested.
@@ -92,9 +92,10 @@ class Peer(Protocol):
         ...
 
     async def wait_until_ready(self, connector: Connector | None) -> None:
-        """Return once a message sent now would reach this connector.
+        """Return once the connector would receive a message that is sent now.
 
-        `connector` is None if it runs in another process. Return at once if the platform keeps messages.
+        `connector` is None if it runs in another process. Return at once if the platform keeps
+        messages.
         """
         ...
 
@@ -103,7 +104,7 @@ class Peer(Protocol):
         ...
 
     async def list_texts(self, channel: str) -> list[str]:
-        """Returns the texts of the connector that a person sees in a channel, oldest first."""
+        """Return the texts of the connector that a person sees in a channel, oldest first."""
         ...
 
     async def start_fault(self, fault: PeerFault) -> None: ...
@@ -112,7 +113,7 @@ class Peer(Protocol):
 
 
 class BasePeer:
-    """The defaults of most peers: write `class MyPeer(BasePeer)` and add the rest."""
+    """The defaults that suit most peers. Derive from it (`class MyPeer(BasePeer)`) and add the rest."""
 
     secrets: Mapping[str, str] = {}
     exemptions: Mapping[str, str] = {}

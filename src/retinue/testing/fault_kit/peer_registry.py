@@ -19,13 +19,13 @@ PEERS: dict[str, str] = {
 
 
 def create_peer(peer_name: str) -> Peer:
-    """Create a new peer, by its name here or by `MODULE:NAME`."""
+    """Create a peer, by its name in this registry or by `MODULE:NAME`."""
     module, _, name = PEERS.get(peer_name, peer_name).partition(":")
     make = cast("Callable[[], Peer]", getattr(import_module(module), name))
     return make()
 
 
 def find_platforms_without_peer(platforms: Iterable[str]) -> list[str]:
-    """Returns those of these platforms that have no peer."""
+    """Return the given platforms for which no peer is registered."""
     benched = {create_peer(name).platform for name in PEERS}
     return [kind for kind in platforms if kind not in benched]

@@ -23,14 +23,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def fault_matrix(request: pytest.FixtureRequest) -> Iterator[list[MatrixCell]]:
-    """A list to which a test appends its cells."""
+    """Return a list to which a test appends its results, the cells of the matrix."""
     cells: list[MatrixCell] = []
     yield cells
     request.node.user_properties.append((CELLS_PROPERTY, msgspec.json.encode(cells).decode()))
 
 
 class _MatrixReport:
-    """Collects the cells of all tests of a session."""
+    """Collects the cells of all tests of a session, and prints the matrix."""
 
     def __init__(self) -> None:
         self._found: list[str] = []

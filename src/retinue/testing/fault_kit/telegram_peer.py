@@ -1,4 +1,4 @@
-"""The Telegram peer: the fake on loopback, which keeps messages as Telegram does."""
+"""The Telegram peer of the fault kit: a fake Telegram on loopback, which keeps messages as Telegram does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_AFTER_S = 3
 
 
 class _RepeatingTelegram(TelegramServer):
-    """A Telegram that can send updates twice, or in reverse order."""
+    """A fake Telegram that can send updates twice, or in reverse order."""
 
     sends_twice = False
     sends_reversed = False
@@ -29,7 +29,7 @@ class _RepeatingTelegram(TelegramServer):
 
 
 class TelegramPeer(BasePeer):
-    """Telegram over `TelegramServer`."""
+    """Lets the fault kit test the Telegram connector, with `TelegramServer`."""
 
     platform = PLATFORM.name
     factory = "telegram"

@@ -1,4 +1,4 @@
-"""The webhook peer, for deliveries: a receiver that accepts each message once, by its id.
+"""The webhook peer of the fault kit, for deliveries: a receiver that accepts each message once, by its id.
 
 Inbound messages are requests to the server's own HTTP API, which senders repeat until they are
 answered (`tests/connectors/test_webhook_inbound.py`). The connector has no connection for them.
@@ -33,7 +33,7 @@ _FAULT_STATUSES = {PeerFault.REFUSES: 503, PeerFault.THROTTLES: 429, PeerFault.F
 
 
 class WebhookPeer(BasePeer):
-    """A receiver of signed webhooks."""
+    """Lets the fault kit test deliveries of the webhook connector, with a receiver of signed webhooks."""
 
     platform = PLATFORM.name
     factory = "webhook"

@@ -1,1 +1,1 @@
-"""Tools for delegation, subagents and agent messages."""
+"""The tools for delegation, subagents and agent messages."""

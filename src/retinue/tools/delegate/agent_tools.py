@@ -1,4 +1,4 @@
-"""`agents_list` and `agents_message`: list other agents, and delegate work to one of them."""
+"""The tools `agents_list` and `agents_message`: list other agents, and delegate work to one of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AgentsListArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsListTool(Struct, frozen=True):
-    """Lists the agents that this agent may delegate to."""
+    """The tool `agents_list`: lists the agents to which this agent may delegate."""
 
     store: Store
     arguments: type[msgspec.Struct] = AgentsListArguments
@@ -86,7 +86,7 @@ class AgentsMessageArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsMessageTool(Struct, frozen=True):
-    """Delegates work. In mode sync the run is suspended until there is an answer.
+    """The tool `agents_message`: delegates work. In mode sync the run is suspended until there is an answer.
 
     A suspended run holds no slot and survives a restart.
     """

@@ -1,4 +1,4 @@
-"""The result of a delegation as a model reads it, in one format for all kinds of delegation."""
+"""Formats the result of a delegation as a model reads it, in one format for all kinds of delegation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DelegatedWork(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The work of the delegated run. The thinking text has the lowest trust of anything in the run's context."""
+    """What the run of a delegation produced. The thinking text has the lowest trust of anything in
+    the run's context."""
 
     session_name: str = ""
     tool_call_count: int = 0

@@ -1,4 +1,4 @@
-"""Errors of the delegation and session tools: one class for each code."""
+"""Errors of the delegation and session tools: one class for each error code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.tools.base import ToolFailed
 
 
 class WebhookNeedsAsync(ToolFailed):
-    """A webhook was given with mode sync."""
+    """The call gives a webhook in mode sync."""
 
     code = "webhook.not_async"
 
@@ -22,7 +22,7 @@ class WebhookNeedsAsync(ToolFailed):
 
 
 class SessionRunMissing(ToolFailed):
-    """The call is not part of a run, and access to sessions depends on the run principal."""
+    """The call is not part of a run. Access to sessions depends on the person on whose behalf a run acts."""
 
     code = "session.no_run"
 
@@ -87,7 +87,7 @@ class SessionKindUnknown(ToolFailed):
 
 
 class ThinkingLevelUnknown(Invalid):
-    """No thinking level has the name that was given for a subagent."""
+    """No thinking level has the name that a call gave for a subagent."""
 
     code = "effort.unknown"
 

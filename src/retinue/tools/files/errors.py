@@ -1,4 +1,4 @@
-"""Errors of the file tools: one class for each code."""
+"""Errors of the file tools: one class for each error code."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class FileLineNotFound(ToolFailed):
 
 
 class InstructionsOwnerOnly(ToolFailed):
-    """A run that does not work for the owner tried to change instructions or memory."""
+    """A run that is not on behalf of the owner tried to change instructions or memory."""
 
     code = "file.instructions_owner_only"
 

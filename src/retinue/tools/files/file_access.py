@@ -1,4 +1,4 @@
-"""Shared state of the file tools: withheld paths, trust labels of files and a lock for each file."""
+"""State that all file tools share: withheld paths, trust labels of files and a lock for each file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ HASH_INLINE_BYTES_MAX = 64 * 1024  # faster than starting a thread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileServices:
-    """Shared by all file tools of a server.
+    """Holds what all file tools of a server share, including a lock for each file.
 
-    The lock per file ensures that no other tool call comes between a write and its trust label.
+    The lock ensures that no other tool call comes between writing a file and storing its trust
+    label.
     """
 
     store: Store
@@ -67,14 +68,14 @@ class FileServices:
         )
 
     async def mark_clean(self, real: str, context: ToolContext, *, ctime_ms: int) -> None:
-        """Remove an untrusted label. Costs one read, and a commit only if a label exists."""
+        """Remove the untrusted label of a file. Costs one read, and a commit only if the file has a label."""
         if await self.store.read(partial(file_trust.is_needed, path=real)):
             body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms, run=context.run)
             await self.store.write(body, point="label")
 
 
 async def finish_in_thread(call: Callable[[], T]) -> T:
-    """Run a call in a thread, and wait for its end even if cancelled.
+    """Run a call in a thread, and wait for its end even if the caller is cancelled.
 
     Otherwise the thread could change the file after another caller has locked it.
     """

@@ -1,4 +1,4 @@
-"""Arguments of the file tools.
+"""The arguments that file tools share.
 
 Aliases of an argument are resolved during parsing, so that no alias bypasses a check.
 """

@@ -13,9 +13,10 @@ from retinue.tools.files.paths import open_file
 
 
 class FileSnapshot(Struct, frozen=True):
-    """One read of a file.
+    """The content and status of a file, from one read.
 
-    `status` was taken after `data`. If the file changes in between, the trust is that of the later change.
+    `status` was taken after `data`. If the file changes in between, the trust of the changed file
+    applies.
     """
 
     data: bytes

@@ -31,7 +31,7 @@ NamePattern = tuple[CharacterSet | None, ...]  # None is `*`
 
 
 class Glob(Struct, frozen=True):
-    """A parsed glob."""
+    """A parsed glob, to match against paths."""
 
     parts: tuple[NamePattern | str, ...]  # a str is `**`
 
@@ -49,7 +49,7 @@ class Glob(Struct, frozen=True):
         return len(self.parts) in self._closure(reached)
 
     def _closure(self, reached: set[int]) -> set[int]:
-        """Add the positions reached when `**` matches no folder."""
+        """Return these positions and those reached when `**` matches no folder."""
         found = set(reached)
         for at in sorted(reached):
             while at < len(self.parts) and isinstance(self.parts[at], str):
@@ -59,7 +59,7 @@ class Glob(Struct, frozen=True):
 
 
 def matches_name(glob: NamePattern, name: str) -> bool:
-    """Match one name, backtracking only to the last `*`."""
+    """Match one name against a part of a glob, backtracking only to the last `*`."""
     at = star = -1
     at, here, back = 0, 0, 0
     while here < len(name):

@@ -78,9 +78,8 @@ def locate(text: str, context: ToolContext, access: PermissionKind, withheld: Pr
 def missing_permissions(
     text: str, context: ToolContext, access: PermissionKind, withheld: ProtectedPaths
 ) -> Sequence[Permission]:
-    """Return the permissions that would make `locate` succeed; empty if none are missing or none
-    would help.
-    """
+    """Return the permissions that would make `locate` succeed. Empty if no permission is missing,
+    or if none would help."""
     try:
         found = _resolve(text, context, access, withheld)
     except ToolFailed:
@@ -135,7 +134,7 @@ def find_reachable_paths(context: ToolContext, withheld: ProtectedPaths) -> Reac
 
 
 def resolve_permission(permission: Permission) -> Permission:
-    """Return the permission with its path resolved now.
+    """Return a permission whose path is resolved now.
 
     A grant for a path through a link would change with the link, so anyone able to change the link
     could widen the grant.
@@ -254,10 +253,9 @@ def open_file(real: str, *, text: str) -> Generator[BinaryIO]:
 
 
 def open_regular_file(name: str, folder: int, *, text: str, flags: int = _READ_FLAGS) -> int:
-    """Open a regular file. Its type is checked before opening, because opening a device can have
-    effects.
+    """Open a regular file. The type of the file is checked before opening, because opening a device can have effects.
 
-    It is checked again afterwards.
+    The type is checked again afterwards.
     """
     _require_regular_file(os.stat(name, dir_fd=folder, follow_symlinks=False), text)
     file = os.open(name, flags, dir_fd=folder)

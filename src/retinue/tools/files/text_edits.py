@@ -1,4 +1,4 @@
-"""Exact text replacements: each old text must occur, and only as often as intended."""
+"""Exact text replacements: each text to replace must occur, and only as often as intended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextEdit(Struct, frozen=True, kw_only=True):
 
 
 class EditedText(Struct, frozen=True, kw_only=True):
-    """The text after all replacements."""
+    """A text after all replacements."""
 
     text: str
     first_lines: tuple[int, ...]  # first changed lines, as line numbers of the original text
@@ -33,7 +33,7 @@ class EditedText(Struct, frozen=True, kw_only=True):
 
 
 def apply_edits(text: str, edits: Sequence[TextEdit], *, path: str) -> EditedText | ToolFailed:
-    """Apply all changes or none. Each is searched in the original text."""
+    """Apply all replacements or none. Each is searched in the original text."""
     spans: list[tuple[int, int, str, str]] = []
     crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
     for number, each in enumerate(edits, 1):
@@ -71,7 +71,7 @@ def _find_edit_error(text: str, edit: TextEdit, *, label: str, path: str) -> Too
 
 
 def _with_crlf(text: str) -> str:
-    """Convert to CRLF, for a file that uses it throughout. Models rarely notice the difference."""
+    """Convert line ends to CRLF, for a file that uses CRLF throughout. Models rarely notice the difference."""
     return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
@@ -85,7 +85,7 @@ def _find_all(text: str, old: str) -> list[int]:
 
 
 def _find_first_matches(text: str, old: str) -> list[int]:
-    """Return the first matches, including overlapping ones, because each could be meant."""
+    """Return the first matches of a text, including overlapping ones, because each of them could be meant."""
     found: list[int] = []
     at = text.find(old)
     while at >= 0 and len(found) < PLACES_SHOWN_MAX:

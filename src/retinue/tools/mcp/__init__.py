@@ -1,1 +1,1 @@
-"""MCP servers as tools: connections, approval of tool lists, and limits on what servers return."""
+"""Offers the tools of MCP servers to agents: connections, approval of tool lists, and limits on what servers return."""

@@ -15,7 +15,7 @@ DELETE_TIMEOUT_S = 2.0  # timeout of the DELETE request that ends a session
 
 
 class _LimitedStream(httpx2.AsyncByteStream):
-    """A response body that raises an error beyond the size limit."""
+    """A response body that raises an error when it exceeds the size limit."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, bytes_max: int) -> None:
         self._stream = stream
@@ -66,7 +66,7 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
 def build_http_client(
     headers: Mapping[str, str], *, read_timeout_s: float, on_error_status: Callable[[int], None]
 ) -> httpx2.AsyncClient:
-    """Return a client for one server. It ignores proxy settings of the environment.
+    """Return an HTTP client for one MCP server. The client ignores proxy settings of the environment.
 
     `on_error_status` is called with the status of each error response.
     """

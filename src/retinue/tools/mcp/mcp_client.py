@@ -1,4 +1,4 @@
-"""One open connection to one MCP server, and everything that belongs to it."""
+"""One open connection to one MCP server: it lists the tools and calls them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LISTEN_RETRY_S = 30.0
 
 
 async def import_mcp() -> None:
-    """Import the package in a thread, because the import takes most of a second."""
+    """Import the package `mcp` in a thread, because the import takes most of a second."""
     try:
         await asyncio.to_thread(__import__, "mcp.client")
     except ImportError:
@@ -43,7 +43,7 @@ async def import_mcp() -> None:
 
 
 class McpConnection(Struct):
-    """The state of one connection.
+    """The state of one connection to an MCP server.
 
     The handlers of the connection set `closed` and `tools_changed`, and then call `wake`, so that
     the supervisor reads them.
@@ -80,7 +80,7 @@ class McpConnection(Struct):
     # --- requests ---
 
     async def list_tools(self) -> list[ListedTool]:
-        """Return all tools of the server, page by page."""
+        """Return all tools of the MCP server, read page by page."""
         found: list[ListedTool] = []
         cursor: str | None = None
         for _ in range(PAGES_MAX):
@@ -96,10 +96,10 @@ class McpConnection(Struct):
         return self.client.server_capabilities.resources is not None
 
     async def call_tool(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
-        """Call a tool.
+        """Call a tool of the MCP server.
 
-        The client's own method is not used: it would validate the result against the server's
-        schema, whose patterns could take unbounded time.
+        The package's own method `call_tool` is not used: it would validate the result against the
+        server's schema, whose patterns could take unbounded time.
         """
         import mcp_types as types
 
@@ -111,7 +111,7 @@ class McpConnection(Struct):
 async def open_connection(
     connection: McpConnection, name: str, settings: McpServerSettings, dependencies: McpServerDependencies
 ) -> AsyncGenerator[None]:
-    """Open the connection. On exit, everything it started has ended."""
+    """Open a connection to an MCP server. On exit, everything that the connection started has ended."""
     from mcp.client import Client
     from mcp_types import Implementation
 
@@ -166,7 +166,7 @@ def _prepare_folder(folder: Path) -> Path:
 def build_server_confinement(
     settings: McpServerSettings, folder: Path, dependencies: McpServerDependencies
 ) -> Confinement:
-    """Return what the command of a server may access: its own folder and what the owner configured."""
+    """Return what the command of an MCP server may access: its own folder and what the owner configured."""
     return Confinement(
         folder=folder,
         writable=(folder, *(dependencies.data_directory / path for path in settings.writable)),

@@ -40,7 +40,7 @@ MEDIA_TYPES = {
 
 
 class ResultSource(Struct, frozen=True, kw_only=True):
-    """The source of a result. `id` is the secret id of the untrusted content markers."""
+    """The MCP server and tool that a result came from. `id` is the secret id of the untrusted content markers."""
 
     server: str
     tool: str
@@ -48,7 +48,7 @@ class ResultSource(Struct, frozen=True, kw_only=True):
 
 
 class _ResultBuilder(Struct):
-    """Collects the parts of a result."""
+    """Collects the parts of a result of an MCP server."""
 
     files: AttachmentFiles | None
     texts: list[str] = field(default_factory=list[str])
@@ -117,7 +117,7 @@ async def convert_resource(
 
 
 def build_text_output(text: str, *, source: ResultSource, failed: bool = False) -> ToolOutput:
-    """Return a text of a server that is not a result, such as an error message."""
+    """Return the tool output for a text of a server that is not a result, such as an error message."""
     reading = _ResultBuilder(None)
     reading.add_text(text)
     return _wrap_output(reading, source, failed=failed)
@@ -133,7 +133,7 @@ async def _add_resource(resource: Any, builder: _ResultBuilder) -> None:
 
 
 def _is_repeated(structured: object, texts: Sequence[str]) -> bool:
-    """Return whether a text already contains the structured content, as most servers send both."""
+    """Return whether a text already contains the structured content. Most servers send both."""
     for text in texts:
         try:
             if json.loads(text) == structured:

@@ -1,6 +1,6 @@
 """Supervises one MCP server: starts it, restarts it after a failure, and sends requests to it.
 
-Every call ends with a result or with the reason why there is none.
+Every call to the server ends with a result or with the reason why there is none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class McpServerSupervisor:
-    """Supervises one MCP server.
+    """Starts one MCP server, restarts it after a failure, and sends requests to it.
 
     `find_approved_hash` returns the hash of the approved tool list, or None. `on_change` is called
     when the status changes.
@@ -106,7 +106,7 @@ class McpServerSupervisor:
         self._wake.set()
 
     def recheck_approval(self) -> None:
-        """Check the approval again after it changed."""
+        """Check again whether the tool list is approved. Called when an approval was given or revoked."""
         self._is_recheck_requested = True
         self._wake.set()
 
@@ -169,7 +169,7 @@ class McpServerSupervisor:
         return build_tool_list(self.name, listed, resources=connection.has_resources, allow=own.allow, deny=own.deny)
 
     async def _check_approval(self, found: McpToolList) -> None:
-        """Set the status by whether the owner has approved this tool list."""
+        """Set the status of the server according to whether the owner has approved this tool list."""
         approved = await self._find_approved_hash(self.name)
         self.approved_tools = found if found.hash == approved else None
         if self.approved_tools is not None:
@@ -213,9 +213,7 @@ class McpServerSupervisor:
             self._on_change()
 
     def _explain_failure(self, error: Exception | None, connection: McpConnection) -> tuple[str, str]:
-        """Return the reason of a failure in our own text, because the server's text may contain
-        secrets.
-        """
+        """Return the reason of a failure in the words of retinue, because the server's text may contain secrets."""
         look = f"check its settings, then: retinue mcp restart {self.name}"
         match met := _find_first_error(error):
             case RetinueError():
@@ -250,9 +248,8 @@ class McpServerSupervisor:
         return await self._send_request(lambda connection: connection.client.read_resource(uri))
 
     async def _send_request(self, request: Callable[[McpConnection], Awaitable[T]]) -> T:
-        """Send a request. Raises `MCPError` for an error response, and `ToolFailed` for everything
-        else.
-        """
+        """Send a request to the MCP server. Raises `MCPError` for an error response, and
+        `ToolFailed` for any other failure."""
         connection, approved = self._connection, self.approved_tools
         if connection is None or connection.is_closed or approved is None or not self.status.is_usable:
             raise build_unusable_error(self.status)
@@ -308,9 +305,7 @@ def build_unusable_error(status: McpConnectionStatus) -> McpServerUnavailable:
 
 
 async def _cancel_on_close(connection: McpConnection, request: Awaitable[T]) -> T:
-    """Await a request, and cancel it when the connection closes. A broken connection may never
-    answer.
-    """
+    """Await a request, and cancel the request when the connection closes. A broken connection may never answer."""
     answer = asyncio.ensure_future(request)
     gone = asyncio.ensure_future(connection.closed.wait())
     try:

@@ -1,4 +1,5 @@
-"""Tools of MCP servers. They follow the same rules as other tools, and their output is untrusted."""
+"""Offers the tools of MCP servers to agents. They follow the same rules as other tools, and their
+output is untrusted."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ FindServerSettings = Callable[[str], McpServerSettings | None]
 
 
 class _McpServerTool:
-    """Base of the tools of one server. `settings` returns the current settings of a server by name."""
+    """Base class of the tools of one MCP server. `settings` returns the current settings of a server by name."""
 
     def __init__(
         self, server: McpServerSupervisor, settings: FindServerSettings, ids: IdSource, files: AttachmentFiles | None
@@ -39,9 +40,7 @@ class _McpServerTool:
         self._files = files
 
     def _check_access(self, context: ToolContext) -> None:
-        """Refuse an agent that may not use the server. Rules check this first; this is a second
-        check.
-        """
+        """Refuse an agent that may not use the server. The rules check this earlier; this is a second check."""
         server, settings = self._server, self._settings(self._server.name)
         for agent in (context.agent.name, *(sender.name for sender in context.parent_agents)):
             if settings is not None and any(matches_glob(glob, agent) for glob in settings.agents):
@@ -106,7 +105,7 @@ class McpResourceArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class McpResourcesTool(_McpServerTool):
-    """Lists and reads the resources of a server. The server decides what a URI means."""
+    """Lists and reads the resources of an MCP server. The server decides what a URI means."""
 
     arguments: type[msgspec.Struct] = McpResourceArguments
 

@@ -36,13 +36,12 @@ Json = dict[str, Any]
 
 
 class UnsupportedSchema(Exception):
-    """A schema that cannot be used. The message is the reason."""
+    """The JSON schema of an MCP tool cannot be used. The message is the reason."""
 
 
 def flatten_schema(schema: object, *, sanitize: Callable[[str], str] = str) -> Json:
-    """Return the schema of an object without references. `sanitize` is applied to every text a
-    model reads.
-    """
+    """Return the schema of an object with all references inlined. `sanitize` is applied to every
+    text that a model reads."""
     root = _require_object(schema)
     made = _SchemaFlattener(root, sanitize).schema(root, 0)
     made = {key: value for key, value in made.items() if key in ("properties", "required", "additionalProperties")}
@@ -71,7 +70,7 @@ class _SchemaFlattener(Struct):
         return made
 
     def _follow_reference(self, reference: str, given: Json, depth: int) -> Json:
-        """Return the schema behind a reference. A circular reference accepts anything."""
+        """Return the schema behind a reference. If the reference is circular, return a schema that accepts anything."""
         if reference in self.reference_stack:
             return {}
         self.reference_stack.append(reference)

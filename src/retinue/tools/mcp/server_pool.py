@@ -1,4 +1,4 @@
-"""All MCP servers of an instance, started and stopped as configured."""
+"""Starts and stops all MCP servers of an instance, as configured."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ McpSettings = Mapping[str, McpServerSettings]
 
 
 class McpServerPool:
-    """All configured MCP servers. `settings` is read at the start and on every `sync`.
+    """All MCP servers that are configured. `settings` is read at the start and on every `sync`.
 
     `sandbox` returns the sandbox for a server's command; it must allow sharing the folders below
     `data_directory / SERVERS_FOLDER`. `random` adds jitter to retries.
@@ -91,9 +91,8 @@ class McpServerPool:
     # --- lifecycle ---
 
     async def sync(self) -> None:
-        """Start and stop servers until they match the settings. Waits until servers have stopped,
-        not started.
-        """
+        """Start and stop servers until they match the settings. Waits until stopped servers have
+        ended, but not until new ones have started."""
         async with self._sync_lock:
             wanted = dict(self._settings())
             gone = [
@@ -120,7 +119,7 @@ class McpServerPool:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop all servers and everything they started."""
+        """Stop all servers and everything that they started."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         async with self._sync_lock:
             await asyncio.gather(*(server.close() for server in self._servers.values()))
@@ -198,7 +197,7 @@ class McpServerPool:
         return True
 
     async def revoke(self, name: str) -> bool:
-        """Revoke the approval. The tools are not used until the list is approved again."""
+        """Revoke the approval of a tool list. The tools are not used until the list is approved again."""
         server = self._find_server(name)
         gone = await self._store.write(partial(content_approvals.remove, kind=APPROVAL_KIND, name=name), point="mcp")
         server.recheck_approval()
@@ -222,7 +221,7 @@ class McpServerPool:
 
 
 def _find_settings_error(name: str, settings: McpServerSettings) -> McpConnectionStatus | None:
-    """Return a failed status if the settings of a server are invalid, else None."""
+    """If the settings of a server are invalid, return a failed status, else None."""
     because = ""
     if wrong := check_server_name(name):
         because = f"its name {wrong}"

@@ -1,4 +1,4 @@
-"""Chooses the sandbox for commands of MCP servers, or the host if the owner disabled sandboxing."""
+"""Chooses the sandbox for commands of MCP servers. If the owner disabled sandboxing, commands run on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.tools.shell.sandbox_choice import SandboxChooser
 
 
 def build_server_sandbox(chooser: SandboxChooser) -> FindServerSandbox:
-    """Choose the sandbox as for `exec`, except that no person can be asked and there is no owner session."""
+    """Choose the sandbox as for the tool `exec`, except that no person can be asked and there is no owner session."""
 
     async def find_sandbox(server: str) -> Sandbox:
         settings = chooser.settings()

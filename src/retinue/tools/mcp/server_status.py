@@ -1,4 +1,4 @@
-"""Status and dependencies of MCP servers: the types that an instance without any server also loads."""
+"""The types for status and dependencies of MCP servers. An instance without any MCP server loads only these."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ FindServerSandbox = Callable[[str], Awaitable[Sandbox]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerDependencies:
-    """Dependencies of MCP servers. `folder` contains a folder for each server, which is all that
-    the server sees of the data directory.
-    """
+    """What MCP servers need to run. `folder` contains a folder for each server, which is all that
+    the server sees of the data directory."""
 
     sandbox: FindServerSandbox
     folder: Path
@@ -45,7 +44,7 @@ class McpConnectionState(StrEnum):
 
 
 class McpConnectionStatus(Struct, frozen=True, kw_only=True):
-    """The status of a server. `tool_list` is its last tool list, even if it is not approved."""
+    """The status of an MCP server. `tool_list` is its last tool list, even if it is not approved."""
 
     name: str
     state: McpConnectionState
@@ -60,7 +59,6 @@ class McpConnectionStatus(Struct, frozen=True, kw_only=True):
 
 
 def is_same_connection(one: McpServerSettings, other: McpServerSettings) -> bool:
-    """Return whether a connection can stay open under the new settings. `agents` does not affect
-    it.
-    """
+    """Return whether a connection can stay open under the new settings. A change of `agents` does
+    not affect the connection."""
     return replace(one, agents=()) == replace(other, agents=())

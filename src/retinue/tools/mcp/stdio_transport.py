@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
-"""Of one message. A longer one is dropped, and its request fails with an error."""
+"""The maximum size of one message. A longer one is dropped, and its request fails with an error."""
 EXIT_TIMEOUT_S = 2.0  # time for a server to exit by itself
 PREFIX_BYTES = 512  # of an oversized message, searched for its request id
 STDERR_LOG = "stderr.log"
@@ -67,7 +67,7 @@ class LineBuffer:
         return complete
 
     def _append(self, part: bytes) -> bytes | None:
-        """Return the line so far, or None if it is too long. Then only its beginning is kept."""
+        """Return the line so far, or None if the line is too long. Then only its beginning is kept."""
         if self._is_dropping:
             return None
         if len(self._buffer) + len(part) > self._bytes_max:

@@ -1,5 +1,4 @@
-"""Reads the tool list of an MCP server: limits it, sanitizes it, and hashes it to detect changes.
-Pure.
+"""Reads the tool list of an MCP server. Pure: limits the list, sanitizes it, and hashes it to detect changes.
 
 A list that is not approved, or that has changed since, is not used. A server that was harmless
 yesterday may send models other instructions today.
@@ -35,9 +34,8 @@ _NO_ID = "0" * 32
 
 
 class ToolHints(Struct, frozen=True, kw_only=True):
-    """A server's hints about the effects of a tool. None means unknown, and the worse case is
-    assumed.
-    """
+    """A server's hints about the effects of a tool. None means that an effect is unknown; then the
+    worse case is assumed."""
 
     read_only: bool | None = None
     destructive: bool | None = None
@@ -65,7 +63,7 @@ class OfferedTool(Struct, frozen=True, kw_only=True):
 
     @property
     def effects(self) -> frozenset[ToolEffect]:
-        """Every result is untrusted content, and every call sends data to the server."""
+        """The effects of every MCP tool: its result is untrusted content, and a call sends data to the server."""
         effects = {ToolEffect.READS_UNTRUSTED}
         if self.hints.read_only is not True:
             effects.add(ToolEffect.WRITES)
@@ -164,7 +162,7 @@ def _build_offered_tool(server: str, listed: ListedTool) -> OfferedTool:
 
 
 def sanitize_text(text: str) -> str:
-    """Remove invisible characters and anything that looks like one of our markers.
+    """Remove invisible characters and anything that looks like a marker of untrusted content.
 
     So the text that the owner approves is the text that a model reads.
     """

@@ -1,4 +1,4 @@
-"""Names of MCP tools. Pure: a tool's name does not depend on other tools in the list."""
+"""Builds the names of MCP tools. Pure: a tool's name does not depend on other tools in the list."""
 
 from __future__ import annotations
 

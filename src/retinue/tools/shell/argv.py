@@ -1,4 +1,4 @@
-"""The program, arguments and environment variables of a command."""
+"""Builds the program, arguments and environment variables of a command."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ _SENSITIVE_PREFIXES = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_", "XDG_", "NPM_C
 
 
 def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mapping[str, ResolvedProgram]:
-    """Return the program for each name for which one is found. Relative paths are resolved from `folder`, if given."""
+    """Find the program for each name. A name without a program is left out. Relative paths are
+    resolved from `folder`, if given."""
     found: dict[str, ResolvedProgram] = {}
     for name in names:
         if "/" in name and not name.startswith("/"):
@@ -73,8 +74,7 @@ def build_environment(
     pty: bool,
     is_confined: bool,
 ) -> dict[str, str]:
-    """Return the full environment of a command. Nothing of the server's own environment is
-    included.
+    """Return the full environment of a command. It includes nothing of the server's own environment.
 
     `server_variables` come from the server and may set anything. `requested` comes from the call
     and is checked.
@@ -128,9 +128,8 @@ def build_argv(command: str, folder: Path, *, is_confined: bool) -> list[str]:
 
 
 def find_program(command: str) -> str:
-    """Return the real path of the program a plain command runs; empty if it needs a shell or is not
-    found.
-    """
+    """Return the real path of the program that a plain command runs. Empty if the command needs a
+    shell or the program is not found."""
     try:
         argv = parse_command_line(command).argv
     except Invalid:

@@ -1,4 +1,4 @@
-"""Errors of commands: one class for each code."""
+"""Errors of commands: one class for each error code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of commands: stored in a log file, and read in parts."""
+"""Stores the output of commands in log files, and reads it in parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def strip_control_sequences(text: str) -> str:
 
 
 class JobLog:
-    """Writes the output of a command to a file: the beginning, and on close also the last part."""
+    """Writes the output of a command to a file: the beginning and, when it is closed, the last part too."""
 
     def __init__(self, path: Path, *, bytes_max: int) -> None:
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0)
@@ -72,9 +72,7 @@ class JobLog:
 
 
 class LogPage(Struct, frozen=True):
-    """Lines of a log. `first_line` counts from 0. A line longer than the limit is split into
-    several.
-    """
+    """Some lines of a log. `first_line` counts from 0. A line longer than the limit is split into several."""
 
     lines: tuple[str, ...]
     first_line: int
@@ -89,7 +87,7 @@ class CommandOutput(Struct, frozen=True):
 
 
 def read_with_middle_cut(path: Path, *, chars_max: int, mask: Redact = str) -> CommandOutput:
-    """Return the whole output, or its beginning and its end."""
+    """Return the whole output of a command. If it is too long, return its beginning and its end."""
     half = max(1, chars_max // 2)
     span = half * UTF8_BYTES_MAX
     with path.open("rb") as file:
@@ -109,7 +107,7 @@ def read_with_middle_cut(path: Path, *, chars_max: int, mask: Redact = str) -> C
 
 
 def read_tail(path: Path, *, chars_max: int, from_byte: int = 0, mask: Redact = str) -> tuple[str, int]:
-    """Return the last part of the output, or of the output after `from_byte`, and the end position."""
+    """Return the last part of a command's output, or of the output after `from_byte`. Also return the end position."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = max(from_byte, size - chars_max * UTF8_BYTES_MAX, 0)
@@ -124,7 +122,7 @@ def read_tail(path: Path, *, chars_max: int, from_byte: int = 0, mask: Redact = 
 
 
 def read_page(path: Path, *, offset: int | None, limit: int, mask: Redact = str) -> LogPage:
-    """Return lines from `offset` on, or the last lines without one."""
+    """Return the lines of a log from `offset` on. Without an offset, return the last lines."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         lines = _read_lines(file)
         if offset is not None:

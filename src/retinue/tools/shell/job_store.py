@@ -35,7 +35,7 @@ BATCH_SIZE = 1_000
 
 
 class JobLimits(Struct, frozen=True, kw_only=True):
-    """Limits on what is kept of commands, and on how many run at once."""
+    """Limits on how many commands run at once, and on how much is stored of each."""
 
     shown_chars_max: int = 200_000  # of the output in one result
     log_bytes_max: int = 64 * MIB  # per command
@@ -46,7 +46,7 @@ class JobLimits(Struct, frozen=True, kw_only=True):
 
 
 def describe_end(process: CommandProcess) -> str:
-    """Describe how a command ended."""
+    """Describe in words how a command ended."""
     how = "no exit code" if process.exit_code is None else f"exit code {process.exit_code}"
     took = (process.ended_at - process.started_at).total_seconds() if process.ended_at else 0.0
     because = f" ({process.because})" if process.because else ""
@@ -71,9 +71,7 @@ class JobStore:
         limits: JobLimits | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
-        """`folder` holds the logs, and no agent may read it. `redact` redacts secrets in shown
-        output.
-        """
+        """Use `folder` for the logs; no agent may read it. `redact` redacts secrets in output that is shown."""
         self._store = store
         self._clock = clock
         self._post = post
@@ -147,13 +145,11 @@ class JobStore:
             return ""
 
     async def list_session_jobs(self, session: SessionId) -> list[CommandProcess]:
-        """Return the commands left in the background, and those whose log still exists."""
+        """Return the commands of a session that run in the background, and those whose log still exists."""
         return await self._store.read(partial(processes.list_of_session, session=session, limit=BATCH_SIZE))
 
     async def find(self, session: SessionId, text: str) -> CommandProcess:
-        """Return the command of this session with the short id. Other sessions' commands are not
-        found.
-        """
+        """Return the command of this session with the short id. Commands of other sessions are not found."""
         begins = parse_id_prefix(text)
         found = [each for each in await self.list_session_jobs(session) if each.id.startswith(begins)]
         if len(found) != 1:

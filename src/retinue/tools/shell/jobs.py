@@ -1,4 +1,4 @@
-"""Running commands: start, watch and end them. A command is in the store before its caller stops waiting for it."""
+"""Starts, watches and ends commands. A command is in the store before its caller stops waiting for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AssessTrust = Callable[[bool], Awaitable[Trust]]
 
 
 class JobRequest(Struct, frozen=True, kw_only=True):
-    """A command to start, and what to record about it."""
+    """A command to start, and what is to be recorded about it."""
 
     start: Callable[[], Coroutine[Any, Any, RunningCommand]]
     command: str
@@ -126,7 +126,7 @@ class JobRunner:
             raise
 
     async def wait(self, job: Job, seconds: float) -> bool:
-        """Return whether the command ended within `seconds`."""
+        """Wait for a command to end. Returns whether it ended within `seconds`."""
         over = asyncio.ensure_future(job.finished.wait())
         late = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
@@ -137,16 +137,15 @@ class JobRunner:
         return job.finished.is_set()
 
     async def leave_running(self, job: Job) -> bool:
-        """Leave the command running. Returns whether it was still running."""
+        """Leave the command running in the background. Returns whether it was still running."""
         if await self.store.mark_background(job.id):
             return True
         await job.finished.wait()  # its end is stored, so the event follows shortly
         return False
 
     async def kill(self, job: Job, because: str, *, by_session: bool = False) -> None:
-        """Kill the command and everything it started. Returns when it has ended, or after a time
-        limit.
-        """
+        """Kill the command and everything that it started. Returns when the command has ended, or
+        after a time limit."""
         job.because = job.because or because
         job.ended_by_session = job.ended_by_session or by_session
         # In a separate task, so that cancelling the caller does not cancel the kill.
@@ -288,7 +287,8 @@ class JobRunner:
         self._prune_later()
 
     async def _retry_store(self, write: Callable[[], Awaitable[T]]) -> T | None:
-        """Retry while the store cannot write. If it never succeeds, the next start cleans up."""
+        """Repeat a change of the store while the store cannot write. If no attempt succeeds, the
+        next start of the server cleans up."""
         for _ in range(RETRIES_MAX):
             try:
                 return await write()

@@ -11,9 +11,7 @@ _START_FIELD = 19  # start time in ticks since boot, a field of /proc/PID/stat a
 
 
 def read_identity(pid: int) -> str:
-    """Return the boot id and the start time of a process; empty if the system does not provide
-    them.
-    """
+    """Return the boot id and the start time of a process. Both are empty if the system does not provide them."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         # The name is in parentheses and may itself contain parentheses.
@@ -26,7 +24,7 @@ def read_identity(pid: int) -> str:
 
 
 def kill_leftover(pid: int, identity: str) -> str:
-    """Kill a process left by an earlier server process, with its group, if the pid was not reused.
+    """Kill a process that an earlier server process left, with its group, unless the pid was reused.
 
     Returns what was found and done.
     """

@@ -1,4 +1,4 @@
-"""Builds the sandbox for a command of `exec`. `sandbox/sandbox_selection` makes the choice."""
+"""Builds the sandbox for a command of the tool `exec`. `sandbox/sandbox_selection` decides which kind to build."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PlacedCommand(Struct, frozen=True):
 
 
 class CommandPathGuard(Struct, frozen=True):
-    """Paths that one command may not change, because of the run principal.
+    """The paths that one command may not change, because of the person on whose behalf it runs.
 
     The sandbox mounts existing folders among them read-only. Other paths cannot be protected in
     this way: a missing file can be created, and a file loses its mount when another process
@@ -152,7 +152,7 @@ class SandboxChooser:
             await self.probe()
 
     def adapt_policy(self, context: ToolContext, policy: ExecPolicy) -> ExecPolicy:
-        """Return the policy for the host if the owner disabled the sandbox for this session."""
+        """Return the policy for commands on the host if the owner disabled the sandbox for this session."""
         choice = self._choose(context, Confinement(folder=context.rights.workspace))
         bare = choice.kind is SandboxKind.OFF and choice.decision.is_allowed
         return replace(policy, host=CommandLocation.HOST) if bare else policy
@@ -163,9 +163,8 @@ class SandboxChooser:
     async def __call__(
         self, context: ToolContext, confinement: Confinement, where: CommandLocation, program: str
     ) -> PlacedCommand:
-        """Choose the sandbox. `program` is the real path of what runs, or empty if a shell runs the
-        command.
-        """
+        """Choose and build the sandbox of a command. `program` is the real path of what runs, or
+        empty if a shell runs the command."""
         _require_unmoved_workspace(context.rights.workspace)
         choice = self._choose(context, confinement)
         _require_hosts(confinement.network, choice.confinement.network)

@@ -1,1 +1,1 @@
-"""Web tools: fetch, search and browser. One URL guard checks every outgoing request."""
+"""The web tools: fetch, search and browser. One URL guard checks every outgoing request."""

@@ -1,4 +1,4 @@
-"""The pages of one browser: navigation, outline, mouse and keyboard, over the DevTools protocol."""
+"""Controls the pages of one browser over the DevTools protocol: navigation, outline, mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class BrowserPages:
         await self._settle()
 
     async def type_text(self, ref: str, text: str, *, submit: bool) -> None:
-        """Type text. It replaces the current value."""
+        """Type text into an element, replacing its current value."""
         node = self._find_node(ref)
         await self._call("DOM.scrollIntoViewIfNeeded", {"backendNodeId": node})
         await self._call("DOM.focus", {"backendNodeId": node})
@@ -174,9 +174,8 @@ class BrowserPages:
         return base64.b64decode(str(shot["data"]))
 
     async def read_location(self) -> tuple[str, str]:
-        """Return the address and title of the current page. An internal page of Chromium, or a
-        file, is left at once.
-        """
+        """Return the address and title of the current page. If that is an internal page of Chromium
+        or a file, the browser leaves it at once."""
         history = await self._call("Page.getNavigationHistory")
         entry = history["entries"][int(history["currentIndex"])]
         url = str(entry["url"])
@@ -288,9 +287,8 @@ class BrowserPages:
         )
 
     async def _ignore_failure(self, call: Awaitable[Any]) -> None:
-        """Ignore that an event was not confirmed. The browser confirms an event that opens a dialog
-        late, and an event that closes the page never.
-        """
+        """Ignore it if the browser does not confirm an event. An event that opens a dialog is
+        confirmed late, and one that closes the page never."""
         with contextlib.suppress(BrowserCommandFailed):
             await call
 
@@ -372,7 +370,7 @@ class BrowserPages:
         self._changed.set()
 
     def _close_dialog(self, params: dict[str, Any], session: str) -> None:
-        """Close a dialog without answering it, except that leaving a page is confirmed."""
+        """Close a dialog without answering it. Only a dialog that asks whether to leave the page is confirmed."""
         leaving = params.get("type") == "beforeunload"
         if not leaving:
             self._add_note(f"the page showed a dialog, which was closed: {str(params.get('message', ''))[:300]!r}")

@@ -1,6 +1,4 @@
-"""The only network access of a browser: a proxy that checks every host and connects to the checked
-address.
-"""
+"""Gives a browser its only network access: a proxy that checks every host and connects to the checked address."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ _HOP_BY_HOP_HEADERS = frozenset(
 
 
 class _ProxyRequest(Struct, frozen=True):
-    """The target of a request, and the head to send to the target. The head is empty for a tunnel."""
+    """The target of a request, and the head to send to that target. The head is empty for a tunnel."""
 
     host: str
     port: int
@@ -51,12 +49,11 @@ class _ProxyRequest(Struct, frozen=True):
 
 
 class BrowserProxy:
-    """Listens on a Unix socket or a loopback port. Reads only the request target, not the content."""
+    """A proxy on a Unix socket or a loopback port. It reads only the target of a request, not the content."""
 
     def __init__(self, guard: Callable[[], UrlGuard], *, bytes_max: int, on_limit: Callable[[], None]) -> None:
-        """`on_limit` is called when more than `bytes_max` were transferred, counting both
-        directions.
-        """
+        """Create a proxy. `on_limit` is called when more than `bytes_max` were transferred,
+        counting both directions."""
         self._guard = guard
         self._bytes_left = bytes_max
         self._on_limit = on_limit

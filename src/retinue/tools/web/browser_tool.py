@@ -1,8 +1,8 @@
-"""`browser` and `browser_act`: a headless Chromium for each session, behind the URL guard.
+"""The tools `browser` and `browser_act`: a headless Chromium for each session, behind the URL guard.
 
-They are two tools because a tool declares one set of effects. Looking at pages reads untrusted
+There are two tools because a tool declares one set of effects. Looking at pages reads untrusted
 content, like `web_fetch`. Clicking and typing can send, buy and delete. Rules, approvals and
-provenance checks treat them differently.
+provenance checks treat the two tools differently.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class BrowserPool:
         is_root: bool,
         guard: Callable[[WebSettings], UrlGuard] = build_guard,
     ) -> None:
-        """`search_path` is the PATH for programs; `is_root` tells whether the server runs as root."""
+        """Create a pool. `search_path` is the PATH for programs; `is_root` tells whether the server runs as root."""
         self._settings = settings
         self._clock = clock
         self._search_path = search_path
@@ -117,7 +117,7 @@ class BrowserPool:
         return len(self._open)
 
     def pages(self, session: SessionId) -> BrowserPages:
-        """Return the pages of a session's browser. Raises `KeyError` if it has none."""
+        """Return the pages of a session's browser. Raises `KeyError` if the session has no browser."""
         return self._open[session].pages
 
     def pid(self, session: SessionId) -> int:
@@ -142,9 +142,8 @@ class BrowserPool:
     async def perform_action(
         self, session: SessionId, action: Callable[[BrowserPages], Awaitable[None]], *, can_start: bool
     ) -> _PageView:
-        """Perform an action in the browser of a session, one at a time, and return the resulting
-        page.
-        """
+        """Perform an action in the browser of a session, and return the resulting page. Actions of
+        a session run one at a time."""
         mine = await self._find_or_start(session, can_start=can_start)
         mine.cancel_idle_timer()
         async with mine.lock:
@@ -291,7 +290,7 @@ class _PageView(Struct, frozen=True):
 
 
 class BrowserTool:
-    """Opens pages and reads them. It changes nothing that a plain visit would not change."""
+    """The tool `browser`: opens pages and reads them. It changes only what a plain visit would change."""
 
     arguments: type[msgspec.Struct] = BrowserArguments
 
@@ -337,9 +336,7 @@ class BrowserTool:
         return seen.build_output(self._ids, attachments=(await self._screenshot(context.session, seen.url),))
 
     async def _check_url(self, url: str | None) -> str:
-        """Check a URL before a browser is started. The proxy checks again; this gives a clearer
-        error.
-        """
+        """Check a URL before a browser is started. The proxy checks the URL again; this check gives a clearer error."""
         if not url:
             raise BrowserArgumentMissing("open", "url")
         guard = self._browsers.guard()
@@ -355,7 +352,8 @@ class BrowserTool:
 
 
 class BrowserActTool:
-    """Clicks, types and presses keys on the open page, with the same effects as for a person."""
+    """The tool `browser_act`: clicks, types and presses keys on the open page, with the same
+    effects as when a person does so."""
 
     arguments: type[msgspec.Struct] = BrowserActArguments
 

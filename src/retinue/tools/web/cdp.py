@@ -23,7 +23,7 @@ EventListener = Callable[[str, dict[str, Any], str], None]
 
 
 class CdpClient:
-    """Sends commands and dispatches events."""
+    """Sends commands to a browser and dispatches its events."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -44,7 +44,7 @@ class CdpClient:
     async def call(
         self, method: str, params: dict[str, Any] | None = None, *, session: str = "", timeout_s: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Send a command and return its result. Raises `BrowserFailed`."""
+        """Send a command and return its result. Raises `BrowserFailed` if the browser does not perform the command."""
         if not self.is_open:
             raise BrowserGone
         number = next(self._numbers)

@@ -1,9 +1,9 @@
 """Finds, confines, starts and ends a headless Chromium.
 
-With bubblewrap it has no network except a socket to our proxy, sees only system files, and its
-files are deleted with it. Chromium's own sandbox works inside of that too, even for root.
+With bubblewrap, Chromium has no network except a socket to the proxy, sees only system files, and
+its files are deleted with it. Inside bubblewrap, Chromium's own sandbox works too, even for root.
 
-Without bubblewrap only Chromium's own sandbox confines it, which is not available to root. So root
+Without bubblewrap, only Chromium's own sandbox confines it, which is not available to root. So root
 without bubblewrap has no browser.
 """
 
@@ -146,7 +146,7 @@ def list_launch_modes(*, bubblewrap: bool, is_root: bool) -> tuple[LaunchMode, .
 
 
 def find_chromium(path: Path | None, search_path: str) -> str | None:
-    """Return the configured program, or the first one found."""
+    """Return the path of Chromium: the configured program, or the first one found."""
     if path is not None:
         return shutil.which(path, path=search_path)
     return next(filter(None, (shutil.which(name, path=search_path) for name in PROGRAM_NAMES)), None)
@@ -188,9 +188,8 @@ class ChromiumProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def start_monitor(self, memory_bytes_max: int) -> None:
-        """Start the resource monitor, which kills a browser that exceeds a limit. It replaces
-        rlimits, under which Chromium fails.
-        """
+        """Start the resource monitor, which kills a browser that exceeds a limit. Limits of the
+        kernel (rlimits) are not used, because Chromium fails under them."""
         watch = ResourceMonitor(self.pid, ResourceLimits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
         self._monitor_task = asyncio.get_running_loop().create_task(self._monitor(watch))
 
@@ -203,7 +202,7 @@ class ChromiumProcess:
                 return
 
     async def describe_start_failure(self) -> str:
-        """Return why it did not start."""
+        """Return why the browser did not start."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await self._process.wait()
@@ -213,7 +212,7 @@ class ChromiumProcess:
         return f"it exited at once with status {self._process.returncode}{f': {last}' if last else ''}"
 
     async def _read_stderr(self, errors: asyncio.StreamReader | None) -> None:
-        """Read stderr, because a full pipe would block the browser, and keep the last part."""
+        """Read the browser's stderr, and keep the last part. A full pipe would block the browser."""
         while errors is not None and (chunk := await errors.read(_CHUNK_BYTES)):
             self._stderr_tail = (self._stderr_tail + chunk)[-_STDERR_BYTES_MAX:]
 
@@ -228,9 +227,7 @@ async def start_chromium(
     on_limit: Callable[[], None],
     modes: Sequence[LaunchMode],
 ) -> tuple[ChromiumProcess, LaunchMode]:
-    """Start Chromium in the first launch mode in which it answers. Raises `ToolFailed` and cleans
-    up.
-    """
+    """Start Chromium in the first launch mode in which it answers. If none works, clean up and raise `ToolFailed`."""
     bubblewrap = find_bubblewrap(search_path) or ""
     complaint = ""
     for way in modes:

@@ -1,4 +1,4 @@
-"""`web_fetch`: fetches a page as extracted text, as raw text, or only its metadata."""
+"""The tool `web_fetch`: fetches a page as extracted text, as raw text, or only its metadata."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _FetchedPage(Struct, frozen=True):
 
 
 class WebFetchTool:
-    """Fetches web pages. Its output is untrusted."""
+    """The tool `web_fetch`: fetches web pages. Its output is untrusted."""
 
     arguments: type[msgspec.Struct] = FetchArguments
 
@@ -72,8 +72,8 @@ class WebFetchTool:
         tls: ssl.SSLContext | None = None,
         redact: Callable[[str], str] = str,
     ) -> None:
-        """`files` stores a response that is an image or a document. `redact` removes secrets from
-        shown text.
+        """Create the tool. `files` stores a response that is an image or a document. `redact`
+        removes secrets from shown text.
 
         A secret that crosses the edge of a shown part is redacted too.
         """
@@ -119,9 +119,8 @@ class WebFetchTool:
         return ToolOutput(text=text, trust=Trust.UNTRUSTED, attachments=page.attachments, failed=failed)
 
     def _wrap_page(self, text: str, source: Mapping[str, str], id_: str, *, offset: int, chars_max: int) -> str:
-        """Return as much of the text as fits with its wrapper. Replaced markers and secrets may be
-        longer.
-        """
+        """Return as much of the text as fits together with its wrapper. Replaced markers and
+        secrets may be longer than before."""
         end = min(len(text), offset + chars_max)
         while True:
             shown = redact_part(text, offset, max(end, offset), self._redact)

@@ -1,4 +1,4 @@
-"""One guarded HTTP request: every redirect is checked and pinned, and every response is limited."""
+"""Sends one guarded HTTP request: every redirect is checked and pinned, and every response is limited."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ _CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebResponse:
-    """The response after the last redirect. `is_truncated` means that the body was longer than what
-    was read.
-    """
+    """The response after the last redirect. `is_truncated` means that the body was longer than the
+    part that was read."""
 
     url: str
     status: int
@@ -53,7 +52,7 @@ class GuardedHttpClient:
     """Sends requests without a connection pool, cookies or proxy settings of the environment."""
 
     def __init__(self, guard: UrlGuard, *, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` defaults to the certificate authorities of the system."""
+        """Create a client. `tls` defaults to the certificate authorities of the system."""
         self._guard = guard
         self._tls = tls
 
@@ -66,7 +65,7 @@ class GuardedHttpClient:
         bytes_max: int = BODY_BYTES_MAX,
         redirects_max: int = REDIRECTS_MAX,
     ) -> WebResponse:
-        """Send a GET request, and follow redirects. Raises `WebRefused` and `WebFailed`.
+        """Send a GET request, and follow redirects. Raises `WebRefused` or `WebFailed` if there is no response.
 
         `headers` are sent again after each redirect, so allow no redirects if they contain a
         secret. Errors name only the requested host: an error text counts as trusted, and a server
@@ -154,9 +153,7 @@ class GuardedHttpClient:
 
 
 def _find_redirect(response: WebResponse) -> str:
-    """Return the redirect URL, or an empty string. An invalid one is returned unchanged, to be
-    refused.
-    """
+    """Return the URL of a redirect, or an empty string. An invalid URL is returned unchanged, to be refused."""
     if response.status not in _REDIRECT_STATUSES or not (location := response.headers.get("location", "").strip()):
         return ""
     try:
@@ -204,7 +201,7 @@ def _build_pinned_resolver(checked_host: str, addresses: Sequence[str]) -> Abstr
 
 
 async def _read_body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int) -> tuple[bytes, bool]:
-    """Return the decompressed body, and whether there was more."""
+    """Return the decompressed body, and whether more was left unread."""
     unpack = _find_decompressor(encoding)
     pieces: list[bytes] = []
     size = packed = 0
@@ -219,7 +216,7 @@ async def _read_body(response: aiohttp.ClientResponse, encoding: str, bytes_max:
 
 
 class _DecompressionFailed(ValueError):
-    """A body that cannot be decompressed. The message is the reason."""
+    """The body of a response cannot be decompressed. The message is the reason."""
 
 
 class _Decompressor(Protocol):

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TtlCache(Generic[T]):
-    """Removes entries older than `ttl_s`, and the least recently used ones beyond a limit."""
+    """A cache that removes entries older than `ttl_s`. Beyond a limit, it removes the least recently used entries."""
 
     def __init__(
         self,

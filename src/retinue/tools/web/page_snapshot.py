@@ -1,6 +1,7 @@
-"""A text outline of a page, with refs to its elements.
+"""Builds a text outline of a web page, with refs to its elements.
 
-It is built from the accessibility tree that Chromium computes, so page scripts cannot control it.
+The outline is built from the accessibility tree that Chromium computes, so page scripts cannot
+control it.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ class ElementRefs(Struct):
 
 
 class PageOutline(Struct):
-    """Collects the outline of a page, frame by frame."""
+    """Collects the outline of a web page, frame by frame."""
 
     refs: ElementRefs
     lines: list[str] = field(default_factory=list[str])
 
     def add_frame(self, nodes: Sequence[Mapping[str, Any]], *, depth: int = 0) -> None:
-        """Add one frame, in the format of `Accessibility.getFullAXTree`."""
+        """Add one frame, given in the format of `Accessibility.getFullAXTree`."""
         if not nodes:
             return
         by_id = {str(node.get("nodeId")): node for node in nodes[:NODES_MAX]}

@@ -28,7 +28,7 @@ _BLANKS = re.compile(r"[^\S\n]+")
 
 
 class PageTag(Struct, frozen=True):
-    """One HTML tag."""
+    """One HTML tag of a page."""
 
     name: str
     is_closing: bool
@@ -36,9 +36,8 @@ class PageTag(Struct, frozen=True):
 
 
 def scan_html(page: str) -> Iterator[PageTag | str]:
-    """Yield tags and the text between them. Scripts, styles, comments and similar content are left
-    out.
-    """
+    """Yield the tags of a page and the text between them. Scripts, styles, comments and similar
+    content are left out."""
     at, end = 0, len(page)
     while at < end:
         angle = page.find("<", at)
@@ -144,9 +143,8 @@ def _add_metadata(found: dict[str, str], tag: PageTag) -> None:
 
 
 def decode_body(body: bytes, content_type: str) -> str:
-    """Decode a body by its byte order mark, its header or its meta tag. Without them, decode it as
-    UTF-8, or else as Windows-1252.
-    """
+    """Decode the body of a page by its byte order mark, its header or its meta tag. Without them,
+    decode it as UTF-8, or else as Windows-1252."""
     for mark, name in (
         (codecs.BOM_UTF8, "utf-8-sig"),
         (codecs.BOM_UTF16_LE, "utf-16"),

@@ -1,4 +1,4 @@
-"""`web_search`: searches the web with Brave or a SearXNG-compatible server."""
+"""The tool `web_search`: searches the web with Brave or a SearXNG-compatible server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SearchHit(Struct, frozen=True, kw_only=True):
-    """One search result."""
+    """One result of a web search."""
 
     title: str
     url: str
@@ -68,7 +68,7 @@ class SearchHit(Struct, frozen=True, kw_only=True):
 
 
 class WebSearchTool:
-    """Searches the web. Titles and snippets are untrusted."""
+    """The tool `web_search`: searches the web. Titles and snippets are untrusted."""
 
     arguments: type[msgspec.Struct] = SearchArguments
 
@@ -83,7 +83,7 @@ class WebSearchTool:
         brave_url: str = BRAVE_URL,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """The key is read on each use, from `environment` or from the configured file."""
+        """Create the tool. The key is read on each use, from `environment` or from the configured file."""
         self._settings = settings
         self._ids = ids
         self._environment = environment
@@ -211,7 +211,7 @@ def _time_range(freshness: str | None) -> str:
 
 
 def _build_setup_hint() -> ToolOutput:
-    """Return instructions for an instance without a search engine. Our own text needs no wrapper."""
+    """Return instructions for an instance without a search engine. They need no wrapper, because retinue wrote them."""
     hint = {
         "error": "missing_search_key",
         "message": "No search engine is configured on this server, so nothing was searched.",
@@ -226,7 +226,8 @@ def _build_setup_hint() -> ToolOutput:
 
 
 def _parse_response(response: WebResponse, engine: str) -> dict[str, Any]:
-    """Parse a response. Errors use our own text, because a server can return anything."""
+    """Parse the response of a search engine. Errors are in the words of retinue, because a server
+    can return anything."""
     match response.status:
         case 200:
             pass
@@ -269,7 +270,7 @@ def _parse_hit(found: object, snippet: str, age: str) -> SearchHit:
 
 
 def _clean_text(value: object, chars_max: int) -> str:
-    """Return the text without markup, because engines mark matches with tags."""
+    """Return a title or snippet without markup. Search engines use tags to mark matches."""
     from retinue.tools.web.page_text import plain_text
 
     text = plain_text(value[: 8 * chars_max], markdown=False) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Extracts the main content of a page with trafilatura, or plain text if it is not installed."""
+"""Extracts the main content of a web page with trafilatura, or plain text if trafilatura is not installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HTML = ("text/html", "application/xhtml+xml")
 
 
 class ExtractedText(Struct, frozen=True):
-    """The extracted text."""
+    """The text that was extracted from a web page."""
 
     text: str
     note: str = ""  # what the text is instead, if no content was extracted

@@ -1,8 +1,7 @@
-"""Decides which hosts and addresses agents may reach. Every web request of an agent is checked
-here.
+"""Decides which hosts and addresses agents may reach. Every web request of an agent is checked here.
 
-A name is resolved once. Its addresses are checked, and the connection is made to exactly these. So
-a name that resolves differently a moment later (DNS rebinding) leads nowhere else.
+A name is resolved once. Its addresses are checked, and the connection is made to exactly these
+addresses. So a name that resolves differently a moment later (DNS rebinding) cannot lead elsewhere.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class UrlGuard:
         return UrlTarget(url=plain, scheme=scheme, host=host, port=port)
 
     def check_host(self, host: str, port: int) -> None:
-        """Check a host and port. Raises `WebRefused`."""
+        """Check a host and port. Raises `WebRefused` if agents may not reach them."""
         private = self._is_private(host, port)
         if port not in self._ports and f"{host}:{port}" not in self._private_hosts:
             raise PortRefused(host, port, ports=self._ports)
@@ -107,10 +106,10 @@ class UrlGuard:
             raise HostRefused(host, because=because)
 
     async def resolve_addresses(self, host: str, port: int) -> tuple[str, ...]:
-        """Resolve a host once and return its addresses, to connect to exactly these. Raises
-        `WebRefused`.
+        """Resolve a host once and return its addresses. Connect to exactly these. Raises
+        `WebRefused` if one of them is forbidden.
 
-        If one of its addresses is forbidden, the host is refused, because such a name is made to mislead.
+        One forbidden address is enough to refuse the host, because such a name is made to mislead.
         """
         self.check_host(host, port)
         found = (host,) if ip_ranges.is_ip_address(host) else await self._resolve_host(host, port)
@@ -155,12 +154,12 @@ def build_guard(
 
 
 def missing_web_permission(context: ToolContext) -> tuple[Permission, ...]:
-    """Return the web permission if the agent lacks it."""
+    """Return the permission `web` if the agent lacks it. If the agent has it, return nothing."""
     return () if context.rights.web else (WEB_PERMISSION,)
 
 
 def require_web(context: ToolContext) -> None:
-    """Check the web permission at the point of use, regardless of earlier checks."""
+    """Check that the agent has the permission `web`, directly before use and regardless of earlier checks."""
     if missing_web_permission(context):
         raise WebPermissionMissing(context.agent.name)
 
