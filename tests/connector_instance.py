@@ -74,12 +74,12 @@ class ChatInstance:
         return connector
 
 
-def inbound_message(text: str, *, by: str = "7", id_: str = "1", room: str = "", **kw: Any) -> InboundMessage:
+def inbound_message(text: str, *, by: str = "7", id_: str = "1", channel: str = "", **kw: Any) -> InboundMessage:
     """A direct message, unless a channel is given."""
     name = kw.pop("name", "Maria")
     speaker = kw.pop("speaker", PlatformUser(id=by, name=name))
     return InboundMessage(
-        room=room or f"dm-{by}", message_id=id_, text=text, speaker=speaker, peer="" if room else by, **kw
+        room=channel or f"dm-{by}", message_id=id_, text=text, speaker=speaker, peer="" if channel else by, **kw
     )
 
 

@@ -17,7 +17,7 @@ from _pytest.runner import runtestprotocol
 BROWSER = "browser"
 # The start of a test id, and the program that the test uses.
 _FAULTS = "tests/connectors/test_fault_kit.py::test_a_connector_loses_and_duplicates_nothing_in_any_fault_case"
-_CONNECTIONS = "tests/connectors/test_fault_kit.py::test_a_connector_reports_each_new_connection"
+_CONNECTIONS = "tests/connectors/test_fault_kit.py::test_a_connector_in_the_fault_kit_reports_each_new_connection"
 RETRIED = {
     "tests/tools/test_browser.py::": "Chromium",
     "tests/connectors/test_irc_server.py::": "ngIRCd",

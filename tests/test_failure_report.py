@@ -166,30 +166,30 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> FailedRun:
     return FailedRun(tmp_path_factory.mktemp("processes"), PROCESSES)
 
 
-def test_a_failed_flow_shows_why_its_message_failed_and_what_the_server_logged(flows: FailedRun) -> None:
+def test_the_failure_report_of_a_flow_test_shows_why_its_message_failed_and_the_server_log(flows: FailedRun) -> None:
     shown = flows.sections("test_dead")
     assert list(shown) == ["server log", "why", "seed", "repeat"]
     assert '"run failed"' in shown["server log"] and "agent=ada" in shown["server log"]
     assert "[failed] message" in shown["why"] and "Turn 1: scripted failed" in shown["why"]
 
 
-def test_a_secret_in_the_log_is_redacted(flows: FailedRun) -> None:
+def test_the_failure_report_redacts_a_secret_in_the_server_log(flows: FailedRun) -> None:
     assert '"login refused" api_key=*** url=https://me:***@example.org/' in flows.sections("test_dead")["server log"]
     for line in flows.sections("test_dead").values():
         assert API_KEY not in line and PASSWORD not in line
 
 
-def test_the_report_marks_the_envelope_named_in_the_variables_of_the_test(flows: FailedRun) -> None:
+def test_the_failure_report_marks_the_envelope_named_in_the_variables_of_the_failed_test(flows: FailedRun) -> None:
     why = flows.sections("test_waits")["why"]
     assert why.count("[") == why.count("[named in the failure] message") == 1
     assert why.endswith("Turn 1: scripted was called and has not replied yet."), "as it was before the server closed"
 
 
-def test_a_server_closed_before_the_failure_is_described_too(flows: FailedRun) -> None:
+def test_the_failure_report_describes_a_server_that_was_closed_before_the_failure(flows: FailedRun) -> None:
     assert "[last run] run" in flows.sections("test_closed")["why"]
 
 
-def test_the_report_has_a_command_that_repeats_the_test_with_its_seeds(flows: FailedRun) -> None:
+def test_the_failure_report_has_a_command_that_repeats_the_test_with_its_seeds(flows: FailedRun) -> None:
     seeded, drawn = flows.sections("test_seeded[4]"), flows.sections("test_drawn")
     assert "seed = 4 (parameter)" in seeded["seed"]
     command = f"PYTHONHASHSEED=3 {sys.executable} -m pytest 'test_it.py::test_seeded[4]' -m slow\n"
@@ -198,43 +198,45 @@ def test_the_report_has_a_command_that_repeats_the_test_with_its_seeds(flows: Fa
     assert option in drawn["seed"]
 
 
-def test_a_description_that_fails_is_replaced_by_its_error(flows: FailedRun) -> None:
+def test_a_failure_report_shows_the_error_of_a_description_that_fails(flows: FailedRun) -> None:
     shown = flows.sections("test_badly_described")
     assert shown["description"] == "This part could not be described: ZeroDivisionError: division by zero"
     assert "repeat" in shown
 
 
-def test_each_report_is_also_written_to_a_file(flows: FailedRun) -> None:
+def test_each_failure_report_of_a_test_is_also_written_to_a_file(flows: FailedRun) -> None:
     for title, text in flows.sections("test_dead").items():
         assert f"--- {title} ---\n{text}" in flows.copy("test_dead")
     assert "assert not await server.mail" in flows.copy("test_dead")
     assert not list((flows.folder / "build" / "failures").glob("*test_passes*"))
 
 
-def test_the_summary_of_pytest_stays_the_last_line(flows: FailedRun) -> None:
+def test_failure_reports_leave_the_summary_of_pytest_on_the_last_line(flows: FailedRun) -> None:
     assert re.fullmatch(r"=+ 6 failed, 1 passed in .* =+", flows.output.splitlines()[-1])
 
 
-def test_a_server_that_hangs_is_described_from_its_files(processes: FailedRun) -> None:
+def test_the_failure_report_describes_a_server_that_hangs_from_its_files(processes: FailedRun) -> None:
     shown = processes.sections("test_hangs")
     assert '"server started"' in shown["server log"]
     assert "[named in the failure] message" in shown["why"] and "is being worked on" in shown["why"]
 
 
-def test_a_failed_crash_test_shows_its_seed_and_the_log_of_the_killed_server(processes: FailedRun) -> None:
+def test_the_failure_report_of_a_crash_test_shows_its_seed_and_the_log_of_the_killed_server(
+    processes: FailedRun,
+) -> None:
     shown = processes.sections("test_crash")
     assert shown["seed"].startswith("11 (crash trial)")
     assert shown["server log"].endswith("crash point step.before-commit reached")
     assert "[not settled] message" in shown["why"]
 
 
-def test_a_failed_simulation_shows_its_seed_and_its_envelopes(processes: FailedRun) -> None:
+def test_the_failure_report_of_a_simulation_shows_its_seed_and_its_envelopes(processes: FailedRun) -> None:
     shown = processes.sections("test_storm")
     assert shown["seed"].startswith("5 (simulation: python -m retinue.testing.simulation 5 --runs 60 --trace)")
     assert "Accepted" in shown["why"]
 
 
-def test_a_failed_browser_test_shows_the_page_and_has_a_screenshot(tmp_path: Path) -> None:
+def test_the_failure_report_of_a_browser_test_shows_the_page_and_has_a_screenshot(tmp_path: Path) -> None:
     browser = FailedRun(tmp_path, BROWSER)
     shown = browser.sections("test_page")
     assert list(shown) == ["server log", "why", "page", "screenshot", "seed", "repeat"]
@@ -245,7 +247,7 @@ def test_a_failed_browser_test_shows_the_page_and_has_a_screenshot(tmp_path: Pat
     assert "#code" not in browser.output
 
 
-def test_a_store_that_does_not_answer_is_abandoned_after_a_time_limit() -> None:
+def test_the_failure_report_abandons_a_store_that_does_not_answer_within_a_time_limit() -> None:
     never = threading.Event()
     try:
         assert run_within(0.01, lambda: str(never.wait())) == "The store could not be read within 0.01 s."
@@ -253,7 +255,7 @@ def test_a_store_that_does_not_answer_is_abandoned_after_a_time_limit() -> None:
         never.set()
 
 
-def test_only_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:
+def test_a_failure_report_shows_only_the_end_of_a_long_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {number} {'x' * 500}\n" for number in range(1000)))
     assert log.stat().st_size > LOG_BYTES_MAX
@@ -263,7 +265,7 @@ def test_only_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:
     assert last_lines("one\ntwo") == "one\ntwo"
 
 
-def test_a_stored_description_is_not_made_again() -> None:
+def test_a_description_stored_for_the_failure_report_is_not_made_again() -> None:
     asked: list[BaseException | None] = []
 
     def describe(error: BaseException | None) -> FailureDescription:
@@ -275,7 +277,7 @@ def test_a_stored_description_is_not_made_again() -> None:
     assert subject.get_description(None).texts == {"why": "described 1 times"}
 
 
-def test_tests_with_long_names_get_different_report_files() -> None:
+def test_failed_tests_with_long_names_get_different_failure_report_files() -> None:
     long = "tests/test_it.py::test_" + "x" * 300
     assert file_stem(long + "1") != file_stem(long + "2")
     assert file_stem("tests/test_it.py::test_it[a/b c]") == "tests-test_it.py-test_it-a-b-c"

@@ -44,7 +44,7 @@ def test_every_import_goes_down_to_a_lower_layer() -> None:
     assert not complaints, "\n".join(complaints)
 
 
-def test_no_time_id_or_random_number_is_taken_from_the_system() -> None:
+def test_the_import_rules_find_no_time_id_or_random_number_taken_from_the_system() -> None:
     complaints = check_all_modules().system_calls
 
     assert not complaints, "\n".join(complaints)
@@ -139,7 +139,7 @@ def test_a_relative_import_is_resolved_in_a_package_and_in_a_module() -> None:
         "import os\nos.urandom(8)",
     ],
 )
-def test_a_time_id_or_random_number_from_the_system_is_detected(source: str) -> None:
+def test_the_import_rules_detect_a_time_id_or_random_number_taken_from_the_system(source: str) -> None:
     assert len(system_calls(module("retinue.engine.lanes", source))) == 1
     assert system_calls(module("retinue.app.clock_and_ids", source)) == []
 
@@ -155,7 +155,7 @@ def test_a_time_id_or_random_number_from_the_system_is_detected(source: str) -> 
         "class Slot:\n    time: int\ndef late(slot): return slot.time",
     ],
 )
-def test_a_passed_in_clock_or_generator_is_allowed(source: str) -> None:
+def test_the_import_rules_allow_a_clock_or_generator_that_is_passed_in(source: str) -> None:
     assert system_calls(module("retinue.engine.lanes", source)) == []
 
 

@@ -146,13 +146,13 @@ def schema_properties(schema: Any) -> Iterator[str]:
             yield from schema_properties(value)
 
 
-def test_encoded_fields_of_structs_are_in_snake_case_or_fixed() -> None:
+def test_encoded_json_fields_of_structs_are_in_snake_case_or_fixed() -> None:
     keys = list(struct_keys())
     assert len(keys) > 5_000
     assert wrong_keys(iter(keys)) == []
 
 
-def test_keys_of_mappings_in_the_source_are_in_snake_case_or_fixed() -> None:
+def test_json_keys_of_mappings_in_the_source_are_in_snake_case_or_fixed() -> None:
     keys = list(literal_keys(sources()))
     assert len(keys) > 1_000
     assert wrong_keys(iter(keys)) == []
@@ -166,7 +166,7 @@ def test_properties_and_parameters_in_the_openapi_document_are_in_snake_case_or_
     assert sorted(each for each in names - summary.names if not SNAKE.fullmatch(each)) == []
 
 
-def test_settings_are_in_snake_case() -> None:
+def test_setting_names_are_in_snake_case_like_json_keys() -> None:
     parts = {
         part
         for path in re.findall(r"^\| `([^`]+)` \|", settings_docs.render_settings_page(), re.MULTILINE)
@@ -177,7 +177,7 @@ def test_settings_are_in_snake_case() -> None:
     assert sorted(each for each in parts if not SNAKE.fullmatch(each)) == []
 
 
-def test_metrics_and_their_labels_are_in_snake_case() -> None:
+def test_metric_names_and_labels_are_in_snake_case_like_json_keys() -> None:
     calls = (
         node
         for node in ast.walk(sources()["api/metrics.py"])
@@ -199,7 +199,7 @@ def test_error_codes_and_event_kinds_are_dotted_names_in_snake_case() -> None:
 
 
 @pytest.mark.parametrize("surface", FIXED_SURFACES, ids=lambda each: each.surface)
-def test_a_fixed_spelling_has_its_casing_and_is_used(surface: Any) -> None:
+def test_a_fixed_json_spelling_has_its_declared_casing_and_is_used(surface: Any) -> None:
     assert [name for name in surface.names if not CASINGS[surface.casing].fullmatch(name)] == []
     encoded: dict[str, set[str]] = {}
     for key in struct_keys():
@@ -221,7 +221,7 @@ def occurs(name: str, file: str) -> bool:
     return any(isinstance(text, str) and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) for text in texts)
 
 
-def test_every_exception_for_a_file_is_used() -> None:
+def test_every_file_excepted_from_the_json_casing_check_is_used() -> None:
     files = sources()
     assert [each for each in NO_JSON if not any(file == each or file.startswith(each) for file in files)] == []
     keys = list(literal_keys(files))
@@ -229,7 +229,7 @@ def test_every_exception_for_a_file_is_used() -> None:
     assert KEYBOARD - {each.name for each in keys} == set()
 
 
-def test_a_wrong_key_is_noticed() -> None:
+def test_a_json_key_in_the_wrong_casing_is_detected() -> None:
     planted = {
         "api/a.py": ast.parse('answer = {"good_key": 1, "bad-key": {"worseKey": 2}}'),
         "tools/b.py": ast.parse('answer["agentId"] = 1\ntx.emit(KIND, goodKey=1)'),

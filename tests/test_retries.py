@@ -76,7 +76,7 @@ def test_steady(): pass
     assert "the server hung up" in (pytester.path / REPORT).read_text()
 
 
-def test_a_test_that_fails_twice_fails(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_retried_test_that_fails_twice_fails(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests("def test_broken(): assert attempt('broken') > 2")
 
     outcome.assert_outcomes(failed=1)
@@ -114,7 +114,7 @@ def test_nothing_is_retried_without_the_option(pytester: pytest.Pytester, run_te
     outcome.assert_outcomes(failed=1)
 
 
-def test_the_second_attempt_gets_new_fixtures_even_if_the_first_could_not_start(
+def test_a_retried_test_gets_new_fixtures_even_if_the_first_attempt_could_not_start(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
     outcome = run_tests(
@@ -134,7 +134,9 @@ def test_after(late): assert attempt("server") == 3
     assert list_retried_tests(pytester.path) == ["test_server", "test_late"]
 
 
-def test_the_second_attempt_has_a_time_limit_too(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_the_second_attempt_of_a_retried_test_has_a_time_limit_too(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
     outcome = run_tests(
         """
 import threading

@@ -61,7 +61,7 @@ def git(folder: Path, *arguments: str) -> None:
 # --- the checklist ---
 
 
-def test_every_line_of_the_four_systems_has_one_owner() -> None:
+def test_every_line_of_the_spec_checklist_has_one_owner() -> None:
     spec = read_spec_lines()
 
     assert {system.letter: len(system.lines) for system in spec.systems} == {"H": 91, "D": 83, "A": 90, "C": 125}
@@ -79,7 +79,9 @@ def test_every_line_of_the_four_systems_has_one_owner() -> None:
         ("[partly]", '[partly]\n"A30.breadth" = "x"', "partly, but neither a line nor a clause: A30.breadth"),
     ],
 )
-def test_a_checklist_that_contradicts_itself_is_refused(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+def test_a_spec_checklist_that_contradicts_itself_is_refused(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
     changed = tmp_path / "spec_lines.toml"
     changed.write_text(SPEC_FILE.read_text().replace(old, new, 1))
 
@@ -87,7 +89,7 @@ def test_a_checklist_that_contradicts_itself_is_refused(tmp_path: Path, old: str
         read_spec_lines(changed)
 
 
-def test_ranges_are_expanded_and_collapsed() -> None:
+def test_ranges_of_spec_lines_are_expanded_and_collapsed() -> None:
     assert list(expand_ranges("H9-H11 D3")) == ["H9", "H10", "H11", "D3"]
     assert collapse_ranges(["H11", "H9", "D3", "H10", "H13"]) == "D3 H9-H11 H13"
 
@@ -124,7 +126,7 @@ def test_of_nothing(): pass
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_stores_the_outcome_of_each_marked_test(
+def test_a_test_run_stores_the_outcome_of_each_test_with_a_spec_mark(
     pytester: pytest.Pytester, run_tests: RunTests, workers: int
 ) -> None:
     outcome = run_tests(TESTS_WITH_EVERY_OUTCOME, workers=workers)
@@ -153,7 +155,7 @@ def test_two(): pass
 
 
 @pytest.mark.parametrize("arguments", [("-k", "one"), ("tests/test_it.py::test_one",), ("-x", "--ignore", "elsewhere")])
-def test_a_run_of_some_tests_is_partial(
+def test_a_run_of_some_tests_makes_the_spec_results_partial(
     pytester: pytest.Pytester, run_tests: RunTests, arguments: tuple[str, ...]
 ) -> None:
     run_tests(TWO_TESTS, *arguments)
@@ -162,14 +164,18 @@ def test_a_run_of_some_tests_is_partial(
     assert read_stored_results(pytester.path).are_partial
 
 
-def test_a_run_without_the_slow_tests_is_complete(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_test_run_without_the_slow_tests_makes_complete_spec_results(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
     run_tests(TWO_TESTS + '@spec("H3")\n@pytest.mark.slow\ndef test_three(): pass\n', "-m", "not slow")
 
     assert read_outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": NOT_RUN}
     assert not read_stored_results(pytester.path).are_partial
 
 
-def test_a_file_that_cannot_be_collected_makes_a_run_partial(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_test_file_that_cannot_be_collected_makes_the_spec_results_partial(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
     (pytester.path / "tests" / "test_broken.py").write_text("import nothing_of_that_name")
 
     run_tests(TWO_TESTS, "--continue-on-collection-errors")
@@ -178,7 +184,7 @@ def test_a_file_that_cannot_be_collected_makes_a_run_partial(pytester: pytest.Py
     assert read_stored_results(pytester.path).are_partial
 
 
-def test_results_of_the_same_content_are_merged_and_newer_outcomes_win(
+def test_spec_results_of_the_same_content_are_merged_and_newer_outcomes_win(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
     flag = pytester.path / "flag"  # not part of the content
@@ -193,7 +199,7 @@ def test_results_of_the_same_content_are_merged_and_newer_outcomes_win(
     assert not read_stored_results(pytester.path).are_partial, "the first run has collected every test"
 
 
-def test_results_of_other_content_are_replaced(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_spec_results_of_other_content_are_replaced(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     run_tests(TWO_TESTS)
 
     run_tests(TWO_TESTS + "\n", "-k", "one")
@@ -201,7 +207,7 @@ def test_results_of_other_content_are_replaced(pytester: pytest.Pytester, run_te
     assert read_outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN}
 
 
-def test_a_run_without_marked_tests_leaves_the_results_unchanged(
+def test_a_test_run_without_spec_marks_leaves_the_spec_results_unchanged(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
     run_tests(TWO_TESTS)
@@ -212,14 +218,14 @@ def test_a_run_without_marked_tests_leaves_the_results_unchanged(
     assert (pytester.path / RESULTS).read_bytes() == before
 
 
-def test_an_interrupted_run_stores_the_outcomes_so_far(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_an_interrupted_test_run_stores_the_spec_results_so_far(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     run_tests(TWO_TESTS + '@spec("H3")\ndef test_stops(): raise KeyboardInterrupt\n')
 
     assert read_outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "stops": NOT_RUN}
     assert read_stored_results(pytester.path).are_partial
 
 
-def test_results_that_cannot_be_written_fail_no_test_and_are_reported(
+def test_spec_results_that_cannot_be_written_fail_no_test_and_are_reported(
     pytester: pytest.Pytester, run_tests: RunTests
 ) -> None:
     (pytester.path / "build").write_text("a file where a folder should be")
@@ -230,7 +236,9 @@ def test_results_that_cannot_be_written_fail_no_test_and_are_reported(
     outcome.stdout.fnmatch_lines(["The results for make spec were not kept: *build*"])
 
 
-def test_results_are_not_stored_if_files_changed_during_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_spec_results_are_not_stored_if_files_changed_during_the_test_run(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
     outcome = run_tests(
         "@spec('H1')\ndef test_one(): __import__('pathlib').Path(__file__).with_name('new.py').touch()\n"
     )
@@ -239,7 +247,7 @@ def test_results_are_not_stored_if_files_changed_during_the_run(pytester: pytest
     assert not (pytester.path / RESULTS).exists()
 
 
-def test_an_unknown_mark_stops_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_an_unknown_spec_mark_stops_the_test_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests(
         """
 @spec("H92")
@@ -299,7 +307,7 @@ CHANGES: Mapping[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("in_git", [True, False])
 @pytest.mark.parametrize(("path", "seen"), CHANGES.items())
-def test_a_change_of_a_tested_file_is_seen_before_it_is_committed(
+def test_the_content_of_spec_results_differs_after_an_uncommitted_change_of_a_tested_file(
     project: Path, path: str, seen: tuple[str, ...], in_git: bool
 ) -> None:
     if in_git:
@@ -315,7 +323,7 @@ def test_a_change_of_a_tested_file_is_seen_before_it_is_committed(
     assert read_content(project).changed_since(before) == seen
 
 
-def test_committing_the_tested_content_changes_nothing_and_deleting_a_file_does(project: Path) -> None:
+def test_the_content_of_spec_results_is_the_same_after_a_commit_and_differs_after_a_deletion(project: Path) -> None:
     git(project, "init", "-q")
     outside = read_content(project)
     git(project, "add", ".")
@@ -350,15 +358,17 @@ def read_line_status(spec: SpecLines, line: str, *tests: MarkedTest, all_collect
         ([marked_test("H2")], LineStatus.MISSING),
     ],
 )
-def test_a_line_is_shown_by_a_passing_test_unless_another_fails(tests: list[MarkedTest], standing: LineStatus) -> None:
+def test_a_spec_line_is_shown_by_a_passing_test_unless_another_test_of_it_fails(
+    tests: list[MarkedTest], standing: LineStatus
+) -> None:
     assert read_line_status(read_spec_lines(), "H1", *tests) is standing
 
 
-def test_a_line_whose_tests_may_not_have_been_collected_is_not_run_rather_than_missing() -> None:
+def test_a_spec_line_whose_tests_may_not_have_been_collected_is_not_run_rather_than_missing() -> None:
     assert read_line_status(read_spec_lines(), "H1", marked_test("H2"), all_collected=False) is LineStatus.NOT_RUN
 
 
-def test_a_line_with_clauses_is_shown_when_each_of_them_is() -> None:
+def test_a_spec_line_with_clauses_is_shown_when_each_of_its_clauses_is() -> None:
     spec = read_spec_lines()
     every = [marked_test("A30.depth"), marked_test("A30.cycles"), marked_test("A30.fan_out")]
 
@@ -371,7 +381,7 @@ def test_a_line_with_clauses_is_shown_when_each_of_them_is() -> None:
 
 
 @pytest.mark.parametrize("what", ["A30", "A30.cycles"])
-def test_a_line_listed_as_partly_is_never_shown(what: str) -> None:
+def test_a_spec_line_listed_as_partly_shown_is_never_reported_as_shown(what: str) -> None:
     spec = replace(read_spec_lines(), partly={what: "circles come later"})
     results = create_results(marked_test("A30.depth", "A30.cycles", "A30.fan_out"))
 
@@ -382,7 +392,7 @@ def test_a_line_listed_as_partly_is_never_shown(what: str) -> None:
     assert line.endswith("circles come later") and ("without cycles" in line) is (what == "A30.cycles")
 
 
-def test_the_report_ends_with_the_totals_and_excludes_ruled_out_lines() -> None:
+def test_the_spec_report_ends_with_the_totals_and_excludes_ruled_out_lines() -> None:
     spec = read_spec_lines()
     results = create_results(
         marked_test("H1", "H2", "H64", "D2"), marked_test("A30.depth"), marked_test("C9", outcome=FAILED)
@@ -416,7 +426,7 @@ def test_the_report_ends_with_the_totals_and_excludes_ruled_out_lines() -> None:
         ),
     ],
 )
-def test_a_partial_run_is_reported_as_partial(results: Results, begins: list[str]) -> None:
+def test_a_partial_test_run_is_reported_as_partial_in_the_spec_report(results: Results, begins: list[str]) -> None:
     lines = list(format_report(read_spec_lines(), results, score_lines(read_spec_lines(), results)))
 
     assert lines[:2] == begins
@@ -426,14 +436,14 @@ def test_a_partial_run_is_reported_as_partial(results: Results, begins: list[str
 # --- make spec ---
 
 
-def test_without_results_the_report_names_the_command_to_run(
+def test_without_results_the_spec_report_names_the_command_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([], root=tmp_path) == 1
     assert capsys.readouterr().out == f"checklist: there are no test results\n{REFRESH}\n"
 
 
-def test_fresh_results_are_reported_and_stale_ones_refused_with_the_changed_files(
+def test_the_spec_report_refuses_stale_results_and_names_the_changed_files(
     pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_tests(TWO_TESTS)
@@ -451,7 +461,7 @@ def test_fresh_results_are_reported_and_stale_ones_refused_with_the_changed_file
     assert capsys.readouterr().out == f"{stale}; {REFRESH}\n"
 
 
-def test_if_fresh_prints_only_the_totals(
+def test_the_spec_report_with_if_fresh_prints_only_the_totals(
     pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_tests(TWO_TESTS + '@spec("H3")\ndef test_fails(): assert False\n')
@@ -461,7 +471,7 @@ def test_if_fresh_prints_only_the_totals(
     assert capsys.readouterr().out.splitlines() == ["H 2/91", "D 0/83", "A 0/90", "C 0/125", "total 2/389, 0 partly"]
 
 
-def test_a_failed_marked_test_is_named_and_fails_the_report(
+def test_the_spec_report_names_a_failed_test_with_a_spec_mark_and_fails(
     pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_tests(TWO_TESTS + '@spec("H3")\ndef test_fails(): assert False\n')
@@ -471,7 +481,7 @@ def test_a_failed_marked_test_is_named_and_fails_the_report(
     assert "failed: tests/test_it.py::test_fails" in capsys.readouterr().out.splitlines()
 
 
-def test_the_run_option_refreshes_the_results_and_an_unknown_option_is_refused(
+def test_the_run_option_of_the_spec_report_refreshes_the_results_and_unknown_options_are_refused(
     pytester: pytest.Pytester, run_tests: RunTests, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_tests(TWO_TESTS)
@@ -488,7 +498,7 @@ def test_the_run_option_refreshes_the_results_and_an_unknown_option_is_refused(
         main(["--frehs"], root=pytester.path)
 
 
-def test_an_unreadable_results_file_counts_as_no_results(tmp_path: Path) -> None:
+def test_an_unreadable_spec_results_file_counts_as_no_results(tmp_path: Path) -> None:
     path = tmp_path / RESULTS
     path.parent.mkdir()
     for text in ("", "[]", "{}", json.dumps({"tests": {"a": {}}, "content": {"files": {}}, "all_collected": True})):

@@ -77,7 +77,7 @@ def test_code_that_does_not_depend_on_time_is_allowed(source: str) -> None:
     assert wrong_waits(parse_test_file("some.py", source)) == []
 
 
-def test_a_constant_is_resolved_in_the_file_it_is_imported_from(tmp_path: Path) -> None:
+def test_the_limit_of_a_wait_is_resolved_in_the_file_it_is_imported_from(tmp_path: Path) -> None:
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "limits.py").write_text("WAIT_S = 5.0\n")
     (tmp_path / "test_it.py").write_text("from flows.limits import WAIT_S\nprocess.wait(WAIT_S)\n")

@@ -16,7 +16,7 @@ from scripts import durations
 
 UNMEASURED_S = 1.0  # a file that was never measured
 # Ten seconds each, and 500 of them in `make test-slow`: in one worker they would take longer than all others.
-SPLIT_TESTS = ("tests/simulation/test_seeds.py::test_a_server_keeps_its_invariants_for_many_more_seeds",)
+SPLIT_TESTS = ("tests/simulation/test_seeds.py::test_a_simulated_server_keeps_its_invariants_for_many_more_seeds",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

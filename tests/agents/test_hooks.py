@@ -72,7 +72,7 @@ def names(home: Path, *workspaces: Path) -> dict[str, HookSource]:
 
 
 @pytest.mark.spec("C88")
-def test_a_workspace_hook_shadows_an_instance_hook_and_this_a_bundled_hook(
+def test_workspace_hooks_shadow_instance_hooks_and_instance_hooks_shadow_bundled_hooks(
     tmp_path: Path,
 ) -> None:
     home, workspace = tmp_path / "home", tmp_path / "workspace"
@@ -106,7 +106,9 @@ def test_a_workspace_hook_shadows_an_instance_hook_and_this_a_bundled_hook(
         ("os: [darwin]\n", "it is for darwin"),
     ],
 )
-def test_a_hook_with_unmet_requirements_is_not_ready_with_the_reason(tmp_path: Path, more: str, because: str) -> None:
+def test_a_hook_with_unmet_requirements_is_not_ready_and_reports_the_reason(
+    tmp_path: Path, more: str, because: str
+) -> None:
     more = more.replace("{", '{"').replace(": [", '": ["').replace("]}", '"]}').replace(", unheard", '", "unheard')
     hook(
         tmp_path, "gated", more=more if more.startswith("requires") else more.replace('": ["', ": [").replace('"]', "]")
@@ -203,7 +205,7 @@ async def hook_instance(root: Path, *, settings: HookSettings = ENABLED) -> Asyn
 
 
 @pytest.mark.spec("C88")
-async def test_a_command_runs_every_hook_of_its_event_and_hook_messages_reach_the_sender(
+async def test_a_slash_command_runs_the_hooks_of_its_event_and_their_messages_reach_the_sender(
     tmp_path: Path,
 ) -> None:
     hook(tmp_path, "all", events="[command]")
@@ -297,7 +299,7 @@ async def test_hooks_are_listed_shown_enabled_by_their_hash_and_disabled(tmp_pat
                 await operations.show_hook(services, OWNER, HookNameRequest(name=unknown))
 
 
-async def test_the_bundled_command_logger_writes_a_line_for_each_command(tmp_path: Path) -> None:
+async def test_the_bundled_command_logger_hook_writes_a_line_for_each_command(tmp_path: Path) -> None:
     async with hook_instance(tmp_path) as server:
         await operations.enable_hook(server.server.services, OWNER, HookEnableRequest(name="command-logger"))
         for number in range(2):

@@ -99,7 +99,7 @@ async def test_a_long_instruction_file_keeps_its_start_and_end_with_a_mark_betwe
     assert ("characters omitted here; the full text is in" in soul.text) is cut
 
 
-async def test_bootstrap_md_is_included_only_in_the_first_session(agent_directory: Path) -> None:
+async def test_the_instruction_file_bootstrap_md_is_included_only_in_the_first_session(agent_directory: Path) -> None:
     write_files(agent_directory, BOOTSTRAP_md="Say hello.")
     assert "BOOTSTRAP.md" in file_states(await take_snapshot(agent_directory))
     assert "BOOTSTRAP.md" not in file_states(await take_snapshot(agent_directory, is_first=False))
@@ -121,7 +121,9 @@ async def test_an_instruction_file_of_the_workspace_overrides_that_of_the_agent_
 
 @pytest.mark.spec("H50")
 @pytest.mark.parametrize("length", [MEMORY_CHARS_MAX, MEMORY_CHARS_MAX + 1])
-async def test_long_term_memory_is_truncated_at_its_limit_with_a_mark(agent_directory: Path, length: int) -> None:
+async def test_the_long_term_memory_file_in_the_instructions_is_truncated_at_its_limit_with_a_mark(
+    agent_directory: Path, length: int
+) -> None:
     write_files(agent_directory, internal_space__MEMORY_md="m" * length)
     memory = (await take_snapshot(agent_directory)).memory.longterm
     assert memory.text.count("m" * MEMORY_CHARS_MAX) == 1
@@ -131,7 +133,7 @@ async def test_long_term_memory_is_truncated_at_its_limit_with_a_mark(agent_dire
 
 
 @pytest.mark.spec("H51")
-async def test_only_the_two_newest_daily_memory_files_are_included(agent_directory: Path) -> None:
+async def test_only_the_two_newest_daily_memory_files_are_included_in_the_instructions(agent_directory: Path) -> None:
     days = agent_directory / "internal_space" / "memories"
     days.mkdir(parents=True)
     for name in ("2025-12-31.md", "2026-01-02.md", "2026-01-01.md", "notes.md", "2026-01-03.txt", "9999-12-31.md~"):
@@ -162,7 +164,7 @@ async def test_untrusted_instruction_memory_and_context_files_are_omitted(agent_
     assert not any(each.text for each in (*snapshot.files, *snapshot.context_files, snapshot.memory.longterm))
 
 
-async def test_a_link_out_of_the_agent_directory_is_not_followed(agent_directory: Path) -> None:
+async def test_an_instruction_file_that_links_out_of_the_agent_directory_is_not_read(agent_directory: Path) -> None:
     secret = agent_directory.parent / "owner-token"
     secret.write_text("s3cret")
     (agent_directory / "SOUL.md").symlink_to(secret)
@@ -175,7 +177,7 @@ async def test_a_link_out_of_the_agent_directory_is_not_followed(agent_directory
     assert snapshot.memory.longterm.state is InstructionFileState.MISSING
 
 
-async def test_a_link_within_the_agent_directory_is_followed(agent_directory: Path) -> None:
+async def test_an_instruction_file_that_links_within_the_agent_directory_is_read(agent_directory: Path) -> None:
     write_files(agent_directory, AGENTS_md="Rules.")
     (agent_directory / "CLAUDE.md").symlink_to(agent_directory / "AGENTS.md")
     assert {each.name: each.text for each in (await take_snapshot(agent_directory)).files}["CLAUDE.md"] == "Rules."
@@ -197,7 +199,7 @@ async def test_secrets_in_instruction_files_are_redacted(agent_directory: Path) 
 
 
 @pytest.mark.spec("A44")
-async def test_context_files_are_ordered_by_pattern_and_then_by_path(agent_directory: Path) -> None:
+async def test_context_files_in_the_instructions_are_ordered_by_pattern_and_then_by_path(agent_directory: Path) -> None:
     write_files(agent_directory, docs__b_md="B", docs__a_md="A", notes__z_md="Z", top_md="T")
     for _ in range(3):
         context_files = (
@@ -222,7 +224,9 @@ async def test_context_files_are_ordered_by_pattern_and_then_by_path(agent_direc
         ("linked.md", "instructions.context_file_missing"),
     ],
 )
-async def test_a_missing_or_unreadable_context_file_is_refused(agent_directory: Path, wanted: str, code: str) -> None:
+async def test_instructions_with_a_missing_or_unreadable_context_file_are_refused(
+    agent_directory: Path, wanted: str, code: str
+) -> None:
     write_files(agent_directory, docs__a_md="A", latin_md="caf\xe9".encode("latin-1"))
     (agent_directory / "picture.bin").write_bytes(b"\x89PNG\0\0")
     (agent_directory.parent / "outside.md").write_text("not yours")
@@ -234,7 +238,7 @@ async def test_a_missing_or_unreadable_context_file_is_refused(agent_directory: 
     assert caught.value.try_this
 
 
-async def test_context_files_have_limits(agent_directory: Path) -> None:
+async def test_the_number_and_length_of_context_files_in_the_instructions_are_limited(agent_directory: Path) -> None:
     for n in range(CONTEXT_FILES_MAX + 1):
         write_files(agent_directory, **{f"d__{n:03}_md": "x" * 10_000})
     context_files = (await take_snapshot(agent_directory, "d/00*.md", "d/01*.md")).context_files

@@ -42,13 +42,13 @@ def error_of(source: str, **more: str) -> InvalidTemplate:
 @pytest.mark.parametrize(
     "situation", SAMPLE_CONTEXTS, ids=lambda each: f"{each.mode}-{each.agent.instructions or 'bare'}"
 )
-def test_the_built_in_template_gives_the_same_text_as_no_template(situation: PromptContext) -> None:
+def test_the_built_in_instruction_template_gives_the_same_text_as_no_template(situation: PromptContext) -> None:
     parts = render_sections(situation, BUILT_IN_SECTIONS)
     assert render_template('{% include "built-in.md.j2" %}', situation) == join_sections(parts).strip()
 
 
 @pytest.mark.spec("H84")
-def test_a_template_can_use_every_variable_and_include_other_files() -> None:
+def test_an_instruction_template_can_use_every_variable_and_include_other_files() -> None:
     source = "I am {{ agent.name }} of {{ instance.owner }}.\n{% include 'tone.md.j2' %}\n{{ sections.tools }}"
     text = render_template(source, more={"tone.md.j2": "{% if mode == 'full' %}Sing.{% endif %}"})
     assert text.startswith("I am ada of owner.\nSing.")
@@ -70,7 +70,9 @@ def test_a_template_can_use_every_variable_and_include_other_files() -> None:
         ("one\n{{ 1 // 0 }}", 2, "division"),
     ],
 )
-def test_an_invalid_template_is_refused_with_line_and_reason(source: str, line: int, because: str) -> None:
+def test_an_invalid_instruction_template_is_refused_with_its_line_and_reason(
+    source: str, line: int, because: str
+) -> None:
     broken = error_of(source)
     assert f"line {line} of {ENTRY_FILE}" in broken.sentence
     assert because in broken.because
@@ -78,7 +80,7 @@ def test_an_invalid_template_is_refused_with_line_and_reason(source: str, line: 
     assert "docs/reference/instructions.md" in broken.try_this
 
 
-def test_an_error_in_an_included_template_names_that_file() -> None:
+def test_an_error_in_an_included_instruction_template_names_the_included_file() -> None:
     assert "line 2 of tone.md.j2" in error_of('{% include "tone.md.j2" %}', **{"tone.md.j2": "a\n{{ b }}"}).sentence
     assert "the file 'gone.md.j2' does not exist" in error_of('{% include "gone.md.j2" %}').because
 
@@ -96,18 +98,18 @@ def test_an_error_in_an_included_template_names_that_file() -> None:
         "{% for a in range(90000) %}{% for b in range(90000) %}xxxxxxxx{% endfor %}{% endfor %}",
     ],
 )
-def test_a_template_that_accesses_internals_or_exceeds_its_limits_is_refused(source: str) -> None:
+def test_an_instruction_template_that_accesses_internals_or_exceeds_its_limits_is_refused(source: str) -> None:
     error_of(source)
 
 
-def test_variable_values_are_never_rendered_as_templates() -> None:
+def test_values_of_instruction_template_variables_are_never_rendered_as_templates() -> None:
     hostile = "{{ 7 * 7 }} {% include 'built-in.md.j2' %} {{ agent.__class__ }}"
     situation = replace(SAMPLE_CONTEXTS[0], agent=PromptAgent(name="ada", description=hostile), extra=hostile)
     text = render_template("{{ agent.description }}|{{ sections.context }}", situation)
     assert text == f"{hostile}|## Context of this run\n{hostile}"
 
 
-def test_a_section_without_text_is_empty_in_a_template() -> None:
+def test_a_section_without_text_is_empty_in_an_instruction_template() -> None:
     bare = SAMPLE_CONTEXTS[1]
     assert render_template("[{{ sections.skills }}]", bare) == "[]"
     assert render_template("[{{ sections.subagent }}]", replace(SAMPLE_CONTEXTS[0], mode=Mode.FULL)) == "[]"
@@ -128,14 +130,16 @@ OLD_AND_NEW = {
 
 
 @pytest.mark.parametrize(("old", "new"), OLD_AND_NEW.items())
-def test_a_template_with_old_names_renders_the_same_text_and_the_new_names_are_known(old: str, new: str) -> None:
+def test_an_instruction_template_with_old_variable_names_renders_the_same_text_as_with_new_names(
+    old: str, new: str
+) -> None:
     for context in SAMPLE_CONTEXTS:
         assert render_template(old, context) == render_template(new, context)
     InstructionTemplate({ENTRY_FILE: old}).check(BUILT_IN_SECTIONS)
     assert not instruction_templates.find_renamed_names(InstructionTemplate({ENTRY_FILE: new}))
 
 
-def test_every_renamed_variable_is_current_and_its_old_name_is_found_in_a_template() -> None:
+def test_old_names_of_variables_and_sections_are_found_in_an_instruction_template() -> None:
     variables = {name for name, _, _ in list_variables()}
     for old, new in TEMPLATE_VARIABLES.items():
         assert new in variables and old not in variables
@@ -149,7 +153,7 @@ def test_every_renamed_variable_is_current_and_its_old_name_is_found_in_a_templa
         assert [each.new for each in instruction_templates.find_renamed_names(template)] == [f"sections.{new}"]
 
 
-def test_rendering_a_template_returns_the_sections_it_used() -> None:
+def test_rendering_an_instruction_template_returns_the_sections_that_the_template_used() -> None:
     situation = SAMPLE_CONTEXTS[0]
     template = InstructionTemplate({ENTRY_FILE: "Hello. {{ sections.identity }}"})
     text, used = template.render_with_sections(situation, render_sections(situation, BUILT_IN_SECTIONS))
@@ -157,7 +161,7 @@ def test_rendering_a_template_returns_the_sections_it_used() -> None:
     assert [part.name for part in used] == ["identity"]
 
 
-def test_importing_the_server_does_not_import_jinja2() -> None:
+def test_importing_the_server_does_not_import_jinja2_for_instruction_templates() -> None:
     """Importing it takes a tenth of a second and megabytes, and most servers do not use it."""
     script = "import sys, retinue.app.server; print('jinja2' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -172,7 +176,7 @@ def write_file(folder: Path, name: str, text: str | bytes) -> None:
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def test_template_files_of_an_agent_override_those_of_the_instance(tmp_path: Path) -> None:
+def test_instruction_templates_of_an_agent_override_those_of_the_instance(tmp_path: Path) -> None:
     assert instruction_templates.load_template(tmp_path, "ada") is None
     write_file(tmp_path, ENTRY_FILE, "{% include 'tone.md.j2' %}")
     write_file(tmp_path, "tone.md.j2", "calm")
@@ -189,7 +193,7 @@ def test_template_files_of_an_agent_override_those_of_the_instance(tmp_path: Pat
     assert own.hash != others.hash
 
 
-def test_template_fingerprints_change_with_every_change_of_a_file(tmp_path: Path) -> None:
+def test_instruction_template_fingerprints_change_whenever_a_template_file_changes(tmp_path: Path) -> None:
     folder = tmp_path / "instructions"
     assert instruction_templates.template_fingerprints(str(folder), "ada") == ()
     write_file(folder, ENTRY_FILE, "one")
@@ -208,7 +212,7 @@ def test_template_fingerprints_change_with_every_change_of_a_file(tmp_path: Path
         (b"x" * (instruction_templates.FILE_BYTES_MAX + 1), "the limit is 65,536 bytes"),
     ],
 )
-def test_a_binary_or_too_large_template_file_is_refused(tmp_path: Path, text: bytes, because: str) -> None:
+def test_a_binary_or_too_large_instruction_template_file_is_refused(tmp_path: Path, text: bytes, because: str) -> None:
     write_file(tmp_path, ENTRY_FILE, text)
     with pytest.raises(InvalidTemplate) as caught:
         instruction_templates.load_template(tmp_path, "ada")

@@ -66,7 +66,9 @@ async def files_in_store(server: LocalServer, session: str | None) -> dict[str, 
 
 
 @pytest.mark.spec("D75")
-async def test_mirror_files_exist_before_the_first_message_is_handled(mirrored_instance: MirroredInstance) -> None:
+async def test_session_mirror_files_exist_before_the_first_message_is_handled(
+    mirrored_instance: MirroredInstance,
+) -> None:
     found: list[set[str]] = []
 
     def record_files(prompt: Any) -> Any:
@@ -102,7 +104,7 @@ async def test_the_mirrored_history_grows_with_each_committed_record(mirrored_in
     assert second["descriptor.json"] == first["descriptor.json"]
 
 
-async def test_the_mirror_follows_the_store_without_a_trigger(mirrored_instance: MirroredInstance) -> None:
+async def test_the_session_mirror_follows_the_store_without_a_trigger(mirrored_instance: MirroredInstance) -> None:
     async with mirrored_instance.open() as server:
         mirrored_instance.instance.model.will_reply("ok")
         receipt = await server.send("hello")
@@ -132,7 +134,7 @@ async def test_deleted_or_changed_mirror_files_are_rewritten(mirrored_instance: 
         assert mirrored_instance.files(receipt.session) == await files_in_store(server, receipt.session)
 
 
-async def test_the_mirror_catches_up_with_changes_made_while_it_was_stopped(
+async def test_the_session_mirror_catches_up_with_changes_made_while_it_was_stopped(
     mirrored_instance: MirroredInstance,
 ) -> None:
     mirrored_instance.instance.model.rule = lambda prompt: text_reply("ok")

@@ -61,7 +61,7 @@ def test_the_number_of_skill_commands_is_limited(tmp_path: Path) -> None:
     assert len(build_skill_commands(evaluate_skills_in(tmp_path))) == COMMANDS_MAX
 
 
-def test_a_requested_skill_is_inline_even_if_model_invocation_is_disabled(tmp_path: Path) -> None:
+def test_a_skill_requested_by_its_command_is_inline_even_if_model_invocation_is_disabled(tmp_path: Path) -> None:
     write_skill(tmp_path, "hidden", front="disable-model-invocation: true\n")
     write_skill(tmp_path, "weather")
     lists = skill_lists_for(SETTINGS, "ada")

@@ -74,7 +74,7 @@ def url_of(server: ServerProcess) -> str:
 
 
 @pytest.mark.spec("A42")
-def test_an_exported_bundle_is_a_skill_with_an_executable_cli(folder: Path, server: ServerProcess) -> None:
+def test_an_exported_skill_bundle_is_a_skill_with_an_executable_cli(folder: Path, server: ServerProcess) -> None:
     found = find_skills([instance_skill_root(folder)])
     assert [(skill.name, skill.front_matter.bundle) for skill in found.skills] == [
         ("retinue-agent", "agent"),
@@ -99,7 +99,9 @@ def test_an_exported_bundle_is_a_skill_with_an_executable_cli(folder: Path, serv
 
 @pytest.mark.spec("A42")
 @pytest.mark.parametrize("way", ["socket", "url"])
-def test_a_bundle_cli_calls_the_server_and_prints_its_answer(folder: Path, server: ServerProcess, way: str) -> None:
+def test_a_skill_bundle_cli_calls_the_server_and_prints_its_answer(
+    folder: Path, server: ServerProcess, way: str
+) -> None:
     env = (
         child_environment(server)
         if way == "socket"
@@ -116,7 +118,9 @@ def test_a_bundle_cli_calls_the_server_and_prints_its_answer(folder: Path, serve
 
 
 @pytest.mark.spec("A42")
-def test_a_bundle_cli_takes_lists_as_json_comma_separated_or_repeated(folder: Path, server: ServerProcess) -> None:
+def test_a_skill_bundle_cli_takes_lists_as_json_comma_separated_or_repeated(
+    folder: Path, server: ServerProcess
+) -> None:
     env = child_environment(server)
     for name, words in (
         ("by-json", ["--tools-allow", '["read", "session_status"]']),
@@ -149,7 +153,7 @@ def test_a_bundle_cli_takes_lists_as_json_comma_separated_or_repeated(folder: Pa
         (["set", "guide", "--queue-mode", "sideways"], {}, 2, "usage.invalid"),
     ],
 )
-def test_a_bundle_cli_has_an_exit_code_for_each_kind_of_error(
+def test_a_skill_bundle_cli_has_an_exit_code_for_each_kind_of_error(
     folder: Path, server: ServerProcess, words: list[str], changed: dict[str, str], exits: int, code: str
 ) -> None:
     got, output, error = run(folder, "agent", *words, env=child_environment(server, **changed))
@@ -159,7 +163,9 @@ def test_a_bundle_cli_has_an_exit_code_for_each_kind_of_error(
 
 
 @pytest.mark.spec("A42")
-def test_an_internal_error_of_a_bundle_cli_exits_with_1(folder: Path, server: ServerProcess, tmp_path: Path) -> None:
+def test_an_internal_error_of_a_skill_bundle_cli_exits_with_1(
+    folder: Path, server: ServerProcess, tmp_path: Path
+) -> None:
     source = (folder / "retinue-server" / "retinue-server-cli").read_text()
     broken = tmp_path / "retinue-server" / "retinue-server-cli"
     broken.parent.mkdir()
@@ -168,7 +174,7 @@ def test_an_internal_error_of_a_bundle_cli_exits_with_1(folder: Path, server: Se
     assert (got, error["code"]) == (1, "cli.internal_error")
 
 
-def test_help_of_a_bundle_cli_exits_with_0(folder: Path, server: ServerProcess) -> None:
+def test_the_help_of_a_skill_bundle_cli_exits_with_0(folder: Path, server: ServerProcess) -> None:
     got, output, _ = run(folder, "agent", "show", "--help", env=child_environment(server))
     assert got == 0 and "NAME" in output
 
@@ -217,7 +223,7 @@ def proxy(server: ServerProcess) -> Iterator[str]:
 
 
 @pytest.mark.spec("A42")
-def test_a_bundle_cli_keeps_the_path_of_the_server_url_and_sends_the_session(
+def test_a_skill_bundle_cli_keeps_the_path_of_the_server_url_and_sends_the_session(
     folder: Path, server: ServerProcess, proxy: str
 ) -> None:
     for url in (f"{proxy}/server/of/ada", f"{proxy}/server/of/ada/"):
@@ -233,7 +239,9 @@ def test_a_bundle_cli_keeps_the_path_of_the_server_url_and_sends_the_session(
     assert (got, error["status"]) == (4, 404)
 
 
-def test_a_bundle_cli_does_not_follow_redirects_with_its_token(folder: Path, server: ServerProcess, proxy: str) -> None:
+def test_a_skill_bundle_cli_does_not_follow_redirects_with_its_token(
+    folder: Path, server: ServerProcess, proxy: str
+) -> None:
     env = child_environment(server, RETINUE_URL=f"{proxy}/moved")
     got, _, error = run(folder, "agent", "show", "guide", env=env)
     assert (got, error["status"], len(PrefixProxy.received_requests)) == (4, 307, 1)
@@ -261,7 +269,7 @@ BUNDLE = SkillBundle(
 )
 
 
-def test_writing_a_bundle_replaces_only_an_older_version_of_it(tmp_path: Path) -> None:
+def test_exporting_a_skill_bundle_replaces_only_an_older_version_of_that_bundle(tmp_path: Path) -> None:
     first = {file: file.read_bytes() for file in skill_bundles.write_bundle(BUNDLE, tmp_path)}
     (tmp_path / "retinue-tides" / "skill-extra.md").write_text("## Also\n\nAsk a sailor.\n")
     skill_bundles.write_bundle(BUNDLE, tmp_path)
@@ -282,13 +290,13 @@ def test_writing_a_bundle_replaces_only_an_older_version_of_it(tmp_path: Path) -
         assert "Written by hand." in (taken / "SKILL.md").read_text() and len(list(taken.iterdir())) == 1
 
 
-def test_writing_a_bundle_into_a_file_is_refused(tmp_path: Path) -> None:
+def test_exporting_a_skill_bundle_into_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Invalid):
         skill_bundles.write_bundle(BUNDLE, tmp_path / "file")
 
 
-def test_special_characters_in_a_bundle_are_escaped_correctly(tmp_path: Path) -> None:
+def test_special_characters_in_an_exported_skill_bundle_are_escaped(tmp_path: Path) -> None:
     skill_bundles.write_bundle(BUNDLE, tmp_path)
     [skill] = find_skills([instance_skill_root(tmp_path)]).skills
     assert 'Look up "tides" \\ 100 % sure.' in skill.front_matter.description
@@ -300,7 +308,7 @@ def test_special_characters_in_a_bundle_are_escaped_correctly(tmp_path: Path) ->
     assert run(tmp_path, "tides", "look-up", "here", "--command", "null", "--session", "b", env=env)[0] == 4
 
 
-def test_a_bundle_of_an_unknown_noun_is_not_found() -> None:
+def test_a_skill_bundle_of_an_unknown_command_noun_is_not_found() -> None:
     with pytest.raises(NotFound) as refused:
         build_bundle("tides", OPERATIONS)
     assert "session" in refused.value.because

@@ -184,7 +184,7 @@ async def test_an_unknown_or_broken_skill_is_not_found_with_the_reason(server: O
 
 
 @pytest.mark.spec("A42")
-async def test_a_bundle_exported_into_the_instance_is_approved_and_one_exported_elsewhere_is_not(
+async def test_an_exported_skill_bundle_is_approved_inside_the_instance_and_not_elsewhere(
     server: OperationsServer, tmp_path: Path
 ) -> None:
     made = await perform(server, "skill.export", name="session")
@@ -201,7 +201,7 @@ async def test_a_bundle_exported_into_the_instance_is_approved_and_one_exported_
 
 
 @pytest.mark.spec("A41")
-async def test_operation_tools_in_an_exposed_bundle_are_hidden(server: OperationsServer) -> None:
+async def test_operation_tools_in_an_exposed_skill_bundle_are_hidden(server: OperationsServer) -> None:
     await perform(server, "skill.export", name="session")
     tools = map_tools_to_bundles(OPERATIONS)
     agents = {"ada": SkillLists(exposure=OperationExposure.MIXED), "bo": SkillLists(exposure=OperationExposure.SKILLS)}

@@ -179,7 +179,7 @@ def test_skills_of_a_plugin_are_ready_without_approval(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("C96")
-def test_requirements_and_settings_explain_why_a_skill_is_not_used(tmp_path: Path) -> None:
+def test_an_unused_skill_reports_its_unmet_requirement_or_the_setting_that_disables_it(tmp_path: Path) -> None:
     write_skill(tmp_path, "keyed", front='requires: {"env": ["TIDE_KEY"]}\n')
     write_skill(tmp_path, "off")
     found = find_skills([instance_skill_root(tmp_path)]).skills
@@ -252,7 +252,7 @@ def test_operation_exposure_decides_which_tools_are_hidden_and_which_bundles_are
 
 
 @pytest.mark.spec("A41")
-def test_a_bundle_is_listed_only_if_exposed_and_other_skills_always(bundles) -> None:
+def test_a_skill_bundle_is_listed_only_if_exposed_and_other_skills_always(bundles) -> None:
     for exposure, expected in (
         (OperationExposure.TOOLS, ["weather"]),
         (OperationExposure.SKILLS, ["retinue-agent", "retinue-session", "weather"]),

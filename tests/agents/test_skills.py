@@ -111,7 +111,7 @@ def test_skill_requirements_are_read_in_every_supported_notation(front: str) -> 
     )
 
 
-def test_front_matter_texts_can_be_multi_line_and_quoted() -> None:
+def test_skill_front_matter_texts_can_be_multi_line_and_quoted() -> None:
     text = """---
 a: >
   one
@@ -154,7 +154,9 @@ words"""
         ('requires: {"config": ["web.on"]}', host_facts(config="web.on"), host_facts(config="web")),
     ],
 )
-def test_a_skill_requirement_is_met_only_if_everything_it_names_is_there(front: str, met, missing) -> None:
+def test_a_skill_requirement_is_met_only_if_the_named_programs_variables_or_settings_exist(
+    front: str, met, missing
+) -> None:
     assert unmet_requirement(parse_requirements(front), met) == ""
     assert unmet_requirement(parse_requirements(front), missing) != ""
     assert unmet_requirement(parse_requirements(f"{front}\nalways: true"), missing) == ""

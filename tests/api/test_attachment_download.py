@@ -54,7 +54,7 @@ def fetch(api_client: ApiClient, hash_: str, where: str, *, token: str = "", **h
         (HTML_WITH_SCRIPT, "application/xhtml+xml", "application/octet-stream", "attachment"),
     ],
 )
-def test_a_browser_gets_only_content_types_that_run_no_script(
+def test_a_browser_downloads_attachments_only_with_content_types_that_run_no_script(
     api_client: ApiClient, data: bytes, said: str, told: str, shown: str
 ) -> None:
     envelope, hash_ = send(api_client, data, media_type=said, name="x.html")
@@ -67,7 +67,7 @@ def test_a_browser_gets_only_content_types_that_run_no_script(
     assert answer.headers["cache-control"] == "private, no-cache"
 
 
-def test_a_cached_file_is_not_sent_again_but_access_is_still_checked(api_client: ApiClient) -> None:
+def test_a_cached_attachment_is_not_sent_again_but_access_is_still_checked(api_client: ApiClient) -> None:
     envelope, hash_ = send(api_client, PNG, media_type="image/png")
     answer = fetch(api_client, hash_, f"envelope={envelope}")
     again = fetch(api_client, hash_, f"envelope={envelope}", **{"if-none-match": answer.headers["etag"]})
@@ -79,7 +79,7 @@ def test_a_cached_file_is_not_sent_again_but_access_is_still_checked(api_client:
     assert (refused.status, refused.code) == (404, "envelope.not_found")
 
 
-def test_a_file_is_returned_only_for_a_visible_envelope_that_has_it(api_client: ApiClient) -> None:
+def test_an_attachment_is_downloaded_only_through_a_visible_envelope_that_has_it(api_client: ApiClient) -> None:
     envelope, hash_ = send(api_client, b"the owner's diary", media_type="text/plain")
     noor = api_client.member("noor")
     own, _ = send(api_client, b"noor's own", media_type="text/plain", as_=noor)
@@ -91,7 +91,7 @@ def test_a_file_is_returned_only_for_a_visible_envelope_that_has_it(api_client: 
     assert api_client.ask("GET", f"/api/attachments/{hash_}?envelope={envelope}").status == 401
 
 
-def test_a_file_is_returned_for_the_record_that_names_it(api_client: ApiClient) -> None:
+def test_an_attachment_is_downloaded_through_the_session_record_that_names_it(api_client: ApiClient) -> None:
     upload = {"name": "a.txt", "data": base64.b64encode(b"words").decode(), "media_type": "text/plain"}
     sent = api_client.do("envelope.send", to="agent:guide", text="keep", attachments=[upload], conversation="kept")
     record = _record_with_file(api_client, sent["session"])
@@ -120,7 +120,9 @@ def _record_with_file(api_client: ApiClient, session: str) -> int:
         ("/api/attachments/?envelope=zz", "id.invalid"),
     ],
 )
-def test_a_request_without_a_valid_file_location_is_refused(api_client: ApiClient, path: str, code: str) -> None:
+def test_an_attachment_download_without_a_valid_envelope_or_record_is_refused(
+    api_client: ApiClient, path: str, code: str
+) -> None:
     assert api_client.ask("GET", path, token=api_client.token).code == code
 
 
@@ -154,7 +156,7 @@ def test_an_attachment_with_both_data_and_hash_is_refused(api_client: ApiClient)
     assert api_client.ask("POST", "/api/envelope/send", body, token=api_client.token).code == "attachment.given_twice"
 
 
-def test_a_file_that_is_too_large_is_refused_before_it_is_read(api_client: ApiClient) -> None:
+def test_an_upload_that_is_too_large_is_refused_before_it_is_read(api_client: ApiClient) -> None:
     line = api_client.raw()
     host = f"{api_client.host}:{api_client.port}"
     head = f"POST /api/attachments HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {api_client.token}\r\n"

@@ -59,7 +59,7 @@ def memory_bytes(api_client: ApiClient) -> int:
 
 
 @pytest.mark.spec("C90.origin")
-def test_a_request_with_a_foreign_host_name_is_refused(api_client: ApiClient) -> None:
+def test_a_dns_rebinding_attack_with_a_foreign_host_name_is_refused(api_client: ApiClient) -> None:
     for host in ("evil.example", f"evil.example:{api_client.port}", "127.0.0.1.evil.example"):
         refused = api_client.ask("POST", STATUS, {}, token=api_client.token, headers={"host": host})
         assert (refused.status, refused.code) == (421, "request.host_unknown")
@@ -68,7 +68,7 @@ def test_a_request_with_a_foreign_host_name_is_refused(api_client: ApiClient) ->
 
 
 @pytest.mark.spec("C90.origin")
-def test_a_request_from_another_site_is_refused_even_with_a_valid_cookie(api_client: ApiClient) -> None:
+def test_a_cross_site_request_attack_is_refused_even_with_a_valid_cookie(api_client: ApiClient) -> None:
     cookie = {"cookie": api_client.sign_in(), "x-retinue": "1"}
     assert api_client.ask("POST", STATUS, {}, headers={**cookie, "origin": api_client.address}).status == 200
     for origin in (
@@ -99,7 +99,7 @@ def test_a_request_from_another_site_is_refused_even_with_a_valid_cookie(api_cli
         connect(f"ws://{api_client.host}:{api_client.port}/api/live", additional_headers={"cookie": cookie["cookie"]})
 
 
-def test_a_refused_websocket_gets_the_error_code(api_client: ApiClient) -> None:
+def test_a_websocket_without_a_sign_in_is_refused_with_the_error_code(api_client: ApiClient) -> None:
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://{api_client.host}:{api_client.port}/api/live")
     assert refused.value.response.status_code == 401
@@ -107,7 +107,7 @@ def test_a_refused_websocket_gets_the_error_code(api_client: ApiClient) -> None:
 
 
 @pytest.mark.spec("C90.lockout")
-def test_token_guessing_locks_out_new_sign_ins_but_not_the_signed_in_owner(tmp_path: Path) -> None:
+def test_a_token_guessing_attack_locks_out_new_sign_ins_but_not_the_signed_in_owner(tmp_path: Path) -> None:
     with open_api_client(tmp_path, LIMITS) as api_client:
         assert is_serving(api_client)  # this client has signed in from this address before
         guesses = [api_client.ask("POST", STATUS, {}, token=f"guess-{number}") for number in range(6)]
@@ -132,7 +132,7 @@ def test_a_browser_with_a_signed_out_cookie_is_not_locked_out(api_client: ApiCli
     assert api_client.sign_in()
 
 
-def test_a_request_sent_byte_by_byte_times_out_while_others_are_served(api_client: ApiClient) -> None:
+def test_an_attack_with_requests_sent_byte_by_byte_times_out_while_others_are_served(api_client: ApiClient) -> None:
     slow_head, slow_body, silent = api_client.raw(), api_client.raw(), api_client.raw()
     opening = f"POST {STATUS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {api_client.token}\r\n"
     slow_body.sendall(f"{opening}content-length: 100\r\n\r\n".encode())
@@ -180,7 +180,7 @@ def test_a_thousand_half_open_connections_do_not_block_other_requests(api_client
     assert is_serving(api_client)
 
 
-def test_a_body_of_100_megabytes_is_refused_and_never_held_in_memory(api_client: ApiClient) -> None:
+def test_a_request_body_of_100_megabytes_is_refused_and_never_held_in_memory(api_client: ApiClient) -> None:
     assert is_serving(api_client)
     before = memory_bytes(api_client)
     piece = b"x" * 1_000_000
@@ -237,7 +237,7 @@ def send_pings(websocket: WebSocketClient) -> None:
 
 
 @pytest.mark.spec("C89.caps")
-def test_a_flood_of_frames_closes_only_its_own_websocket(api_client: ApiClient) -> None:
+def test_a_flood_of_frames_closes_only_the_websocket_that_sent_them(api_client: ApiClient) -> None:
     with api_client.websocket() as quiet, api_client.websocket(follow=[{"session": "*"}]) as loud:
         assert quiet.receive_frame()["type"] == "hello"
         assert loud.receive_frame()["type"] == "hello"
@@ -267,7 +267,7 @@ def test_a_websocket_client_that_does_not_read_its_answers_uses_little_memory(ap
         assert memory_bytes(api_client) - before < 50_000_000
 
 
-def test_unread_pongs_do_not_accumulate(api_client: ApiClient) -> None:
+def test_unread_websocket_pongs_do_not_accumulate_in_memory(api_client: ApiClient) -> None:
     before = memory_bytes(api_client)
     link = api_client.raw()
     key = base64.b64encode(os.urandom(16)).decode()

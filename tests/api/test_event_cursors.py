@@ -80,7 +80,7 @@ def run_conversation(server: ServerProcess) -> tuple[str, int]:
 
 
 @pytest.mark.spec("A11")
-def test_events_add_up_to_the_same_state_after_restarts_and_from_any_cursor(server: ServerProcess) -> None:
+def test_session_events_add_up_to_the_same_state_after_restarts_and_from_any_cursor(server: ServerProcess) -> None:
     session, last = run_conversation(server)
     before = read_events_until(session, after=0, until=last)
     state = fold_events(before)
@@ -95,7 +95,7 @@ def test_events_add_up_to_the_same_state_after_restarts_and_from_any_cursor(serv
 
 
 @pytest.mark.spec("A12")
-def test_a_cursor_returns_only_newer_events_and_an_unknown_one_causes_a_reset(server: ServerProcess) -> None:
+def test_an_event_cursor_returns_only_newer_events_and_an_unknown_cursor_causes_a_reset(server: ServerProcess) -> None:
     session, last = run_conversation(server)
     newer = read_events_until(session, after=last - 2, until=last)
     assert [data["seq"] for name, data in newer if name == "event"] == [last - 1, last]

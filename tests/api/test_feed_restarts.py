@@ -113,7 +113,7 @@ def wait_until_settled(server: ServerProcess, session: str) -> int:
 @pytest.mark.spec("A21")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("restarts", [4, pytest.param(50, marks=pytest.mark.slow)])
-def test_clients_that_follow_through_restarts_have_the_same_events_as_a_new_client(
+def test_clients_of_the_event_feed_have_the_same_events_after_restarts_as_a_new_client(
     server: ServerProcess, restarts: int
 ) -> None:
     session = str(send_until_accepted(server, "echo first", "first")["session"])

@@ -110,7 +110,7 @@ NOT_TRIED_AS_OWNER = {"token.revoke", "token.rotate", "person.forget", "person.r
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(EXAMPLES_SLOW, marks=pytest.mark.slow)])
-def test_no_request_causes_a_server_error_an_undocumented_response_or_a_leak(
+def test_no_fuzzed_api_request_causes_a_server_error_an_undocumented_response_or_a_leak(
     examples: int, document: Any, tokens: dict[str, str], pool: dict[str, list[Any]]
 ) -> None:
     answered = Counter[str]()

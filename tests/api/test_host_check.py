@@ -113,7 +113,7 @@ class ManualTime:
         return self.now
 
 
-def test_an_address_is_locked_out_after_too_many_failures_and_released_in_time() -> None:
+def test_an_ip_address_is_locked_out_after_too_many_failed_sign_ins_and_released_in_time() -> None:
     time = ManualTime()
     lockout = Lockout(time, attempts_max=3, lockout_s=60)
     lockout.record_success("1.2.3.4", "good")
@@ -127,7 +127,7 @@ def test_an_address_is_locked_out_after_too_many_failures_and_released_in_time()
     lockout.check("1.2.3.4", "another")
 
 
-def test_all_addresses_of_one_ipv6_network_are_locked_out_together() -> None:
+def test_all_ip_addresses_of_one_ipv6_network_are_locked_out_together() -> None:
     lockout = Lockout(ManualTime(), attempts_max=2, lockout_s=60)
     lockout.record_failure("2001:db8::1")
     lockout.record_failure("2001:db8::2")
@@ -135,14 +135,14 @@ def test_all_addresses_of_one_ipv6_network_are_locked_out_together() -> None:
         lockout.check("2001:db8::3", "another")
 
 
-def test_the_table_of_failed_addresses_is_bounded() -> None:
+def test_the_number_of_remembered_ip_addresses_with_failed_sign_ins_is_limited() -> None:
     lockout = Lockout(ManualTime(), attempts_max=2, lockout_s=60)
     for number in range(ADDRESSES_MAX + 100):
         lockout.record_failure(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
     assert len(lockout._failures) == ADDRESSES_MAX  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_rate_limit_reports_when_to_retry_and_refills_with_time() -> None:
+def test_the_request_rate_limit_reports_when_to_retry_and_refills_with_time() -> None:
     time = ManualTime()
     rate = PrincipalRateLimit(time, 60, "requests")
     for _ in range(60):
@@ -155,7 +155,7 @@ def test_a_rate_limit_reports_when_to_retry_and_refills_with_time() -> None:
     rate.use("person:maria")
 
 
-async def test_allowed_hosts_and_limits_change_without_a_restart(tmp_path: Path) -> None:
+async def test_allowed_host_names_and_request_limits_change_without_a_restart(tmp_path: Path) -> None:
     async with open_operations_server(LocalInstance(tmp_path)) as server:
         app = build_app(server.services, HttpSettings())
 

@@ -110,7 +110,7 @@ def result_text(result: Any) -> str:
     return block.text
 
 
-async def test_each_caller_lists_exactly_the_operations_of_its_permission_level(tmp_path: Path) -> None:
+async def test_each_caller_lists_over_mcp_exactly_the_operations_of_its_permission_level(tmp_path: Path) -> None:
     async with server(tmp_path) as made:
         levels = {"owner": PermissionLevel.BOSS, "maria": PermissionLevel.STANDARD, "cy": PermissionLevel.RESTRICTED}
         seen: dict[str, set[str]] = {}
@@ -143,7 +143,7 @@ async def test_an_operation_called_over_mcp_returns_its_result_or_its_error(tmp_
         assert nobody.is_error and "agent.not_found" in result_text(nobody) and "try:" in result_text(nobody)
 
 
-async def test_an_unlisted_tool_cannot_be_called(tmp_path: Path) -> None:
+async def test_an_unlisted_tool_cannot_be_called_over_mcp(tmp_path: Path) -> None:
     async with server(tmp_path) as made:
         async with made.client("token-of-maria") as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
@@ -156,7 +156,7 @@ async def test_an_unlisted_tool_cannot_be_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("A37")
-async def test_the_tools_of_an_agent_follow_its_rules_when_listed_and_called(tmp_path: Path) -> None:
+async def test_the_tool_rules_of_an_agent_apply_to_listing_and_calling_its_tools_over_mcp(tmp_path: Path) -> None:
     rules = ToolSettings(deny=("session_status",), ask=("read",))
     async with server(tmp_path, rules=rules) as made:
         async with made.client("token-of-owner", agent="ada") as client:
@@ -185,7 +185,7 @@ async def test_the_tools_of_an_agent_follow_its_rules_when_listed_and_called(tmp
 
 
 @pytest.mark.spec("A37")
-async def test_sender_rules_apply_over_mcp(tmp_path: Path) -> None:
+async def test_tool_rules_by_sender_apply_over_mcp(tmp_path: Path) -> None:
     rules = ToolSettings(by_sender={"person:owner": ToolListSettings(deny=("append_line",))})
     async with server(tmp_path, rules=rules) as made:
         async with made.client("token-of-owner", agent="ada") as client:
@@ -195,7 +195,7 @@ async def test_sender_rules_apply_over_mcp(tmp_path: Path) -> None:
             assert "append_line" in {tool.name for tool in (await client.list_tools()).tools}
 
 
-async def test_an_agent_can_use_its_own_tools_and_not_those_of_another(tmp_path: Path) -> None:
+async def test_an_agent_can_use_over_mcp_its_own_tools_and_not_those_of_another_agent(tmp_path: Path) -> None:
     async with server(tmp_path) as made:
         async with made.client("token-of-ada", agent="ada") as client:
             assert "append_line" in {tool.name for tool in (await client.list_tools()).tools}
@@ -209,7 +209,9 @@ async def test_an_agent_can_use_its_own_tools_and_not_those_of_another(tmp_path:
         assert not made.instance.witness_file.exists()
 
 
-async def test_a_call_by_an_agent_outside_its_runs_needs_approval_and_an_owners_call_does_not(tmp_path: Path) -> None:
+async def test_an_mcp_call_by_an_agent_outside_its_runs_needs_approval_and_an_owners_call_does_not(
+    tmp_path: Path,
+) -> None:
     witness = tmp_path / "witness"
     toolbox = Toolbox(
         [AppendLineTool(witness)], provenance_policy=lambda: build_policy_with_defaults(ProvenanceSettings())
@@ -225,7 +227,7 @@ async def test_a_call_by_an_agent_outside_its_runs_needs_approval_and_an_owners_
         assert "my own words" in witness.read_text()
 
 
-async def test_a_tool_called_twice_with_one_key_is_performed_once(tmp_path: Path) -> None:
+async def test_a_tool_called_twice_over_mcp_with_one_idempotency_key_is_performed_once(tmp_path: Path) -> None:
     async with server(tmp_path) as made:
 
         async def call_over_http(text: str, key: str) -> dict[str, Any]:
@@ -279,7 +281,7 @@ async def test_an_mcp_request_without_a_token_or_from_a_web_page_is_refused(tmp_
             assert (await http.get(f"{made.url}/mcp")).status_code == 405
 
 
-async def test_invalid_messages_are_refused_and_notifications_get_no_response(tmp_path: Path) -> None:
+async def test_invalid_mcp_messages_are_refused_and_mcp_notifications_get_no_response(tmp_path: Path) -> None:
     async with server(tmp_path) as made:
         good = {"authorization": "Bearer token-of-owner"}
         for body, code in (
@@ -335,7 +337,7 @@ async def test_a_secret_shown_once_is_not_returned_over_mcp(tmp_path: Path) -> N
         assert "token" not in told and told["shown_once"] == ["token"]
 
 
-async def test_an_operation_called_twice_with_one_key_takes_effect_once(tmp_path: Path) -> None:
+async def test_an_operation_called_twice_over_mcp_with_one_idempotency_key_takes_effect_once(tmp_path: Path) -> None:
     async with server(tmp_path) as made, made.client("token-of-owner") as client:
         asked = {"name": "dora", "model": "scripted"}
         first = await client.call_tool("agent_register", asked, meta={mcp.IDEMPOTENCY_KEY_META: "k1"})
@@ -345,7 +347,7 @@ async def test_an_operation_called_twice_with_one_key_takes_effect_once(tmp_path
         assert (await client.call_tool("agent_register", asked)).is_error
 
 
-async def test_the_envelope_limit_applies_over_mcp(tmp_path: Path) -> None:
+async def test_the_envelope_rate_limit_applies_over_mcp(tmp_path: Path) -> None:
     http_settings = ServerConnection(envelopes_per_minute=2)
     async with server(tmp_path, http_settings=http_settings) as made, made.client("token-of-maria") as client:
         sent = [await client.call_tool("envelope_send", {"to": "agent:ada", "text": "hi"}) for _ in range(4)]
@@ -353,7 +355,7 @@ async def test_the_envelope_limit_applies_over_mcp(tmp_path: Path) -> None:
     assert "is 2 per minute" in result_text(sent[-1])
 
 
-async def test_the_stdio_command_forwards_everything_to_the_server(tmp_path: Path) -> None:
+async def test_the_mcp_stdio_command_forwards_calls_to_the_server_and_reports_its_errors(tmp_path: Path) -> None:
     async with server(tmp_path) as made:
 
         def stdio_parameters(token: str, url: str) -> StdioServerParameters:

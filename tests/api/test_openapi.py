@@ -21,7 +21,7 @@ def test_the_openapi_document_and_the_typescript_types_are_up_to_date() -> None:
 
 
 @pytest.mark.spec("A45")
-def test_every_operation_has_its_path_parameters_and_permission() -> None:
+def test_every_operation_has_its_path_parameters_and_permission_in_the_openapi_document() -> None:
     made = build_openapi(OPERATIONS.values(), DEFAULT_PERMISSIONS, version="0")
     assert made["openapi"].startswith("3.1")
     for operation in OPERATIONS.values():
@@ -51,7 +51,7 @@ def test_a_json_schema_is_rendered_as_typescript(kind: object, said: str) -> Non
     assert to_typescript(msgspec.json.schema(kind)) == said
 
 
-def test_the_typescript_types_compile(tmp_path: Path) -> None:
+def test_the_typescript_types_generated_from_the_operations_compile(tmp_path: Path) -> None:
     compiler = ROOT / "web" / "node_modules" / ".bin" / "tsc"
     if not compiler.exists() or shutil.which("node") is None:
         pytest.skip("the packages of the web app are not installed")

@@ -14,7 +14,7 @@ def api_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
         yield opened
 
 
-def test_a_request_to_an_old_route_is_answered_with_the_new_name(api_client: ApiClient) -> None:
+def test_a_request_to_the_old_route_of_a_renamed_operation_is_refused_with_the_new_name(api_client: ApiClient) -> None:
     refused = api_client.ask("POST", "/api/house/status", {}, token=api_client.token)
     assert (refused.status, refused.code) == (404, "operation.renamed")
     error = refused.json["error"]

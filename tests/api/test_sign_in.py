@@ -29,7 +29,7 @@ def api_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
         yield api_client
 
 
-def test_a_request_without_a_valid_token_is_refused(api_client: ApiClient) -> None:
+def test_a_request_that_is_not_signed_in_with_a_valid_token_is_refused(api_client: ApiClient) -> None:
     for token in (None, "", "guess", "x" * 10_000):
         refused = api_client.ask("POST", STATUS, {}, token=token)
         assert (refused.status, refused.code) == (401, "auth.not_signed_in")
@@ -75,7 +75,7 @@ def test_a_server_started_in_a_terminal_prints_a_url_that_signs_in(tmp_path: Pat
         os.close(ours)
 
 
-def test_codes_tokens_and_cookies_are_not_interchangeable(api_client: ApiClient) -> None:
+def test_sign_in_codes_tokens_and_cookies_are_not_interchangeable(api_client: ApiClient) -> None:
     code = api_client.do("token.code")["code"]
     secret = api_client.sign_in().partition("=")[2]
     assert api_client.ask("POST", STATUS, {}, token=code).status == 401
@@ -85,7 +85,7 @@ def test_codes_tokens_and_cookies_are_not_interchangeable(api_client: ApiClient)
     assert api_client.ask("POST", STATUS, {}, headers=as_cookie).status == 401
 
 
-def test_a_cookie_authorizes_changes_only_with_the_request_header(api_client: ApiClient) -> None:
+def test_a_sign_in_cookie_authorizes_changes_only_with_the_x_retinue_header(api_client: ApiClient) -> None:
     cookie = {"cookie": api_client.sign_in()}
     refused = api_client.ask("POST", STATUS, {}, headers=cookie)
     assert (refused.status, refused.code) == (403, "auth.header_missing")
@@ -103,7 +103,7 @@ def test_signing_out_revokes_only_the_cookie_of_that_browser(api_client: ApiClie
     assert api_client.ask("POST", STATUS, {}, headers=other).status == 200
 
 
-def test_an_invitation_can_be_used_once(api_client: ApiClient) -> None:
+def test_an_invitation_can_be_exchanged_for_a_token_over_http_only_once(api_client: ApiClient) -> None:
     invitation = api_client.do("person.invite", name="maria")["invitation"]
     joined = api_client.ask("POST", "/api/join", {"invitation": invitation})
     assert joined.status == 200
@@ -113,7 +113,7 @@ def test_an_invitation_can_be_used_once(api_client: ApiClient) -> None:
     assert api_client.ask("POST", "/api/join", {"invitation": "\ud800"}).status in (400, 403)
 
 
-def test_a_rate_limited_member_is_told_when_to_retry_and_the_owner_on_the_socket_is_not_limited(
+def test_a_rate_limited_request_gets_retry_after_and_the_owner_on_the_socket_is_not_limited(
     api_client: ApiClient,
 ) -> None:
     token = api_client.member("noor")
@@ -137,7 +137,7 @@ def test_the_web_app_can_run_only_its_own_scripts(api_client: ApiClient) -> None
 
 
 @pytest.mark.spec("A46")
-def test_errors_of_operations_have_fitting_http_statuses(api_client: ApiClient) -> None:
+def test_http_error_responses_have_the_fitting_status_and_the_standard_fields(api_client: ApiClient) -> None:
     def status(path: str, body: dict[str, object], **headers: str) -> tuple[int, set[str]]:
         answer = api_client.ask("POST", path, body, token=api_client.token, headers=headers)
         return answer.status, set(answer.json["error"])
@@ -190,12 +190,12 @@ def test_metrics_need_the_privileged_level_and_contain_no_ids(api_client: ApiCli
     assert sent["session"] not in text and "ines" not in text
 
 
-def test_health_and_readiness_report_only_their_state(api_client: ApiClient) -> None:
+def test_the_health_and_readiness_routes_report_only_their_state(api_client: ApiClient) -> None:
     assert api_client.ask("GET", "/api/health").json == {"alive": True}
     assert api_client.ask("GET", "/api/ready").json == {"ready": True}
 
 
-def test_responses_cannot_be_cached_or_framed(api_client: ApiClient) -> None:
+def test_api_responses_cannot_be_cached_or_framed(api_client: ApiClient) -> None:
     for answer in (api_client.ask("GET", "/api/health"), api_client.ask("POST", STATUS, {})):
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -227,7 +227,7 @@ sign_in_attempts_max = 2
         assert api_client.ask("POST", STATUS, {}, headers={**proxied, "host": "evil.example"}).status == 421
 
 
-def test_a_wrong_method_is_refused_with_the_allowed_one(api_client: ApiClient) -> None:
+def test_a_wrong_http_method_is_refused_with_the_allowed_method(api_client: ApiClient) -> None:
     for method, path, allowed in (
         ("GET", STATUS, "POST"),
         ("POST", "/api/health", "GET"),
@@ -238,7 +238,7 @@ def test_a_wrong_method_is_refused_with_the_allowed_one(api_client: ApiClient) -
 
 
 @pytest.mark.parametrize(("old", "new"), HTTP_PATHS.items())
-def test_a_renamed_path_is_not_found_and_the_error_names_the_new_path(
+def test_a_renamed_http_path_is_not_found_and_the_error_names_the_new_path(
     api_client: ApiClient, old: str, new: str
 ) -> None:
     method, path = old.replace("HASH", "0" * 64).split(" ")
@@ -249,7 +249,7 @@ def test_a_renamed_path_is_not_found_and_the_error_names_the_new_path(
     assert path.partition("?")[0] in {"/api/events", "/api/operations"} or api_client.ask(method, path).status == 401
 
 
-def test_invalid_queries_are_refused(api_client: ApiClient) -> None:
+def test_an_http_request_for_events_with_an_invalid_query_is_refused(api_client: ApiClient) -> None:
     for query, status in (
         ("after=x", 400),
         ("after=-1", 400),
@@ -267,7 +267,7 @@ def test_a_revoked_token_is_refused_from_the_next_request(api_client: ApiClient)
         assert api_client.ask("POST", STATUS, {}, token=made["token"]).status == 401
 
 
-def test_the_state_is_available_to_a_signed_in_browser(api_client: ApiClient) -> None:
+def test_a_signed_in_browser_can_fetch_the_initial_state(api_client: ApiClient) -> None:
     opened = api_client.ask("GET", "/api/state", headers={"cookie": api_client.sign_in()})
     assert opened.status == 200 and opened.json["principal"] == "person:owner"
     assert opened.json == api_client.do("server.initial_state")

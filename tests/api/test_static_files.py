@@ -29,7 +29,7 @@ def test_every_url_of_the_web_app_returns_its_page(web_build: Path) -> None:
     assert dict(home.headers)[b"cache-control"] == b"no-cache"
 
 
-def test_an_asset_is_immutable_and_compressed(web_build: Path) -> None:
+def test_a_static_file_of_the_web_app_is_immutable_and_compressed(web_build: Path) -> None:
     script = StaticFiles(web_build).find("/assets/index-abc.js")
     assert script is not None and script.gzipped is not None
     assert b"immutable" in dict(script.headers)[b"cache-control"]
@@ -48,11 +48,11 @@ def test_an_asset_is_immutable_and_compressed(web_build: Path) -> None:
         "//etc/passwd.js",
     ],
 )
-def test_a_path_outside_the_web_app_is_not_found(web_build: Path, path: str) -> None:
+def test_a_path_outside_the_static_files_of_the_web_app_is_not_found(web_build: Path, path: str) -> None:
     assert StaticFiles(web_build).find(path) is None
 
 
-def test_without_a_build_a_page_explains_how_to_build_until_one_exists(web_build: Path, tmp_path: Path) -> None:
+def test_without_a_build_of_the_web_app_its_page_explains_how_to_build_it(web_build: Path, tmp_path: Path) -> None:
     pages = StaticFiles(tmp_path / "later")
     plain = pages.find("/chat")
     assert plain is not None and b"make web" in plain.body
@@ -61,7 +61,7 @@ def test_without_a_build_a_page_explains_how_to_build_until_one_exists(web_build
     assert page is not None and b"make web" not in page.body
 
 
-def test_a_new_build_replaces_the_old_files(web_build: Path) -> None:
+def test_a_new_build_of_the_web_app_replaces_the_old_static_files(web_build: Path) -> None:
     pages = StaticFiles(web_build)
     (web_build / "assets" / "index-abc.js").rename(web_build / "assets" / "index-def.js")
     (web_build / "index.html").write_text("<!doctype html><title>newer</title>")
@@ -71,7 +71,7 @@ def test_a_new_build_replaces_the_old_files(web_build: Path) -> None:
     assert home is not None and b"newer" in home.body
 
 
-def test_the_page_allows_no_foreign_content_and_is_not_sent_again_if_unchanged(tmp_path: Path) -> None:
+def test_the_web_app_page_allows_no_foreign_content_and_is_not_sent_again_if_unchanged(tmp_path: Path) -> None:
     with open_api_client(tmp_path) as api_client:
         page = api_client.ask("GET", "/")
         policy = page.headers["content-security-policy"]

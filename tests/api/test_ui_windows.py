@@ -53,7 +53,7 @@ def parse_untrusted_output(result: dict[str, Any]) -> Any:
 
 
 @pytest.mark.spec("A57")
-def test_agents_see_the_open_windows_of_their_person_until_they_are_closed(api_client: ApiClient) -> None:
+def test_an_agent_sees_the_open_web_app_windows_of_its_person_until_they_are_closed(api_client: ApiClient) -> None:
     maria = api_client.member("maria")
     with api_client.websocket() as websocket, api_client.websocket(as_=maria) as hers:
         send_panels(websocket, "w1")
@@ -156,7 +156,7 @@ def test_an_agent_without_a_permitting_rule_has_no_panel_tools(api_client: ApiCl
     assert not {name for name in list_offered_tools() if name.startswith("panels_") or name == "open_url"}
 
 
-def test_an_invalid_window_frame_is_answered_and_the_connection_stays_open(api_client: ApiClient) -> None:
+def test_an_invalid_window_frame_is_answered_with_an_error_and_the_websocket_stays_open(api_client: ApiClient) -> None:
     with api_client.websocket() as websocket:
         send_panels(websocket, "w1")
         websocket.say("panels", window="w1", panels=[{"id": "p", "type": "x", "title": "t" * 201}])
@@ -167,7 +167,7 @@ def test_an_invalid_window_frame_is_answered_and_the_connection_stays_open(api_c
         websocket.receive_pending()
 
 
-def test_only_people_can_have_windows(api_client: ApiClient) -> None:
+def test_only_people_can_have_web_app_windows(api_client: ApiClient) -> None:
     token = api_client.do("agent.register", name="looker", token=True)["token"]
     with api_client.websocket(as_=token) as websocket:
         websocket.say("panels", window="w1", panels=[])

@@ -51,7 +51,9 @@ def read_close_code(websocket: WebSocketClient) -> tuple[int, str]:
 
 
 @pytest.mark.spec("A14", "C89.version")
-def test_a_hello_with_another_protocol_version_is_refused_with_a_code_and_a_reason(api_client: ApiClient) -> None:
+def test_a_websocket_hello_with_another_protocol_version_is_refused_with_a_code_and_a_reason(
+    api_client: ApiClient,
+) -> None:
     old_filter = [{"session": "*", "mask": {"events": ["news"]}}]  # its fields do not matter
     with api_client.websocket(protocol=1, follow=old_filter) as websocket:
         assert read_close_code(websocket) == (4406, "unsupported protocol 1; this server has protocol 2")
@@ -60,7 +62,7 @@ def test_a_hello_with_another_protocol_version_is_refused_with_a_code_and_a_reas
         assert websocket.receive_frame() | {"cursor": 0} == hello
 
 
-def test_invalid_frames_close_the_connection(api_client: ApiClient) -> None:
+def test_invalid_websocket_frames_close_the_connection(api_client: ApiClient) -> None:
     for frame in ("{", '{"type":"nonsense"}', '{"type":"subscribe"}', '{"type":"hello","protocol":2}', "\x00"):
         with api_client.websocket() as websocket:
             websocket.receive_frame()
@@ -90,7 +92,7 @@ def test_one_websocket_follows_several_sessions_and_no_others(api_client: ApiCli
 
 
 @pytest.mark.spec("A16")
-def test_a_mask_filters_events_by_kind_tool_and_phase(api_client: ApiClient) -> None:
+def test_a_websocket_filter_selects_events_by_kind_tool_and_phase(api_client: ApiClient) -> None:
     masks: dict[str, dict[str, list[str]]] = {
         "kinds": {"types": ["event"], "kinds": ["run.started", "run.ended"]},
         "tools": {"types": ["event"], "tools": ["read"]},
@@ -122,13 +124,13 @@ def test_a_mask_filters_events_by_kind_tool_and_phase(api_client: ApiClient) -> 
     assert {e["kind"] for e in heard["all"] if e["type"] == "delta"} == {"thinking", "text"}
 
 
-def test_a_mask_with_an_unknown_value_is_refused(api_client: ApiClient) -> None:
+def test_a_websocket_event_filter_with_an_unknown_value_is_refused(api_client: ApiClient) -> None:
     with api_client.websocket(follow=[{"session": "*", "filter": {"phases": ["dusk"]}}]) as websocket:
         assert websocket.until("error")[-1]["error"]["code"] == "live.filter_invalid"
 
 
 @pytest.mark.spec("A17")
-def test_the_sending_client_does_not_get_its_own_messages_and_other_clients_do(api_client: ApiClient) -> None:
+def test_a_websocket_client_does_not_get_its_own_messages_and_other_clients_do(api_client: ApiClient) -> None:
     follow = [{"session": "*"}]
     with (
         api_client.websocket(client="phone", follow=follow) as phone,
@@ -154,7 +156,7 @@ def test_the_sending_client_does_not_get_its_own_messages_and_other_clients_do(a
     assert {"run.started", "run.ended"} <= event_kinds_in(by_phone)
 
 
-def test_a_client_name_of_another_person_does_not_hide_their_messages(api_client: ApiClient) -> None:
+def test_a_websocket_client_name_of_another_person_does_not_hide_their_messages(api_client: ApiClient) -> None:
     token = api_client.member("noor")
     with api_client.websocket(client="phone", follow=[{"session": "*"}]) as phone:
         phone.receive_frame()
@@ -165,7 +167,7 @@ def test_a_client_name_of_another_person_does_not_hide_their_messages(api_client
 
 
 @pytest.mark.spec("A21")
-def test_a_reconnecting_client_gets_the_current_text_of_a_running_run(api_client: ApiClient) -> None:
+def test_a_reconnecting_websocket_client_gets_the_current_text_of_a_running_run(api_client: ApiClient) -> None:
     with api_client.websocket(follow=[{"session": "*"}]) as websocket:
         websocket.receive_frame()
         sent = send(api_client, "count to 60", conversation="count")
@@ -184,7 +186,9 @@ def test_a_reconnecting_client_gets_the_current_text_of_a_running_run(api_client
     wait_until_done(api_client, sent)
 
 
-def test_events_resume_from_a_cursor_without_a_gap_and_an_unknown_cursor_is_reset(api_client: ApiClient) -> None:
+def test_websocket_events_resume_from_a_cursor_without_a_gap_and_an_unknown_cursor_is_reset(
+    api_client: ApiClient,
+) -> None:
     sents = [send(api_client, f"echo {number}", conversation="resume") for number in range(6)]
     for sent in sents:
         wait_until_done(api_client, sent)
@@ -225,7 +229,7 @@ def test_server_sent_events_and_the_websocket_deliver_the_same_events(api_client
 
 
 @pytest.mark.spec("C89.scopes")
-def test_a_member_follows_only_sessions_they_can_see(api_client: ApiClient) -> None:
+def test_a_member_follows_over_a_websocket_only_sessions_that_they_can_see(api_client: ApiClient) -> None:
     token = api_client.member("maria")
     mine = send(api_client, "echo secret", conversation="sight")
     with api_client.websocket(as_=token, follow=[{"session": "*"}, {"session": mine["session"]}]) as websocket:
@@ -283,7 +287,7 @@ def test_websockets_per_principal_are_limited(api_client: ApiClient) -> None:
         assert websocket.receive_frame()["type"] == "hello"
 
 
-def test_a_client_that_does_not_read_uses_little_memory_and_misses_no_event(tmp_path: Path) -> None:
+def test_a_websocket_client_that_does_not_read_uses_little_memory_and_misses_no_event(tmp_path: Path) -> None:
     with open_api_client(tmp_path, LIMITS) as api_client:
         process = api_client.process._process  # pyright: ignore[reportPrivateUsage]
         assert process is not None

@@ -21,7 +21,7 @@ def test_random_ids_are_unique_across_threads_and_have_32_hex_digits() -> None:
     assert all(re.fullmatch("[0-9a-f]{32}", id_) for id_ in given)
 
 
-def test_a_token_never_begins_with_a_hyphen_so_that_no_command_reads_it_as_an_option(
+def test_a_new_random_token_never_begins_with_a_hyphen_like_a_command_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = iter(["-" + "a" * 42, "--" + "b" * 41, "c" * 43])

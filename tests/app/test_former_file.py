@@ -70,7 +70,7 @@ def count_text(home: Path) -> int:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_server_killed_while_it_renames_its_database_continues_at_the_next_start(
+def test_a_server_killed_while_it_renames_the_former_database_file_continues_at_the_next_start(
     server: ServerProcess, point: str, tmp_path: Path
 ) -> None:
     crash = {"RETINUE_TEST": "1", "RETINUE_TEST_CRASH": f"{point}:1"}
@@ -92,7 +92,7 @@ def test_a_server_killed_while_it_renames_its_database_continues_at_the_next_sta
     assert ledger.returncode == 0, ledger.stderr
 
 
-def test_offline_commands_read_the_former_file_and_leave_it_where_it_is(server: ServerProcess) -> None:
+def test_offline_commands_read_the_former_database_file_and_do_not_rename_it(server: ServerProcess) -> None:
     before = files_of(server.home)
     for command in (["ledger"], ["doctor", "--json"]):
         completed = server.retinue(*command)
@@ -105,7 +105,7 @@ def test_offline_commands_read_the_former_file_and_leave_it_where_it_is(server: 
     }
 
 
-def test_two_databases_are_an_error_with_a_next_step_and_nothing_is_changed(server: ServerProcess) -> None:
+def test_a_former_and_a_current_database_file_together_are_an_error_and_stay_unchanged(server: ServerProcess) -> None:
     prepare_sqlite(server.home / "retinue.db")
     before = files_of(server.home)
     completed = server.retinue("ledger")
@@ -116,14 +116,14 @@ def test_two_databases_are_an_error_with_a_next_step_and_nothing_is_changed(serv
     assert files_of(server.home) == before
 
 
-def test_a_damaged_former_file_is_rejected_unchanged(tmp_path: Path) -> None:
+def test_a_damaged_former_database_file_is_rejected_unchanged(tmp_path: Path) -> None:
     (tmp_path / "house.db").write_bytes(b"")
     with pytest.raises(StoreDamaged):
         rename_former_file(tmp_path / "retinue.db", known_revisions=KNOWN_REVISIONS, faults=NO_FAULTS)
     assert [each.name for each in tmp_path.iterdir()] == ["house.db"]
 
 
-def test_a_former_file_that_another_program_reads_is_not_renamed(tmp_path: Path) -> None:
+def test_a_former_database_file_that_another_program_reads_is_not_renamed(tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "house.db")
     with closing(sqlite3.connect(tmp_path / "house.db", isolation_level=None)) as other:
         other.execute("BEGIN")
@@ -139,7 +139,7 @@ def test_a_former_file_that_another_program_reads_is_not_renamed(tmp_path: Path)
         assert raw.execute("SELECT latest_ms FROM counters").fetchone() == (5,)
 
 
-def test_a_database_with_a_name_that_was_chosen_keeps_it(tmp_path: Path) -> None:
+def test_a_database_file_with_a_configured_name_is_not_renamed(tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "house.db")
     for path in (tmp_path / "house.db", tmp_path / "other.db"):
         assert find_store_file(path) == path

@@ -91,7 +91,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerIn
 
 
 @pytest.mark.spec("C101")
-def test_a_second_server_is_refused_and_a_killed_server_leaves_no_stale_lock(server: ServerInstance) -> None:
+def test_a_second_server_in_one_data_directory_is_refused_and_a_killed_one_leaves_no_stale_lock(
+    server: ServerInstance,
+) -> None:
     first = server.open()
     status, complaint = server.spawn().wait_for_end()
     assert status == 1
@@ -178,7 +180,7 @@ def test_a_server_that_lost_its_database_lock_to_another_exits_with_the_reason(
     assert "[store.taken_over]" in complaint
 
 
-def test_the_files_of_the_data_directory_are_private(server: ServerInstance) -> None:
+def test_a_started_server_has_private_files_in_its_data_directory(server: ServerInstance) -> None:
     server.open()
     for name in ("owner-token", "lock", "retinue.db"):
         assert stat.S_IMODE((server.home / name).stat().st_mode) == 0o600, name
@@ -186,7 +188,9 @@ def test_the_files_of_the_data_directory_are_private(server: ServerInstance) -> 
     assert stat.S_IMODE(server.home.stat().st_mode) == 0o700
 
 
-def test_a_request_with_a_wrong_token_is_refused(server: ServerInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_server_refuses_a_request_with_a_wrong_token(
+    server: ServerInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.open()
     monkeypatch.setenv("RETINUE_TOKEN", "guess")
     with pytest.raises(client.ApiError) as refused:
@@ -194,7 +198,7 @@ def test_a_request_with_a_wrong_token_is_refused(server: ServerInstance, monkeyp
     assert refused.value.error["code"] == "auth.not_signed_in"
 
 
-def test_a_removed_owner_token_file_is_recreated_and_the_old_token_is_invalid(
+def test_a_restarted_server_recreates_a_removed_owner_token_file_and_refuses_the_old_token(
     server: ServerInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = server.open()
@@ -208,13 +212,13 @@ def test_a_removed_owner_token_file_is_recreated_and_the_old_token_is_invalid(
         client.call("server.status")
 
 
-def test_crash_points_are_refused_outside_tests(server: ServerInstance) -> None:
+def test_a_server_refuses_to_start_with_crash_points_outside_tests(server: ServerInstance) -> None:
     status, complaint = server.spawn(RETINUE_TEST_CRASH="finish.after-commit:1", RETINUE_TEST="").wait_for_end()
     assert status == 1
     assert "[config.test_only]" in complaint
 
 
-def test_a_data_directory_with_a_path_too_long_for_a_socket_works(
+def test_a_server_starts_in_a_data_directory_with_a_path_too_long_for_a_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / ("deep-" * 10) / ("er-" * 20)
@@ -229,7 +233,7 @@ def test_a_data_directory_with_a_path_too_long_for_a_socket_works(
         server.close()
 
 
-def test_hostile_requests_are_refused_and_the_server_continues(server: ServerInstance) -> None:
+def test_a_server_refuses_hostile_envelopes_with_the_reason_and_continues(server: ServerInstance) -> None:
     server.open()
     cases = {
         "text.too_large": {"to": "agent:guide", "text": "x" * 10_000_000},
@@ -251,7 +255,7 @@ def test_hostile_requests_are_refused_and_the_server_continues(server: ServerIns
     assert sent["envelope"]
 
 
-def test_attachments_with_hostile_names_are_stored_safely(server: ServerInstance) -> None:
+def test_a_server_stores_attachments_with_hostile_names_safely(server: ServerInstance) -> None:
     server.open()
     uploads = [{"name": name, "data": "aGVsbG8="} for name in ("../../etc/passwd", "/abs", "..", "a\u202egpj.exe", "")]
     sent = client.call("envelope.send", {"to": "agent:guide", "text": "look", "attachments": uploads})
@@ -263,7 +267,7 @@ def test_attachments_with_hostile_names_are_stored_safely(server: ServerInstance
     assert not (server.home / "etc").exists()
 
 
-def test_the_startup_message_names_the_data_directory_socket_and_commands(server: ServerInstance) -> None:
+def test_the_startup_message_of_the_server_names_its_data_directory_socket_and_commands(server: ServerInstance) -> None:
     process = server.open()
     _, said = process.wait_for_end(signal.SIGTERM)
     for words in ("is running", str(server.home), "retinue.sock", "owner-token", "retinue chat"):
@@ -271,7 +275,7 @@ def test_the_startup_message_names_the_data_directory_socket_and_commands(server
     assert json.dumps(said).count((server.home / "owner-token").read_text().strip()) == 0
 
 
-def test_an_added_credential_changes_the_default_model_at_once_and_after_a_restart(
+def test_a_credential_added_to_a_server_changes_its_default_model_at_once_and_after_a_restart(
     server: ServerInstance, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
@@ -296,7 +300,7 @@ def subclasses(kind: type[Enum]) -> Iterator[type[Enum]]:
         yield from subclasses(each)
 
 
-def test_enum_members_are_plain_class_attributes() -> None:
+def test_enum_members_of_the_server_are_plain_class_attributes() -> None:
     """The server works around slow enum attribute access in Python 3.11: see `name_members_directly`."""
     kinds = [kind for kind in subclasses(Enum) if type(kind) is EnumType]
     assert any(kind.__module__.startswith("retinue.domain") for kind in kinds)

@@ -29,7 +29,7 @@ def approval_event(**kw: Any) -> dict[str, Any]:
     }
 
 
-def test_an_approval_request_shows_how_to_grant_it_for_longer() -> None:
+def test_an_approval_prompt_at_a_terminal_shows_how_to_grant_it_for_longer() -> None:
     assert format_approval_request(approval_event(gives=["read:/srv"]), **ANSWER_COMMANDS, can_grant_always=True) == [
         "approval needed (9c8d7e6f)",
         '  exec {"command": "ls"}',
@@ -40,7 +40,7 @@ def test_an_approval_request_shows_how_to_grant_it_for_longer() -> None:
     ]
 
 
-def test_an_approval_request_offers_only_answers_the_person_may_give() -> None:
+def test_an_approval_prompt_at_a_terminal_offers_only_answers_that_the_person_may_give() -> None:
     assert "always" not in "\n".join(
         format_approval_request(approval_event(), **ANSWER_COMMANDS, can_grant_always=False)
     )
@@ -50,7 +50,7 @@ def test_an_approval_request_offers_only_answers_the_person_may_give() -> None:
     assert "always" not in only_once and "session" not in only_once
 
 
-def test_a_permission_request_names_the_permission_and_its_agent() -> None:
+def test_a_permission_prompt_at_a_terminal_names_the_permission_and_its_agent() -> None:
     permission_request = approval_event(calls=[], would_grant=["web"], for_whom="cleo")
     assert format_approval_request(permission_request, **ANSWER_COMMANDS, can_grant_always=True) == [
         "permission needed for cleo: web (9c8d7e6f)",
@@ -64,7 +64,7 @@ def test_a_permission_request_names_the_permission_and_its_agent() -> None:
     )
 
 
-def test_hidden_and_control_characters_in_an_approval_request_are_escaped() -> None:
+def test_hidden_and_control_characters_in_an_approval_prompt_at_a_terminal_are_escaped() -> None:
     hidden = "\x1b[2K\u202e\u3164\u200b\nretinue allow 00000000"
     call = {"id": "c0", "tool": "exec", "arguments": {"command": hidden}}
     lines = format_approval_request(
@@ -95,12 +95,14 @@ def test_hidden_and_control_characters_in_an_approval_request_are_escaped() -> N
         ("always since I said so", "/allow 9c8d7e6f always since I said so"),
     ],
 )
-def test_a_decision_without_an_id_refers_to_the_only_open_approval(words: str, sent: str) -> None:
+def test_a_decision_typed_at_a_terminal_without_an_id_refers_to_the_only_open_approval(words: str, sent: str) -> None:
     assert add_approval_id("allow", words, [APPROVAL_ID]) == sent
 
 
 @pytest.mark.parametrize("still_open", [[], [APPROVAL_ID, "1" * 32]])
-def test_a_decision_without_an_id_is_refused_if_none_or_several_approvals_are_open(still_open: list[str]) -> None:
+def test_a_decision_typed_at_a_terminal_without_an_id_is_refused_unless_one_approval_is_open(
+    still_open: list[str],
+) -> None:
     with pytest.raises(CliError) as refused:
         add_approval_id("deny", "", still_open)
     assert refused.value.code == "approval.id_missing"

@@ -65,27 +65,27 @@ class PipedChat:
         return code
 
 
-def test_several_lines_are_sent_as_messages_and_answered_in_order(server: ServerProcess) -> None:
+def test_several_lines_piped_into_chat_are_sent_as_messages_and_answered_in_order(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--session", "lines", stdin="echo one\n\n  echo Grüße aus 日本  \necho three")
 
     assert completed.stdout == "one\nGrüße aus 日本\nthree\n"
     assert completed.returncode == 0
 
 
-def test_text_between_tool_calls_is_printed(server: ServerProcess) -> None:
+def test_piped_chat_prints_the_text_between_tool_calls(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--session", "steps", stdin="read SOUL.md\n")
 
     assert completed.stdout == "I call `read`.\n`read` returned nothing.\n"
 
 
-def test_chat_once_prints_only_the_answer(server: ServerProcess) -> None:
+def test_piped_chat_once_prints_only_the_answer(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--session", "once", "--once", "read SOUL.md")
 
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "`read` returned nothing.\n", "")
 
 
 @pytest.mark.parametrize("words", ["hello, who are you?", "Hi! What can you do?", "How do I get started?"])
-def test_a_first_question_to_a_new_server_gets_a_useful_answer(server: ServerProcess, words: str) -> None:
+def test_a_first_question_in_chat_gets_a_useful_answer_of_the_offline_guide(server: ServerProcess, words: str) -> None:
     completed = server.retinue("chat", "--session", "first", "--once", words)
 
     assert (completed.returncode, completed.stderr) == (0, "")
@@ -129,14 +129,14 @@ def test_chat_with_json_prints_a_line_for_each_input_line(server: ServerProcess)
     assert completed.returncode == 1
 
 
-def test_chat_refuses_input_that_is_not_utf8(server: ServerProcess) -> None:
+def test_piped_chat_refuses_input_that_is_not_utf8(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--session", "bytes", stdin=b"echo one\n\xff\xfe\n")
 
     assert (completed.returncode, completed.stdout) == (1, "one\n")
     assert "[text.not_utf8]" in completed.stderr
 
 
-def test_a_silent_answer_prints_nothing_and_exits_0(server: ServerProcess) -> None:
+def test_chat_once_prints_nothing_and_exits_0_after_a_silent_answer(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--session", "silent", "--once", "be silent")
 
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
@@ -152,7 +152,7 @@ def test_chat_without_an_answer_prints_the_reason_and_exits_1(server: ServerProc
     assert try_this.startswith("try: retinue why ")
 
 
-def test_an_approval_request_is_printed_and_chat_waits_for_the_decision(server: ServerProcess) -> None:
+def test_piped_chat_prints_an_approval_request_and_waits_for_the_decision(server: ServerProcess) -> None:
     chat = PipedChat(server.home, "--agent", "clerk", "--session", "asked", "--once", "read SOUL.md")
     chat.wait_for(chat.err, "retinue deny")
     assert 'read {"path": "SOUL.md"}' in chat.err.decode()
@@ -163,7 +163,7 @@ def test_an_approval_request_is_printed_and_chat_waits_for_the_decision(server: 
     assert chat.out.decode() == "`read` returned nothing.\n"
 
 
-def test_an_approval_is_answered_by_the_next_input_line(server: ServerProcess) -> None:
+def test_an_approval_in_piped_chat_is_answered_by_the_next_input_line(server: ServerProcess) -> None:
     completed = server.retinue(
         "chat", "--agent", "clerk", "--session", "allow", stdin="read SOUL.md\n/allow\necho after\n"
     )
@@ -174,7 +174,7 @@ def test_an_approval_is_answered_by_the_next_input_line(server: ServerProcess) -
     assert rest == ["`read` returned nothing.", "after"]
 
 
-def test_an_open_approval_does_not_delay_the_next_input_line(server: ServerProcess) -> None:
+def test_an_open_approval_does_not_delay_the_next_input_line_of_piped_chat(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--agent", "clerk", "--session", "next", stdin="read SOUL.md\necho after\n")
 
     first, second, last = completed.stdout.splitlines()
@@ -184,7 +184,7 @@ def test_an_open_approval_does_not_delay_the_next_input_line(server: ServerProce
     assert last == "after"
 
 
-def test_an_approval_still_open_at_the_end_of_input_exits_1(server: ServerProcess) -> None:
+def test_piped_chat_exits_1_if_an_approval_is_still_open_at_the_end_of_input(server: ServerProcess) -> None:
     completed = server.retinue("chat", "--agent", "clerk", "--session", "open", stdin="read SOUL.md\n")
 
     assert completed.returncode == 1
@@ -202,7 +202,7 @@ def test_an_approval_still_open_at_the_end_of_input_exits_1(server: ServerProces
         ("/why nothing", "id.invalid", "copy the id from a list or a response"),
     ],
 )
-def test_a_command_that_cannot_be_carried_out_prints_the_reason(
+def test_piped_chat_prints_why_a_slash_command_cannot_be_carried_out(
     server: ServerProcess, line: str, code: str, try_this: str
 ) -> None:
     completed = server.retinue("chat", "--session", "unused", stdin=f"{line}\n")
@@ -212,7 +212,7 @@ def test_a_command_that_cannot_be_carried_out_prints_the_reason(
     assert completed.stderr.endswith(f"try: {try_this}\n")
 
 
-def test_chat_supports_server_commands_its_own_commands_and_escaped_slashes(server: ServerProcess) -> None:
+def test_piped_chat_supports_server_commands_its_own_commands_and_escaped_slashes(server: ServerProcess) -> None:
     lines = ["echo one", "/status", "/stop", "/statsu", "/deny 00000000", "/help", "//help me", "/quit", "echo never"]
     completed = server.retinue("chat", "--agent", "guide", "--session", "commands", stdin="\n".join(lines))
 
@@ -227,7 +227,7 @@ def test_chat_supports_server_commands_its_own_commands_and_escaped_slashes(serv
     assert "never" not in completed.stdout
 
 
-def test_switching_agents_in_chat_continues_with_the_other_agent_and_back(server: ServerProcess) -> None:
+def test_switching_agents_in_piped_chat_continues_with_the_other_agent_and_back(server: ServerProcess) -> None:
     lines = ["echo one", "/switch clerk", "echo two", "/whoami", "/switch back echo three", "/whoami"]
     completed = server.retinue("chat", "--agent", "guide", "--session", "switching", stdin="\n".join(lines))
 
@@ -255,7 +255,7 @@ def test_a_run_stopped_elsewhere_ends_the_wait_of_chat(server: ServerProcess) ->
 # --- server restarts ---
 
 
-def test_answers_are_exact_after_five_kills_during_them(own_server: ServerProcess) -> None:
+def test_piped_chat_prints_exact_answers_after_the_server_was_killed_during_each(own_server: ServerProcess) -> None:
     chat = PipedChat(own_server.home)
     expected: list[str] = []
     for number in range(5):
@@ -273,7 +273,9 @@ def test_answers_are_exact_after_five_kills_during_them(own_server: ServerProces
     assert own_server.list_answer_texts() == expected
 
 
-def test_after_a_kill_a_count_continues_without_lost_or_duplicated_numbers(own_server: ServerProcess) -> None:
+def test_piped_chat_prints_a_count_without_lost_or_repeated_numbers_after_a_kill_of_the_server(
+    own_server: ServerProcess,
+) -> None:
     chat = PipedChat(own_server.home, "--once", "count to 40")
     own_server.wait_for_partial_text(own_server.wait_for_session(), " 20 ")
     own_server.kill()
@@ -284,7 +286,7 @@ def test_after_a_kill_a_count_continues_without_lost_or_duplicated_numbers(own_s
     assert own_server.list_answer_texts() == [chat.out.decode().removesuffix("\n")]
 
 
-def test_a_line_entered_while_the_server_is_down_is_sent_once(own_server: ServerProcess) -> None:
+def test_a_line_piped_into_chat_while_the_server_is_down_is_sent_once(own_server: ServerProcess) -> None:
     chat = PipedChat(own_server.home)
     chat.write_line("echo before")
     chat.wait_for(chat.out, "before\n")
@@ -300,7 +302,7 @@ def test_a_line_entered_while_the_server_is_down_is_sent_once(own_server: Server
 
 
 @pytest.mark.parametrize("point", ["accept.before-commit:1", "accept.after-commit:1"])
-def test_a_message_interrupted_before_its_acknowledgment_is_accepted_once(tmp_path: Path, point: str) -> None:
+def test_a_chat_message_interrupted_before_its_acknowledgment_is_accepted_once(tmp_path: Path, point: str) -> None:
     server = ServerProcess(tmp_path / "home")
     server.open(crash_at=point)
     chat = PipedChat(server.home, "--once", "echo exactly once")
@@ -314,7 +316,9 @@ def test_a_message_interrupted_before_its_acknowledgment_is_accepted_once(tmp_pa
 
 
 @pytest.mark.parametrize("point", ["accept.before-commit:1", "accept.after-commit:1"])
-def test_an_envelope_sent_while_the_server_crashes_is_accepted_once(tmp_path: Path, point: str) -> None:
+def test_an_envelope_of_the_send_command_is_accepted_once_if_the_server_crashes_meanwhile(
+    tmp_path: Path, point: str
+) -> None:
     server = ServerProcess(tmp_path / "home")
     server.open(crash_at=point)
     sending = subprocess.Popen(
@@ -344,7 +348,7 @@ def test_chat_waits_for_a_stopped_server_no_longer_than_the_wait_option(own_serv
     assert last[1].startswith("because: no answer for 0.5 s; envelope ")
 
 
-def test_a_run_interrupted_too_often_ends_with_the_reason(own_server: ServerProcess) -> None:
+def test_chat_prints_the_reason_after_its_run_was_interrupted_too_often(own_server: ServerProcess) -> None:
     chat = PipedChat(own_server.home, "--once", "slow 500")
     session = own_server.wait_for_session()
     for attempt in range(1, 4):

@@ -96,7 +96,9 @@ def source() -> EventSource:
     return EventSource()
 
 
-def test_an_answer_to_a_sent_envelope_is_shown_once_and_kept_for_the_waiter(source: EventSource) -> None:
+def test_the_chat_state_shows_the_answer_to_a_sent_envelope_once_and_keeps_it_for_the_caller(
+    source: EventSource,
+) -> None:
     source.conversation.add_sent_envelope("e")
     source.send_message_event("e", "hello", sender="person:owner")
     source.start("e")
@@ -108,7 +110,7 @@ def test_an_answer_to_a_sent_envelope_is_shown_once_and_kept_for_the_waiter(sour
     assert source.conversation.awaited_envelopes == []
 
 
-def test_an_event_repeated_after_a_reconnect_is_applied_once(source: EventSource) -> None:
+def test_an_event_repeated_after_a_reconnect_is_applied_to_the_chat_state_once(source: EventSource) -> None:
     source.send_message_event("e", "hello")
     source.seq = 0
     source.send_message_event("e", "hello")
@@ -116,7 +118,7 @@ def test_an_event_repeated_after_a_reconnect_is_applied_once(source: EventSource
     assert source.view.shown == [("mail", "person:maria", "hello")]
 
 
-def test_messages_of_others_are_shown_and_their_answers_do_not_end_the_wait(source: EventSource) -> None:
+def test_the_chat_state_shows_messages_of_others_and_their_answers_do_not_end_its_wait(source: EventSource) -> None:
     source.conversation.add_sent_envelope("mine")
     source.send_message_event("theirs", "me first")
     source.start("theirs")
@@ -130,7 +132,7 @@ def test_messages_of_others_are_shown_and_their_answers_do_not_end_the_wait(sour
     assert source.conversation.awaited_envelopes == ["mine"]
 
 
-def test_all_sent_envelopes_of_one_run_end_with_it(source: EventSource) -> None:
+def test_all_envelopes_sent_by_chat_to_one_run_end_with_that_run(source: EventSource) -> None:
     source.conversation.add_sent_envelope("a")
     source.conversation.add_sent_envelope("b")
     source.start("a", "b")
@@ -142,7 +144,7 @@ def test_all_sent_envelopes_of_one_run_end_with_it(source: EventSource) -> None:
     }
 
 
-def test_deltas_already_contained_in_the_state_are_applied_once(source: EventSource) -> None:
+def test_text_deltas_that_overlap_the_known_text_are_applied_to_the_chat_state_once(source: EventSource) -> None:
     source.start()
     source.send_hello(("r", 0, 1, "one two"))
     source.delta("two", offset=4)
@@ -152,7 +154,7 @@ def test_deltas_already_contained_in_the_state_are_applied_once(source: EventSou
     assert source.streamed_text == "one two three four"
 
 
-def test_a_delta_with_a_gap_waits_for_the_state(source: EventSource) -> None:
+def test_a_text_delta_with_a_gap_is_not_applied_to_the_chat_state_before_the_missing_text(source: EventSource) -> None:
     source.start()
     source.delta("one", offset=0)
     source.delta("three", offset=8)
@@ -164,7 +166,9 @@ def test_a_delta_with_a_gap_waits_for_the_state(source: EventSource) -> None:
     assert source.streamed_text == "one two three"
 
 
-def test_a_higher_attempt_replaces_the_text_and_a_lower_one_is_ignored(source: EventSource) -> None:
+def test_a_higher_attempt_replaces_the_text_in_the_chat_state_and_a_lower_attempt_is_ignored(
+    source: EventSource,
+) -> None:
     source.start()
     source.delta("first try", offset=0)
     source.delta("second", offset=0, attempt=2)
@@ -173,7 +177,7 @@ def test_a_higher_attempt_replaces_the_text_and_a_lower_one_is_ignored(source: E
     assert source.streamed_text == "second"
 
 
-def test_a_later_turn_is_shown_only_after_the_previous_one_is_stored(source: EventSource) -> None:
+def test_the_chat_state_shows_a_later_turn_only_after_the_previous_turn_is_stored(source: EventSource) -> None:
     source.start()
     source.delta("turn 0", offset=0)
     source.delta("turn 1", offset=0, turn=1)
@@ -183,7 +187,7 @@ def test_a_later_turn_is_shown_only_after_the_previous_one_is_stored(source: Eve
     assert source.streamed_text == "turn 1"
 
 
-def test_deltas_after_the_end_of_their_turn_or_run_are_ignored(source: EventSource) -> None:
+def test_the_chat_state_ignores_text_deltas_after_the_end_of_their_turn_or_run(source: EventSource) -> None:
     source.start()
     source.close_turn(0, "turn 0")
     source.delta("turn 0", offset=0)
@@ -194,7 +198,7 @@ def test_deltas_after_the_end_of_their_turn_or_run_are_ignored(source: EventSour
     assert source.streamed_text is None
 
 
-def test_a_run_that_started_earlier_is_shown_from_its_current_turn(source: EventSource) -> None:
+def test_the_chat_state_shows_a_run_that_started_earlier_from_its_current_turn(source: EventSource) -> None:
     source.send_hello(("r", 3, 1, "in the middle"))
     assert source.streamed_text == "in the middle"
 
@@ -203,14 +207,16 @@ def test_a_run_that_started_earlier_is_shown_from_its_current_turn(source: Event
     assert source.streamed_text == "next"
 
 
-def test_a_run_resumed_after_a_restart_is_shown_from_its_current_turn(source: EventSource) -> None:
+def test_the_chat_state_shows_a_run_resumed_after_a_restart_from_its_current_turn(source: EventSource) -> None:
     source.send_event("run.resumed", run="r", after="a stop", attempt=2)
     source.delta("turn 5", offset=0, turn=5, attempt=2)
 
     assert source.streamed_text == "turn 5"
 
 
-def test_the_text_of_the_next_run_waits_for_the_end_of_the_current_one(source: EventSource) -> None:
+def test_the_chat_state_shows_the_text_of_the_next_run_only_after_the_end_of_the_current_run(
+    source: EventSource,
+) -> None:
     source.start()
     source.delta("one", offset=0)
     source.delta("two", offset=0, run="r2")
@@ -221,7 +227,7 @@ def test_the_text_of_the_next_run_waits_for_the_end_of_the_current_one(source: E
     assert source.streamed_text == "two"
 
 
-def test_calls_results_and_approvals_are_shown_in_event_order(source: EventSource) -> None:
+def test_the_chat_state_shows_calls_results_and_approvals_in_event_order(source: EventSource) -> None:
     source.conversation.add_sent_envelope("e")
     source.start("e")
     source.close_turn(0, "Let me look.")
@@ -245,7 +251,7 @@ def test_calls_results_and_approvals_are_shown_in_event_order(source: EventSourc
     ]
 
 
-def test_an_approval_stays_open_if_its_run_continues_and_not_if_it_was_cancelled(source: EventSource) -> None:
+def test_an_approval_stays_open_in_the_chat_state_unless_its_run_was_cancelled(source: EventSource) -> None:
     source.send_event("approval.created", run="r", approval="a", calls=[])
     source.end(text="without it")
     assert list(source.conversation.open_approvals) == ["a"]
@@ -255,7 +261,7 @@ def test_an_approval_stays_open_if_its_run_continues_and_not_if_it_was_cancelled
     assert list(source.conversation.open_approvals) == ["a"]
 
 
-def test_an_envelope_settled_without_a_run_ends_the_wait(source: EventSource) -> None:
+def test_an_envelope_settled_without_a_run_ends_the_wait_of_the_chat_state(source: EventSource) -> None:
     source.conversation.add_sent_envelope("e")
     source.send_event("envelope.settled", envelope="e", outcome="expired", because="too late")
 
@@ -265,14 +271,14 @@ def test_an_envelope_settled_without_a_run_ends_the_wait(source: EventSource) ->
     )
 
 
-def test_an_unknown_cursor_is_noticed_as_lost_events(source: EventSource) -> None:
+def test_the_chat_state_notices_lost_events_if_its_cursor_is_unknown(source: EventSource) -> None:
     source.conversation.apply("reset", {"cursor": 3, "because": "unknown"})
 
     assert source.conversation.has_lost_events
     assert source.conversation.cursor == 3
 
 
-def test_a_requested_answer_is_not_shown_again_when_its_event_arrives(source: EventSource) -> None:
+def test_the_chat_state_does_not_show_a_requested_answer_again_when_its_event_arrives(source: EventSource) -> None:
     source.conversation.add_sent_envelope("e")
     source.conversation.show_requested_end(
         "e", EnvelopeEnd("answered", answer_id="r-answer", answer_text="Hi"), "person:owner"
@@ -284,7 +290,7 @@ def test_a_requested_answer_is_not_shown_again_when_its_event_arrives(source: Ev
     assert list(source.conversation.unreported_ends) == ["e"]
 
 
-def test_unknown_event_kinds_are_ignored(source: EventSource) -> None:
+def test_the_chat_state_ignores_unknown_event_kinds(source: EventSource) -> None:
     source.send_event("moon.risen", phase="full")
     source.conversation.apply("aurora", {})
 

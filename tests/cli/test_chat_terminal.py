@@ -35,7 +35,7 @@ def line_after_header(chat: PtyChat, header: str, *, number: int) -> str:
 # --- server restarts ---
 
 
-def test_an_answer_is_on_the_screen_exactly_once_after_five_kills(
+def test_a_chat_answer_is_on_the_terminal_exactly_once_after_five_kills_of_the_server(
     own_server: ServerProcess, terminal: Terminal
 ) -> None:
     chat = terminal(own_server.home, "chat", "--agent", "guide", columns=50, rows=20)
@@ -58,7 +58,7 @@ def test_an_answer_is_on_the_screen_exactly_once_after_five_kills(
     assert "starts again" not in chat.screen.text
 
 
-def test_a_long_answer_that_scrolled_off_is_on_the_screen_once_after_a_kill(
+def test_a_long_chat_answer_that_scrolled_off_the_terminal_is_shown_once_after_a_kill_of_the_server(
     own_server: ServerProcess, terminal: Terminal
 ) -> None:
     chat = terminal(own_server.home, "chat", "--agent", "guide", columns=20, rows=6)
@@ -74,7 +74,7 @@ def test_a_long_answer_that_scrolled_off_is_on_the_screen_once_after_a_kill(
     assert own_server.list_answer_texts() == [line_after_header(chat, "guide:", number=0)]
 
 
-def test_chat_once_at_a_terminal_survives_a_kill(own_server: ServerProcess, terminal: Terminal) -> None:
+def test_chat_once_at_a_terminal_survives_a_kill_of_the_server(own_server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(
         own_server.home, "chat", "--agent", "guide", "--once", f"echo {numbered_words(0)}", columns=40, rows=8
     )
@@ -87,7 +87,7 @@ def test_chat_once_at_a_terminal_survives_a_kill(own_server: ServerProcess, term
     assert chat.screen.text == numbered_words(0)
 
 
-def test_a_line_typed_while_the_server_is_down_is_sent_once_after_it_starts(
+def test_a_line_typed_in_chat_at_a_terminal_while_the_server_is_down_is_sent_once(
     own_server: ServerProcess, terminal: Terminal
 ) -> None:
     chat = terminal(own_server.home, "chat", "--agent", "guide")
@@ -105,7 +105,9 @@ def test_a_line_typed_while_the_server_is_down_is_sent_once_after_it_starts(
     assert len(own_server.list_envelopes_with_text("echo in between")) == 1
 
 
-def test_a_later_attempt_with_another_text_replaces_the_earlier_one(tmp_path: Path, terminal: Terminal) -> None:
+def test_a_later_attempt_with_another_text_replaces_the_earlier_text_in_chat_at_a_terminal(
+    tmp_path: Path, terminal: Terminal
+) -> None:
     final = "Good evening, 皆さん. " + "It is late. " * 12
     tries = iter(
         [
@@ -173,7 +175,9 @@ def build_end_events(text: str) -> list[dict[str, Any]]:
 # --- display ---
 
 
-def test_text_calls_results_and_thinking_are_shown_in_order(server: ServerProcess, terminal: Terminal) -> None:
+def test_chat_at_a_terminal_shows_text_calls_results_and_thinking_in_order(
+    server: ServerProcess, terminal: Terminal
+) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "order")
     chat.wait_for(PROMPT)
     chat.type("call session_status; read SOUL.md\r")
@@ -196,7 +200,7 @@ def test_text_calls_results_and_thinking_are_shown_in_order(server: ServerProces
     assert "\x1b[2mI " in chat.raw, "thinking is dim"
 
 
-def test_an_approval_is_answered_at_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
+def test_an_approval_is_answered_in_chat_at_a_terminal(server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(server.home, "chat", "--agent", "clerk", "--session", "asks")
     chat.wait_for("to clerk:")
     chat.type("read SOUL.md\r")
@@ -216,7 +220,9 @@ def test_an_approval_is_answered_at_the_terminal(server: ServerProcess, terminal
     assert "`read` was not done: approval " in chat.wait_for("to clerk:", times=5)
 
 
-def test_a_message_of_others_and_its_answer_appear_above_the_prompt(server: ServerProcess, terminal: Terminal) -> None:
+def test_a_message_of_others_and_its_answer_appear_above_the_chat_prompt_at_a_terminal(
+    server: ServerProcess, terminal: Terminal
+) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "shared")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
@@ -227,7 +233,7 @@ def test_a_message_of_others_and_its_answer_appear_above_the_prompt(server: Serv
     assert chat.screen.lines[-5:] == ["person:owner:", "echo theirs", "guide:", "theirs", "to guide:"]
 
 
-def test_a_message_that_arrives_while_a_line_is_typed_waits_for_the_line(
+def test_a_message_that_arrives_while_a_line_is_typed_in_chat_waits_for_the_line(
     server: ServerProcess, terminal: Terminal
 ) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "typing")
@@ -258,7 +264,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_continues(server: ServerProcess, t
     assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=3)
 
 
-def test_ctrl_c_twice_leaves_and_restores_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
+def test_ctrl_c_twice_leaves_the_chat_and_restores_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "leave")
     chat.wait_for(PROMPT)
     chat.type("\x03")
@@ -269,7 +275,7 @@ def test_ctrl_c_twice_leaves_and_restores_the_terminal(server: ServerProcess, te
     assert chat.echoes
 
 
-def test_ctrl_c_twice_during_an_answer_leaves_at_once(own_server: ServerProcess, terminal: Terminal) -> None:
+def test_ctrl_c_twice_during_an_answer_leaves_the_chat_at_once(own_server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(own_server.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     chat.type("count to 900\r")
@@ -285,7 +291,7 @@ def test_ctrl_c_twice_during_an_answer_leaves_at_once(own_server: ServerProcess,
     assert chat.echoes
 
 
-def test_sigterm_restores_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
+def test_sigterm_ends_the_chat_and_restores_the_terminal(server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "term")
     chat.wait_for(PROMPT)
     assert not chat.echoes
@@ -295,7 +301,7 @@ def test_sigterm_restores_the_terminal(server: ServerProcess, terminal: Terminal
     assert chat.echoes
 
 
-def test_ctrl_c_abandons_a_message_for_a_stopped_server(own_server: ServerProcess, terminal: Terminal) -> None:
+def test_ctrl_c_in_chat_abandons_a_message_for_a_stopped_server(own_server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(own_server.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     own_server.kill()
@@ -310,7 +316,7 @@ def test_ctrl_c_abandons_a_message_for_a_stopped_server(own_server: ServerProces
     assert own_server.list_envelopes_with_text("echo never mind") == []
 
 
-def test_a_dumb_terminal_has_a_prompt(server: ServerProcess, terminal: Terminal) -> None:
+def test_chat_at_a_dumb_terminal_has_a_prompt(server: ServerProcess, terminal: Terminal) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "printer", term="dumb")
     chat.wait_for(PROMPT)
     chat.type("echo hello\r")
@@ -323,7 +329,7 @@ def test_a_dumb_terminal_has_a_prompt(server: ServerProcess, terminal: Terminal)
 
 
 @pytest.mark.parametrize("leave", ["\x04", "/quit\r"])
-def test_leaving_the_chat_exits_0(server: ServerProcess, terminal: Terminal, leave: str) -> None:
+def test_leaving_the_chat_at_a_terminal_exits_0(server: ServerProcess, terminal: Terminal, leave: str) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "bye")
     chat.wait_for(PROMPT)
     chat.type("fail\r")
@@ -334,7 +340,7 @@ def test_leaving_the_chat_exits_0(server: ServerProcess, terminal: Terminal, lea
     assert chat.echoes
 
 
-def test_text_typed_during_an_answer_is_not_echoed_into_it_and_is_sent_afterwards(
+def test_text_typed_in_chat_during_an_answer_is_not_echoed_into_the_answer_and_is_sent_afterwards(
     server: ServerProcess, terminal: Terminal
 ) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "ahead")
@@ -347,7 +353,9 @@ def test_text_typed_during_an_answer_is_not_echoed_into_it_and_is_sent_afterward
     assert chat.screen.lines[-5:] == [numbered_words(0, 40), "to guide: echo next", "guide:", "next", "to guide:"]
 
 
-def test_commands_and_unknown_commands_are_answered_at_the_prompt(server: ServerProcess, terminal: Terminal) -> None:
+def test_known_and_unknown_slash_commands_are_answered_at_the_chat_prompt_of_a_terminal(
+    server: ServerProcess, terminal: Terminal
+) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "mistakes")
     chat.wait_for(PROMPT)
     chat.type("/hlep\r")
@@ -361,7 +369,9 @@ def test_commands_and_unknown_commands_are_answered_at_the_prompt(server: Server
     assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=6)
 
 
-def test_control_characters_in_messages_of_others_are_escaped(server: ServerProcess, terminal: Terminal) -> None:
+def test_control_characters_in_messages_of_others_are_escaped_in_chat_at_a_terminal(
+    server: ServerProcess, terminal: Terminal
+) -> None:
     chat = terminal(server.home, "chat", "--agent", "guide", "--session", "hostile")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")

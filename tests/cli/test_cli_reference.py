@@ -21,7 +21,7 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("command", ALIASES)
-def test_every_command_is_documented_with_every_option(command: str) -> None:
+def test_every_command_is_documented_in_the_cli_reference_with_every_option(command: str) -> None:
     options = {name for action in build_alias_parser(command)._actions for name in action.option_strings} - {
         "-h",
         "--help",
@@ -34,12 +34,12 @@ def test_every_command_is_documented_with_every_option(command: str) -> None:
         assert options - hidden == told
 
 
-def test_the_reference_documents_no_unknown_command() -> None:
+def test_the_cli_reference_documents_no_unknown_command() -> None:
     later = {"config", "apply", "doctor", "backup", "export"}  # listed before their operations exist
     assert set(ALIASES) <= set(SECTIONS) <= set(ALIASES) | later
 
 
-def test_every_exit_code_is_documented() -> None:
+def test_every_exit_code_is_documented_in_the_cli_reference() -> None:
     codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
 
     explained = set(map(int, re.findall(r"^\| (\d+) \|", PAGE, flags=re.MULTILINE)))
@@ -47,5 +47,5 @@ def test_every_exit_code_is_documented() -> None:
 
 
 @pytest.mark.parametrize("line", CHAT_COMMANDS)
-def test_every_chat_command_is_documented(line: str) -> None:
+def test_every_chat_command_is_documented_in_the_cli_reference(line: str) -> None:
     assert f"`{line}`" in SECTIONS["chat"]

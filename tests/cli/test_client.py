@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_call_sends_the_operation_and_returns_the_response(home: Path) -> None:
+def test_a_call_of_the_cli_client_sends_the_operation_and_returns_the_response(home: Path) -> None:
     with run_fake_server(home, lambda _, link: reply(link, {"grüße": "日本"})) as server:
         assert call("server.status", {"id": "é"}) == {"grüße": "日本"}
 
@@ -29,7 +29,9 @@ def test_a_call_sends_the_operation_and_returns_the_response(home: Path) -> None
     assert request.headers["authorization"] == "Bearer sesame"
 
 
-def test_a_token_in_the_environment_overrides_the_owner_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_in_the_environment_of_the_cli_client_overrides_the_owner_token(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RETINUE_TOKEN", "mine")
     with run_fake_server(home, lambda _, link: reply(link, {})) as server:
         call("server.status")
@@ -37,7 +39,7 @@ def test_a_token_in_the_environment_overrides_the_owner_token(home: Path, monkey
     assert server.received[0].headers["authorization"] == "Bearer mine"
 
 
-def test_a_response_is_read_completely_however_it_is_split(home: Path) -> None:
+def test_the_cli_client_reads_a_response_completely_however_it_is_split(home: Path) -> None:
     def send_byte_by_byte(_: Request, link: socket.socket) -> None:
         for byte in STREAM_HEAD + chunk(b'{"a": ') + chunk(b'"' + b"x" * 300 + b'"}') + b"0\r\n\r\n":
             link.sendall(bytes([byte]))
@@ -46,7 +48,7 @@ def test_a_response_is_read_completely_however_it_is_split(home: Path) -> None:
         assert call("server.status") == {"a": "x" * 300}
 
 
-def test_a_refusal_contains_the_error_of_the_server(home: Path) -> None:
+def test_a_refused_call_of_the_cli_client_raises_the_error_of_the_server(home: Path) -> None:
     error = {"code": "agent.not_found", "sentence": "no agent 'x'", "because": "none", "try": "retinue status"}
     with (
         run_fake_server(home, lambda _, link: reply(link, {"error": error}, status=404)),
@@ -58,7 +60,7 @@ def test_a_refusal_contains_the_error_of_the_server(home: Path) -> None:
     assert caught.value.exit_code == 1
 
 
-def test_a_refusal_without_a_message_is_an_error_with_a_code(home: Path) -> None:
+def test_a_call_of_the_cli_client_refused_without_a_message_raises_an_api_error(home: Path) -> None:
     def send_plain_error(_: Request, link: socket.socket) -> None:
         link.sendall(b"HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\nOops")
 
@@ -78,7 +80,9 @@ def test_a_refusal_without_a_message_is_an_error_with_a_code(home: Path) -> None
         b"x" * 100_000,
     ],
 )
-def test_an_interrupted_response_means_that_the_request_may_have_arrived(home: Path, said: bytes) -> None:
+def test_the_cli_client_reports_after_an_interrupted_response_that_its_request_may_have_arrived(
+    home: Path, said: bytes
+) -> None:
     with run_fake_server(home, lambda _, link: link.sendall(said)), pytest.raises(ServerNotAnswering) as caught:
         call("server.status")
 
@@ -86,7 +90,7 @@ def test_an_interrupted_response_means_that_the_request_may_have_arrived(home: P
     assert caught.value.exit_code == 3
 
 
-def test_a_missing_data_directory_or_listener_means_that_the_request_has_not_arrived(home: Path) -> None:
+def test_the_cli_client_reports_that_its_request_has_not_arrived_if_no_server_is_running(home: Path) -> None:
     with pytest.raises(ServerNotAnswering, match="no server is running in") as never_opened:
         call("server.status")
     with run_fake_server(home, lambda _, link: reply(link, {})):
@@ -99,13 +103,13 @@ def test_a_missing_data_directory_or_listener_means_that_the_request_has_not_arr
     assert "no answer at" in left_behind.value.because
 
 
-def test_a_relative_data_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cli_client_refuses_a_relative_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_HOME", "here")
     with pytest.raises(CliError, match="invalid value for RETINUE_HOME: 'here'"):
         call("server.status")
 
 
-def test_an_interrupted_send_is_repeated_with_the_same_key(home: Path) -> None:
+def test_the_cli_client_repeats_an_interrupted_send_with_the_same_idempotency_key(home: Path) -> None:
     told: list[bool] = []
 
     def close_twice(_: Request, link: socket.socket) -> None:
@@ -120,7 +124,9 @@ def test_an_interrupted_send_is_repeated_with_the_same_key(home: Path) -> None:
     assert told == [True]
 
 
-def test_a_send_to_a_stopped_server_waits_only_if_requested(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cli_client_waits_for_a_stopped_server_only_if_requested(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sleeps: list[float] = []
     monkeypatch.setattr(client.time, "sleep", sleeps.append)
     monkeypatch.setattr(client.time, "monotonic", lambda: sum(sleeps))
@@ -133,7 +139,7 @@ def test_a_send_to_a_stopped_server_waits_only_if_requested(home: Path, monkeypa
     assert sleeps
 
 
-def test_a_refused_send_is_not_repeated(home: Path) -> None:
+def test_the_cli_client_does_not_repeat_a_refused_send(home: Path) -> None:
     reused = {"error": {"code": "key.reused"}}
     with run_fake_server(home, lambda _, link: reply(link, reused, status=409)) as server, pytest.raises(ApiError):
         send_until_accepted({"key": "k"}, wait_s=10, on_waiting=lambda: pytest.fail("the client waits"))
@@ -141,7 +147,7 @@ def test_a_refused_send_is_not_repeated(home: Path) -> None:
     assert len(server.received) == 1
 
 
-def test_events_are_read_from_a_cursor_however_the_stream_is_split(home: Path) -> None:
+def test_the_cli_client_reads_events_from_a_cursor_however_the_stream_is_split(home: Path) -> None:
     said = event("hello", {"cursor": 7}) + b": still here\n\n" + event("event", {"seq": 8, "text": "日本\n\n"})
 
     def send_in_pieces(_: Request, link: socket.socket) -> None:
@@ -163,25 +169,25 @@ def test_events_are_read_from_a_cursor_however_the_stream_is_split(home: Path) -
     assert events == [("hello", {"cursor": 7}), ("event", {"seq": 8, "text": "日本\n\n"})]
 
 
-def test_a_refused_event_stream_reports_the_reason(home: Path) -> None:
+def test_the_cli_client_reports_the_reason_of_a_refused_event_stream(home: Path) -> None:
     error = {"code": "auth.not_signed_in", "sentence": "not signed in"}
     refuse = run_fake_server(home, lambda _, link: reply(link, {"error": error}, status=401))
     with refuse, pytest.raises(ApiError, match="not signed in"):
         EventStream(after=0, session="s")
 
 
-def test_chunks_with_extensions_are_decoded() -> None:
+def test_the_cli_client_decodes_http_chunks_with_extensions() -> None:
     chunks = ChunkedDecoder()
 
     assert chunks.feed(b"3;x=y\r\nabc\r\n0\r\n\r\n") == b"abc"
     assert chunks.is_complete
 
 
-def test_an_ambiguous_id_lists_its_candidates_and_has_its_own_exit_code() -> None:
+def test_an_ambiguous_id_error_of_the_cli_client_lists_its_candidates_and_has_its_own_exit_code() -> None:
     error = {
         "code": "id.ambiguous",
         "sentence": "the id 'aaaaaaaa' is ambiguous: it matches aaaaaaaa1, aaaaaaaa2 and 21 more",
-        "because": "a short id must match exactly one thing, and this one matches 23",
+        "because": "a short id must match exactly one object, and this id matches 23",
         "try": "use one of these longer ids",
         "candidates": ["aaaaaaaa1", "aaaaaaaa2"],
         "matches": 23,

@@ -52,7 +52,7 @@ def send_and_wait_for_approval(server: ServerProcess, name: str) -> tuple[str, s
     return sent["envelope"], asked[-1]["id"]
 
 
-def test_send_and_show_print_short_ids(server: ServerProcess) -> None:
+def test_the_send_and_show_commands_print_short_ids(server: ServerProcess) -> None:
     sent = fields(server.retinue("send", "agent:guide", "echo good day", "--conversation", "show").stdout)
     assert [len(sent[key]) for key in ("envelope", "session")] == [8, 8]
 
@@ -65,7 +65,7 @@ def test_send_and_show_print_short_ids(server: ServerProcess) -> None:
 
 
 @pytest.mark.spec("H20")
-def test_ids_are_printed_as_8_digits_and_accepted_as_a_longer_prefix_or_a_uuid(server: ServerProcess) -> None:
+def test_commands_print_ids_as_8_digits_and_accept_a_longer_prefix_or_a_uuid(server: ServerProcess) -> None:
     id_ = server.json("send", "agent:guide", "hello", "--conversation", "ids")["envelope"]
     uuid = "-".join((id_[:8], id_[8:12], id_[12:16], id_[16:20], id_[20:])).upper()
 
@@ -74,27 +74,27 @@ def test_ids_are_printed_as_8_digits_and_accepted_as_a_longer_prefix_or_a_uuid(s
     assert server.retinue("show", id_[:7]).returncode == 1
 
 
-def test_json_output_is_the_api_response(server: ServerProcess) -> None:
+def test_the_json_output_of_a_command_is_the_api_response(server: ServerProcess) -> None:
     sent = server.json("send", "agent:guide", "hello", "--conversation", "json")
 
     assert len(sent["envelope"]) == 32
     assert sent["duplicate"] is False
 
 
-def test_text_from_stdin_is_sent_without_the_final_line_break(server: ServerProcess) -> None:
+def test_the_send_command_sends_text_from_stdin_without_the_final_line_break(server: ServerProcess) -> None:
     words = "echo Grüße\naus 日本 \x1b[2J"
     done = server.retinue("send", "agent:guide", "-", "--conversation", "stdin", "--json", stdin=words + "\n")
 
     assert server.json("show", json.loads(done.stdout)["envelope"])["text"] == words
 
 
-def test_a_multiline_text_is_shown_as_a_block(server: ServerProcess) -> None:
+def test_the_show_command_prints_a_multiline_text_as_a_block(server: ServerProcess) -> None:
     id_ = server.json("send", "agent:guide", "echo one\ntwo", "--conversation", "block")["envelope"]
 
     assert server.retinue("show", id_).stdout.endswith("text:\n  echo one\n  two\n")
 
 
-def test_a_repeated_key_is_accepted_once_and_refused_with_another_text(server: ServerProcess) -> None:
+def test_the_send_command_accepts_a_repeated_key_once_and_refuses_it_with_another_text(server: ServerProcess) -> None:
     first = server.json("send", "agent:guide", "hello", "--key", "k-1", "--conversation", "key")
     again = server.json("send", "agent:guide", "hello", "--key", "k-1", "--conversation", "key")
     other = server.retinue("send", "agent:guide", "other", "--key", "k-1", "--conversation", "key")
@@ -104,7 +104,7 @@ def test_a_repeated_key_is_accepted_once_and_refused_with_another_text(server: S
     assert "[key.reused]" in other.stderr
 
 
-def test_files_are_attached_with_name_and_type(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_send_command_attaches_files_with_name_and_type(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("words")
     (tmp_path / "raw").write_bytes(bytes(range(256)))
     attach = [word for name in ("note.txt", "raw") for word in ("--attach", str(tmp_path / name))]
@@ -119,7 +119,7 @@ def test_files_are_attached_with_name_and_type(server: ServerProcess, tmp_path: 
     assert "attachment: note.txt\n  media-type: text/plain\n  size-bytes: 5\n" in server.retinue("show", id_).stdout
 
 
-def test_an_envelope_with_a_delivery_time_stays_pending(server: ServerProcess) -> None:
+def test_an_envelope_of_the_send_command_with_a_delivery_time_stays_pending(server: ServerProcess) -> None:
     id_ = server.json("send", "agent:guide", "hello", "--deliver-at", "+1h", "--conversation", "later")["envelope"]
 
     shown = server.json("show", id_)
@@ -153,7 +153,9 @@ def test_the_ledger_command_reports_a_consistent_ledger(server: ServerProcess) -
     assert server.json("ledger")["ok"] is True
 
 
-def test_a_dead_letter_is_listed_and_can_be_retried(server: ServerProcess) -> None:
+def test_the_dead_command_lists_a_dead_letter_and_the_retry_command_sends_its_envelope_again(
+    server: ServerProcess,
+) -> None:
     id_ = server.json("send", "agent:guide", "fail", "--conversation", "dead")["envelope"]
     assert wait_until_settled(server, id_)["outcome"] == "dead"
 
@@ -169,7 +171,9 @@ def test_the_status_command_names_the_principal_and_the_agents(server: ServerPro
     assert "\nagent: clerk\n  model: guide\n" in completed
 
 
-def test_an_approval_is_shown_with_the_exact_call_and_allowed(server: ServerProcess) -> None:
+def test_the_status_command_shows_the_call_of_an_approval_and_the_allow_command_allows_the_call(
+    server: ServerProcess,
+) -> None:
     envelope, approval = send_and_wait_for_approval(server, "allow")
     assert f'approval: {approval[:8]}\n  call: read {{"path": "SOUL.md"}}\n' in server.retinue("status").stdout
 
@@ -181,7 +185,7 @@ def test_an_approval_is_shown_with_the_exact_call_and_allowed(server: ServerProc
     assert "[approval.not_open]" in again.stderr
 
 
-def test_an_approval_is_denied(server: ServerProcess) -> None:
+def test_the_deny_command_denies_an_approval(server: ServerProcess) -> None:
     envelope, approval = send_and_wait_for_approval(server, "deny")
 
     assert server.retinue("deny", approval[:8]).stdout == f"approval: {approval[:8]}\nstate: denied\n"
@@ -261,7 +265,9 @@ def test_the_sessions_command_lists_recent_sessions(server: ServerProcess) -> No
         (["chat", "--agent", "giude", "--once", "hello"], "agent.not_found"),
     ],
 )
-def test_every_refusal_has_a_code_a_reason_and_a_next_step(server: ServerProcess, words: list[str], code: str) -> None:
+def test_every_refused_command_prints_a_code_a_reason_and_a_next_step(
+    server: ServerProcess, words: list[str], code: str
+) -> None:
     completed = server.retinue(*words)
 
     first, *rest = completed.stderr.splitlines()
@@ -273,7 +279,7 @@ def test_every_refusal_has_a_code_a_reason_and_a_next_step(server: ServerProcess
     assert completed.stdout == ""
 
 
-def test_with_json_a_refusal_is_printed_as_the_api_error(server: ServerProcess) -> None:
+def test_a_refused_command_with_the_json_option_prints_the_api_error(server: ServerProcess) -> None:
     completed = server.retinue("show", "00000000", "--json")
 
     assert completed.returncode == 1
@@ -294,28 +300,30 @@ def test_without_a_running_server_a_command_says_how_to_start_one(tmp_path: Path
     assert json.loads(completed.stdout)["error"]["code"] == "server.not_running"
 
 
-def test_an_invalid_token_is_reported_as_not_signed_in(server: ServerProcess) -> None:
+def test_a_command_with_an_invalid_token_reports_not_signed_in(server: ServerProcess) -> None:
     completed = server.retinue("status", env={"RETINUE_TOKEN": "made-up"})
 
     assert completed.returncode == 1
     assert completed.stderr.startswith("error: not signed in: the token is missing or invalid [auth.not_signed_in]\n")
 
 
-def test_stdin_that_is_not_utf8_is_refused_before_anything_is_sent(server: ServerProcess) -> None:
+def test_the_send_command_refuses_stdin_that_is_not_utf8_before_anything_is_sent(server: ServerProcess) -> None:
     completed = server.retinue("send", "agent:guide", "-", stdin=b"\xff\xfe")
 
     assert completed.returncode == 1
     assert completed.stderr.splitlines()[0] == "error: the input on stdin is not text [text.not_utf8]"
 
 
-def test_text_that_is_too_long_for_an_envelope_is_refused(server: ServerProcess) -> None:
+def test_the_send_command_refuses_text_that_is_too_long_for_an_envelope(server: ServerProcess) -> None:
     completed = server.retinue("send", "agent:guide", "-", stdin="x" * 300_000)
 
     assert completed.returncode == 1
     assert "[text.too_large]" in completed.stderr
 
 
-def test_a_request_that_is_too_large_is_refused(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_send_command_refuses_stdin_and_attachments_that_are_too_large(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     (tmp_path / "large").write_bytes(bytes(13_000_000))
 
     by_stdin = server.retinue("send", "agent:guide", "-", stdin=bytes(13_000_000))
@@ -363,7 +371,9 @@ def ambiguous_ids(tmp_path: Path) -> Iterator[tuple[ServerProcess, str, str]]:
 
 
 @pytest.mark.spec("H21")
-def test_an_ambiguous_id_exits_4_and_lists_the_candidates(ambiguous_ids: tuple[ServerProcess, str, str]) -> None:
+def test_a_command_with_an_ambiguous_id_exits_4_and_lists_the_candidates(
+    ambiguous_ids: tuple[ServerProcess, str, str],
+) -> None:
     server, envelope, session = ambiguous_ids
     for words, id_ in ((["show"], envelope), (["thread"], envelope), (["stop"], session), (["queue"], session)):
         completed = server.retinue(*words, id_[:8])
@@ -394,7 +404,9 @@ def test_an_ambiguous_id_exits_4_and_lists_the_candidates(ambiguous_ids: tuple[S
         {"source": "telegram"},
     ],
 )
-def test_a_caller_cannot_set_the_sender_or_its_trust(server_in_process: ServerProcess, claim: dict[str, Any]) -> None:
+def test_a_caller_of_envelope_send_cannot_set_the_sender_or_its_trust(
+    server_in_process: ServerProcess, claim: dict[str, Any]
+) -> None:
     text = f"sent with {json.dumps(claim)}"
     with pytest.raises(ApiError) as refused:
         call("envelope.send", {"to": "agent:guide", "text": text, **claim})
@@ -405,7 +417,7 @@ def test_a_caller_cannot_set_the_sender_or_its_trust(server_in_process: ServerPr
 
 
 @pytest.mark.spec("H9")
-def test_the_sender_is_determined_by_the_token_alone(server_in_process: ServerProcess) -> None:
+def test_the_sender_of_a_sent_envelope_is_determined_by_the_token_alone(server_in_process: ServerProcess) -> None:
     text = "sent with a token"
     sent = call("envelope.send", {"to": "agent:guide", "text": text, "conversation": "token"})
 

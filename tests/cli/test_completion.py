@@ -23,31 +23,31 @@ def complete(*words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_first_word_completes_to_an_alias_or_a_noun() -> None:
+def test_shell_completion_of_the_first_word_offers_aliases_and_nouns() -> None:
     assert set(complete("")) == {*ALIASES, *list_nouns(), "help"}
     assert complete("led") == ["ledger"]
 
 
-def test_a_noun_completes_to_its_verbs_and_a_verb_to_its_options() -> None:
+def test_shell_completion_offers_the_verbs_of_a_noun_and_the_options_of_a_verb() -> None:
     assert {"create", "list", "revoke", "rotate"} <= set(complete("token", ""))
     assert complete("token", "create", "--exp") == ["--expires-in-days"]
     assert complete("session", "stop", "5e6f7a8b", "--no") == ["--no-clear"]
 
 
-def test_an_alias_completes_to_its_options() -> None:
+def test_shell_completion_offers_the_options_of_an_alias() -> None:
     assert complete("send", "agent:guide", "hello", "--del") == ["--deliver-at"]
     assert complete("inbox", "--a") == ["--ack"]
     assert complete("inbox", "l") == ["list"]
 
 
-def test_an_option_with_fixed_values_completes_to_them() -> None:
+def test_shell_completion_offers_the_fixed_values_of_an_option() -> None:
     assert complete("queue", "5e6f7a8b", "--mode", "st") == ["steer", "steer-backlog"]
     assert complete("session", "set-queue", "--overflow", "ref") == ["refuse"]
     assert set(complete("completion", "")) >= {"bash", "zsh", "fish"}
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_every_verb_is_in_each_completion_script_and_the_shell_accepts_it(shell: str) -> None:
+def test_every_verb_is_in_each_shell_completion_script_and_the_shell_accepts_the_script(shell: str) -> None:
     text = build_script(shell)
 
     assert all(word in text for name, *_ in OPERATIONS for word in split_command(name))

@@ -89,7 +89,9 @@ def test_connector_add_prompts_at_a_terminal_and_connects_a_bot(server: ServerPr
     assert tested.returncode == 0 and "account: @retinue_bot" in tested.stdout
 
 
-def test_a_token_rejected_by_the_platform_is_refused_and_not_stored(server: ServerProcess, telegram: str) -> None:
+def test_connector_add_refuses_a_token_that_the_platform_rejects_and_stores_nothing(
+    server: ServerProcess, telegram: str
+) -> None:
     words = ("connector", "add", "telegram", "--settings", f'{{"api_base": "{telegram}"}}', "--secrets")
     refused = retinue(server.home, *words, '{"token": "777:wrong"}')
     assert refused.returncode == 1 and "connector.rejected" in refused.stderr, refused.stderr
@@ -104,6 +106,6 @@ def test_a_token_rejected_by_the_platform_is_refused_and_not_stored(server: Serv
 
 
 @pytest.mark.spec("C122.whatsapp")
-def test_an_unknown_platform_is_refused_by_name(server: ServerProcess) -> None:
+def test_connector_add_refuses_an_unknown_platform_by_name(server: ServerProcess) -> None:
     refused = retinue(server.home, "connector", "add", "whatsapp")
     assert refused.returncode == 1 and "whatsapp" in refused.stderr and "because: " in refused.stderr

@@ -57,11 +57,11 @@ def test_every_command_prints_kebab_case_keys_or_exits_1_with_an_error_line(
     ("key", "shown"),
     [("sessionId", "session-id"), ("created_at", "created-at"), ("reply_to", "reply-to"), ("text", "text")],
 )
-def test_keys_are_printed_in_kebab_case_whatever_the_api_calls_them(key: str, shown: str) -> None:
+def test_commands_print_keys_in_kebab_case_whatever_the_api_calls_them(key: str, shown: str) -> None:
     assert to_kebab_case(key) == shown
 
 
-def test_a_response_is_printed_as_keys_and_values() -> None:
+def test_the_plain_formatter_prints_a_response_as_keys_and_values() -> None:
     form = {
         "people": [{"name": "maria", "role": "member"}, {"name": "gus", "role": "guest"}],
         "total": 2,
@@ -90,7 +90,7 @@ def test_a_response_is_printed_as_keys_and_values() -> None:
     ]
 
 
-def test_a_table_has_one_line_per_row_and_truncates_long_cells() -> None:
+def test_a_table_printed_at_a_terminal_has_one_line_per_row_and_truncates_long_cells() -> None:
     rows = [
         {"id": "0123456789abcdef0123456789abcdef", "label": "laptop", "kept": True, "note": "", "tags": ["a"]},
         {"id": "ab", "label": "x" * 80, "kept": False, "note": None, "tags": []},
@@ -104,7 +104,7 @@ def test_a_table_has_one_line_per_row_and_truncates_long_cells() -> None:
     assert all(len(line) <= 24 for line in format_table(rows, 24))
 
 
-def test_envelope_lists_show_sender_and_recipient() -> None:
+def test_envelope_lists_formatted_for_a_terminal_show_sender_and_recipient() -> None:
     letter = {"id": "ab", "short": "ab", "from": "agent:ada", "to": "person:maria", "kind": "mail", "status": "done"}
     form = {"envelopes": [{**letter, "accepted_at": "today", "text": "Lunch\nat one"}], "unread": 1}
 
@@ -117,7 +117,7 @@ def test_envelope_lists_show_sender_and_recipient() -> None:
 
 
 @pytest.mark.parametrize(("settings", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_tables_and_colors_are_used_only_at_a_terminal(
+def test_commands_print_tables_and_colors_only_at_a_terminal(
     server: ServerProcess, settings: dict[str, str], coloured: bool
 ) -> None:
     env = {**environment(server.home), "TERM": "xterm", **settings}
@@ -164,7 +164,7 @@ def test_an_agent_uses_the_command_line_with_its_own_token(server: ServerProcess
     assert "[permission.denied]" in refused.stderr
 
 
-def test_a_command_repeated_with_one_key_takes_effect_once(server: ServerProcess) -> None:
+def test_a_command_repeated_with_one_idempotency_key_takes_effect_once(server: ServerProcess) -> None:
     first = server.json("token", "create", "--label", "laptop", "--key", "k-once")
     again = server.json("token", "create", "--label", "laptop", "--key", "k-once")
     other = server.retinue("token", "create", "--label", "phone", "--key", "k-once")
@@ -176,7 +176,7 @@ def test_a_command_repeated_with_one_key_takes_effect_once(server: ServerProcess
     assert "[key.invalid]" in server.retinue("token", "create", "--key", "two\nlines").stderr
 
 
-def test_long_lists_are_paged(server: ServerProcess) -> None:
+def test_the_envelope_list_command_pages_long_lists(server: ServerProcess) -> None:
     for number in range(3):
         server.json("send", "person:owner", f"letter {number}")
     listed = ["envelope", "list", "--to", "person:owner", "--status", "done", "--limit", "2"]
@@ -188,7 +188,7 @@ def test_long_lists_are_paged(server: ServerProcess) -> None:
     assert not {mail["id"] for mail in first} & {mail["id"] for mail in second}
 
 
-def test_attachments_keep_their_names_with_the_long_command(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_envelope_send_command_keeps_the_names_of_attachments(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("words")
     sent = server.json("envelope", "send", "agent:guide", "hello", "--attach", str(tmp_path / "note.txt"))
 

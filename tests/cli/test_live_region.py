@@ -29,7 +29,7 @@ from retinue.cli.live_region import REPEATED_TEXT, LiveRegion, common_prefix_len
         ("\tabc", 10, [0, 3]),
     ],
 )
-def test_text_is_wrapped_into_rows_as_a_terminal_does(text: str, columns: int, starts: list[int]) -> None:
+def test_the_live_region_wraps_text_into_rows_as_a_terminal_does(text: str, columns: int, starts: list[int]) -> None:
     assert find_row_starts(text, columns) == starts
 
 
@@ -44,19 +44,19 @@ def test_text_is_wrapped_into_rows_as_a_terminal_does(text: str, columns: int, s
         ("Grüße, 日本, 👩\u200d🚀", "Grüße, 日本, 👩\u200d🚀"),
     ],
 )
-def test_control_characters_are_escaped(hostile: str, shown: str) -> None:
+def test_control_characters_are_escaped_in_the_live_region_of_a_terminal(hostile: str, shown: str) -> None:
     assert escape_controls(hostile) == shown
 
 
 @given(st.text("ab"), st.text("ab"))
-def test_the_common_prefix_is_found(one: str, other: str) -> None:
+def test_the_live_region_finds_the_common_prefix_of_two_texts(one: str, other: str) -> None:
     length = common_prefix_length(one, other)
 
     assert one[:length] == other[:length]
     assert length in (len(one), len(other)) or one[length] != other[length]
 
 
-def test_growing_text_is_appended_without_erasing() -> None:
+def test_the_live_region_appends_growing_text_without_erasing() -> None:
     region = LiveRegion(use_colors=False)
 
     written = [region.extend("", "one two three"[:end], columns=5, rows=24) for end in range(1, 14)]
@@ -64,7 +64,7 @@ def test_growing_text_is_appended_without_erasing() -> None:
     assert "".join(written) == "one two three"
 
 
-def test_a_later_attempt_with_the_same_text_leaves_the_screen_unchanged() -> None:
+def test_a_later_attempt_with_the_same_text_leaves_the_live_region_unchanged() -> None:
     region = LiveRegion(use_colors=False)
     region.extend("", "one two three", columns=20, rows=24)
 
@@ -72,7 +72,7 @@ def test_a_later_attempt_with_the_same_text_leaves_the_screen_unchanged() -> Non
     assert region.extend("", "one two three four", columns=20, rows=24) == " four"
 
 
-def test_a_later_attempt_with_another_text_replaces_the_earlier_one() -> None:
+def test_a_later_attempt_with_another_text_replaces_the_earlier_text_in_the_live_region() -> None:
     screen = Screen(10, 6)
     region = LiveRegion(use_colors=True)
     for text in ("Hello, 日本の皆さん, how are", "Hello", "Hello, 日本 is far away", "Hel"):
@@ -85,7 +85,7 @@ def test_a_later_attempt_with_another_text_replaces_the_earlier_one() -> None:
     assert screen.lines == ["Help", "next"]
 
 
-def test_thinking_is_dim_and_above_the_text() -> None:
+def test_thinking_in_the_live_region_is_dim_and_above_the_text() -> None:
     region = LiveRegion(use_colors=True)
 
     written = region.extend("hm", "", columns=20, rows=24) + region.extend("hm", "yes", columns=20, rows=24)
@@ -93,7 +93,7 @@ def test_thinking_is_dim_and_above_the_text() -> None:
     assert written == "\x1b[2mhm\x1b[0m\nyes"
 
 
-def test_text_that_scrolled_off_is_not_erased_and_its_repetition_is_announced() -> None:
+def test_text_that_scrolled_off_the_live_region_is_not_erased_and_its_repetition_is_announced() -> None:
     screen = Screen(30, 4)
     region = LiveRegion(use_colors=False)
     old = [f"old {n}" for n in range(9)]
@@ -114,7 +114,7 @@ TEXTS = st.text("ab 日é\u0301\n\t", max_size=30)
     final=st.tuples(TEXTS, TEXTS),
     columns=st.integers(4, 20),
 )
-def test_the_screen_shows_only_the_final_text_whatever_was_painted_before(
+def test_the_live_region_shows_only_the_final_text_whatever_was_painted_before(
     steps: list[tuple[bool, str, str, str]], final: tuple[str, str], columns: int
 ) -> None:
     painted, plain = Screen(columns, 100), Screen(columns, 100)

@@ -87,7 +87,7 @@ def test_the_doctor_and_backup_commands_work_on_a_stopped_server(
     assert (tmp_path / "copy").is_dir()
 
 
-def test_restoring_a_backup_restores_the_instance(tmp_path: Path) -> None:
+def test_the_restore_command_restores_the_instance_of_a_stopped_server_from_a_backup(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "home")
     server.open()
     kept = server.json("send", "agent:guide", "echo kept")["envelope"]
@@ -239,7 +239,7 @@ def test_the_audit_log_of_a_stopped_server_is_listed_verified_and_exported(
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
-def test_an_inconsistent_audit_log_exits_1(tmp_path: Path, is_open: bool) -> None:
+def test_the_audit_verify_command_exits_1_if_the_audit_log_is_inconsistent(tmp_path: Path, is_open: bool) -> None:
     server = ServerProcess(tmp_path / "home")
     server.open()
     server.json("person", "invite", "maria")

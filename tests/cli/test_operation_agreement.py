@@ -214,7 +214,9 @@ def validate_request(operation: Operation, body: dict[str, Any]) -> Any:
 @every_operation
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_a_typed_command_equals_the_posted_request_and_is_validated_alike(name: str, data: st.DataObject) -> None:
+def test_the_command_line_and_http_agree_on_the_request_of_an_operation_and_its_validation(
+    name: str, data: st.DataObject
+) -> None:
     operation = OPERATIONS[name]
     body = data.draw(request_strategy(operation))
 
@@ -227,7 +229,7 @@ def test_a_typed_command_equals_the_posted_request_and_is_validated_alike(name: 
 
 @pytest.mark.spec("A45")
 @every_operation
-def test_an_invalid_request_is_refused_over_http_and_on_the_command_line(name: str) -> None:
+def test_an_invalid_request_of_an_operation_is_refused_over_http_and_on_the_command_line(name: str) -> None:
     operation = OPERATIONS[name]
     needed: dict[str, Any] = {}
     for each in describe_parameters(operation):

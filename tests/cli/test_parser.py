@@ -24,7 +24,9 @@ from retinue.cli.parser import (
 )
 
 
-def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_overview_of_the_command_line_names_every_command_and_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["--help"]) == 0
 
     shown = capsys.readouterr().out
@@ -34,14 +36,14 @@ def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["-h"]])
-def test_the_overview_is_shown_without_arguments_and_by_the_help_options(
+def test_the_help_overview_is_shown_without_arguments_and_by_the_help_options(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 0
     assert capsys.readouterr().out == format_overview()
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_option_of_the_command_line_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"retinue {__version__}\n"
 
@@ -59,7 +61,7 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("command", ALIASES)
-def test_every_example_can_be_parsed(command: str) -> None:
+def test_every_example_in_the_help_of_a_command_can_be_parsed(command: str) -> None:
     import shlex
 
     _, _, examples, *_ = ALIASES[command]
@@ -156,7 +158,7 @@ def test_every_example_can_be_parsed(command: str) -> None:
         ),
     ],
 )
-def test_an_invalid_command_is_explained_with_the_probable_one(
+def test_an_invalid_command_is_refused_with_the_reason_and_the_probable_command(
     words: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
@@ -166,7 +168,7 @@ def test_an_invalid_command_is_explained_with_the_probable_one(
     assert not captured.out
 
 
-def test_options_cannot_be_abbreviated() -> None:
+def test_command_line_options_cannot_be_abbreviated() -> None:
     with pytest.raises(UsageError):
         build_alias_parser("send").parse_args(["agent:guide", "hello", "--deliver", "+1h"])
 
@@ -175,7 +177,7 @@ def test_options_cannot_be_abbreviated() -> None:
 
 
 @pytest.mark.parametrize("noun", list_nouns())
-def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_with_a_noun_alone_lists_the_verbs_of_the_noun(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = format_noun(noun)
 
     assert all(f"\n  {verb}" in shown for verb in list_verbs(noun))
@@ -186,7 +188,9 @@ def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("words", [["help", "envelope", "list"], ["envelope", "list", "-h"]])
-def test_an_operation_has_help_in_both_forms(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_an_operation_is_shown_by_the_help_command_and_by_the_help_option(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(words)
 
@@ -194,7 +198,7 @@ def test_an_operation_has_help_in_both_forms(words: list[str], capsys: pytest.Ca
     assert "usage: retinue envelope list [-h]" in capsys.readouterr().out
 
 
-def test_no_alias_hides_a_noun_with_verbs() -> None:
+def test_no_command_alias_hides_a_noun_with_verbs() -> None:
     for name, *_ in OPERATIONS:
         assert parse_arguments([*split_command(name), *_required_arguments(name)]).operation == name
 
@@ -208,21 +212,21 @@ def _required_arguments(name: str) -> list[str]:
     return words
 
 
-def test_an_option_that_was_not_typed_is_none() -> None:
+def test_a_command_line_option_that_was_not_typed_is_parsed_as_none() -> None:
     options = parse_arguments(["session", "set-queue", "5e6f7a8b"])
 
     assert vars(options)[to_dest("session")] == "5e6f7a8b"
     assert vars(options)[to_dest("mode")] is None
 
 
-def test_a_boolean_option_has_a_positive_and_a_negative_form() -> None:
+def test_a_boolean_command_line_option_has_a_positive_and_a_negative_form() -> None:
     assert vars(parse_arguments(["session", "stop", "5e6f7a8b", "--no-clear"]))[to_dest("clear")] is False
     assert vars(parse_arguments(["session", "stop", "5e6f7a8b", "--clear"]))[to_dest("clear")] is True
     with pytest.raises(UsageError, match="one of the arguments --allow --no-allow is required"):
         parse_arguments(["approval", "answer", "9c8d7e6f"])
 
 
-def test_parameters_of_every_kind_are_parsed_and_null_differs_from_a_missing_value() -> None:
+def test_command_line_options_of_every_kind_are_parsed_and_null_differs_from_a_missing_value() -> None:
     parameters = (
         ("name", "--name", "text", "required nullable", None, (), "its name"),
         ("tags", "--tags", "text", "repeated", None, (), "words"),
@@ -244,7 +248,7 @@ def test_parameters_of_every_kind_are_parsed_and_null_differs_from_a_missing_val
         parser.parse_args(["--attributes", "{"])
 
 
-def test_json_can_come_from_a_file(tmp_path: Path) -> None:
+def test_the_json_value_of_a_command_line_option_can_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "patch.json").write_text('{"colour": "grün"}')
     typed = ["session", "attributes", "5e6f7a8b"]
 

@@ -40,7 +40,7 @@ def has_ended(process: int) -> bool:
         return True
 
 
-def test_up_starts_the_server_and_prints_its_log_path(home: ServerProcess) -> None:
+def test_the_up_command_starts_the_server_and_prints_its_log_path(home: ServerProcess) -> None:
     told = home.json("up")
 
     assert told == {"server": "running", "data_directory": str(home.home), "pid": read_pid(home), "log": told["log"]}
@@ -60,7 +60,7 @@ def test_a_server_started_by_up_outlives_its_terminal(home: ServerProcess) -> No
 
 
 @pytest.mark.spec("H69")
-def test_a_second_start_is_refused_and_stale_files_of_a_crash_are_replaced(home: ServerProcess) -> None:
+def test_a_second_start_of_a_server_is_refused_and_stale_files_of_a_crash_are_replaced(home: ServerProcess) -> None:
     first = home.json("up")["pid"]
     second = home.retinue("up")
 
@@ -91,7 +91,7 @@ time.sleep(1)
 
 
 @pytest.mark.spec("H69")
-def test_a_start_waits_for_a_lock_that_is_released_shortly(home: ServerProcess) -> None:
+def test_a_start_of_the_server_waits_for_a_lock_that_is_released_shortly(home: ServerProcess) -> None:
     """A child process of the killed server holds the lock until it executes its own program."""
     with subprocess.Popen([sys.executable, "-c", ""]) as killed:
         pass
@@ -118,7 +118,7 @@ def test_a_forced_start_stops_the_running_server_first(home: ServerProcess) -> N
     assert home.json("show", envelope)["id"] == envelope
 
 
-def test_of_two_concurrent_starts_one_succeeds_and_the_other_is_refused(home: ServerProcess) -> None:
+def test_one_of_two_concurrent_up_commands_succeeds_and_the_other_is_refused(home: ServerProcess) -> None:
     home.home.mkdir()
     starts = [
         subprocess.Popen(
@@ -140,7 +140,7 @@ def test_of_two_concurrent_starts_one_succeeds_and_the_other_is_refused(home: Se
 
 
 @pytest.mark.spec("H70")
-def test_a_start_that_fails_prints_the_reason(home: ServerProcess) -> None:
+def test_the_up_command_prints_the_reason_if_the_start_fails(home: ServerProcess) -> None:
     home.home.mkdir()
     (home.home / "retinue.db").write_bytes(b"no database" * 1000)
     damaged = home.retinue("up")
@@ -159,7 +159,7 @@ def test_a_start_that_fails_prints_the_reason(home: ServerProcess) -> None:
 
 
 @pytest.mark.spec("H70")
-def test_start_logs_rotate_at_each_start_and_only_five_old_ones_are_kept(home: ServerProcess) -> None:
+def test_the_up_command_rotates_the_start_logs_and_keeps_only_five_old_logs(home: ServerProcess) -> None:
     logs = home.home / "logs"
     logs.mkdir(parents=True)
     for number in range(5):
@@ -177,7 +177,7 @@ def test_start_logs_rotate_at_each_start_and_only_five_old_ones_are_kept(home: S
 
 
 @pytest.mark.spec("H70")
-def test_the_server_log_rotates_at_a_start_and_not_at_a_refused_one(
+def test_the_server_log_rotates_at_a_start_of_the_server_and_not_at_a_refused_start(
     home: ServerProcess,
 ) -> None:
     log = Path(home.json("up")["log"])
@@ -195,7 +195,7 @@ def test_the_server_log_rotates_at_a_start_and_not_at_a_refused_one(
 
 
 @pytest.mark.spec("H70")
-def test_down_kills_a_server_that_does_not_stop_and_nothing_is_lost(home: ServerProcess) -> None:
+def test_the_down_command_kills_a_server_that_does_not_stop_and_nothing_is_lost(home: ServerProcess) -> None:
     process = home.json("up")["pid"]
     sent = home.json("send", "agent:guide", "echo kept")["envelope"]
     os.kill(process, signal.SIGSTOP)  # alive, but it does not answer
@@ -209,7 +209,7 @@ def test_down_kills_a_server_that_does_not_stop_and_nothing_is_lost(home: Server
         assert db.execute("select count(*) from envelopes where id = ?", (sent,)).fetchone() == (1,)
 
 
-def test_down_without_a_running_server_exits_3(home: ServerProcess) -> None:
+def test_the_down_command_without_a_running_server_exits_3(home: ServerProcess) -> None:
     completed = home.retinue("down")
 
     assert completed.returncode == 3

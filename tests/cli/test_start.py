@@ -95,7 +95,9 @@ OPERATION_COMMANDS = [build_minimal_command(name) for name, *_ in OPERATIONS]
 
 
 @pytest.mark.parametrize("words", ALIAS_COMMANDS + OPERATION_COMMANDS, ids=lambda words: "-".join(words[:2]))
-def test_a_command_loads_no_server_code_and_no_heavy_module(server: ServerProcess, words: list[str]) -> None:
+def test_the_start_of_a_command_loads_no_server_code_and_no_heavy_module(
+    server: ServerProcess, words: list[str]
+) -> None:
     code, modules = list_loaded_modules(server, *words)
 
     assert code in (0, 1)
@@ -106,7 +108,7 @@ def test_a_command_loads_no_server_code_and_no_heavy_module(server: ServerProces
     }
 
 
-def test_every_alias_is_tested_or_listed_as_local() -> None:
+def test_the_start_of_every_command_alias_is_tested_or_the_alias_is_listed_as_local() -> None:
     assert {words[0] for words in ALIAS_COMMANDS} | LOCAL_ALIASES == set(ALIASES)
 
 
@@ -117,7 +119,7 @@ def test_a_mistyped_command_opens_no_socket(server: ServerProcess) -> None:
     assert not modules & (HEAVY | {"_socket", "retinue.cli.client"})
 
 
-def test_the_version_needs_no_parser_and_no_socket() -> None:
+def test_the_version_option_of_the_command_line_loads_no_parser_and_no_socket() -> None:
     script = "import sys; from retinue.cli.main import main; main(['--version']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, check=True, text=True)
 

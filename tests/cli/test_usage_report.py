@@ -53,7 +53,7 @@ def utf8_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
 
 
-def test_each_day_has_a_bar_proportional_to_its_cost_and_empty_days_are_listed() -> None:
+def test_a_usage_report_has_a_bar_proportional_to_the_cost_of_each_day_and_lists_empty_days() -> None:
     assert format_for_terminal("usage.show", WEEK_USAGE, 80) == [
         "2026-11-01 to 2026-11-15, by day",
         "",
@@ -66,7 +66,7 @@ def test_each_day_has_a_bar_proportional_to_its_cost_and_empty_days_are_listed()
 
 
 @pytest.mark.parametrize("width", range(4, 200, 7))
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+def test_no_line_of_a_usage_report_is_wider_than_the_terminal(width: int) -> None:
     ids = usage_response(
         "session", usage_row("ab" * 16, cost=5), usage_row("", cost=70_000), usage_row("x" * 80, cost=1)
     )
@@ -77,20 +77,20 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         assert len(line) <= width
 
 
-def test_on_a_narrow_terminal_the_bars_are_omitted_after_the_counts() -> None:
+def test_a_usage_report_on_a_narrow_terminal_omits_first_the_counts_and_then_the_bars() -> None:
     [day] = [line for line in format_for_terminal("usage.show", WEEK_USAGE, 40) if line.startswith("2026-11-13")]
     assert "█" in day and "call" not in day
     [day] = [line for line in format_for_terminal("usage.show", WEEK_USAGE, 30) if line.startswith("2026-11-13")]
     assert "█" not in day and day.endswith("$1.00")
 
 
-def test_without_costs_the_bars_show_tokens() -> None:
+def test_the_bars_of_a_usage_report_without_costs_show_tokens() -> None:
     form = usage_response("agent", usage_row("ada", tokens=(1_000, 0)), usage_row("bo", tokens=(500, 0)))
     ada, bo = format_for_terminal("usage.show", form, 60)[2:4]
     assert ada.count("█") == 2 * bo.count("█") > 0
 
 
-def test_a_terminal_without_block_characters_gets_ascii_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usage_report_has_ascii_bars_on_a_terminal_without_block_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
     for form, operation in ((WEEK_USAGE, "usage.show"), (BUDGETS, "usage.budgets")):
         lines = format_for_terminal(operation, form, 80)
@@ -98,7 +98,7 @@ def test_a_terminal_without_block_characters_gets_ascii_bars(monkeypatch: pytest
         "\n".join(lines).encode("latin-1")
 
 
-def test_uncertain_amounts_are_explained_below_the_table() -> None:
+def test_uncertain_amounts_are_explained_below_the_table_of_a_usage_report() -> None:
     total = usage_row("", cost=500_000, unknown_calls=2, unknown_microusd=20_000, reserved_microusd=5_000)
     lines = format_for_terminal(
         "usage.show", usage_response("agent", usage_row("ada", cost=500_000), total=total, left_out=3), 80
@@ -112,7 +112,7 @@ def test_uncertain_amounts_are_explained_below_the_table() -> None:
     assert format_for_terminal("usage.show", unpriced, 80)[-1] == "the cost of 2 calls is unknown"
 
 
-def test_no_usage_is_reported_as_no_usage() -> None:
+def test_a_usage_report_without_calls_says_no_usage() -> None:
     assert format_for_terminal("usage.show", usage_response("day"), 80) == [
         "2026-11-01 to 2026-11-15, by day",
         "no usage",
@@ -186,7 +186,7 @@ BUDGETS = {
 }
 
 
-def test_a_budget_is_shown_as_a_gauge_and_marked_past_the_warning_share() -> None:
+def test_a_usage_report_shows_each_budget_as_a_gauge_with_a_mark_past_the_warning_share() -> None:
     assert format_for_terminal("usage.budgets", BUDGETS, 80) == [
         "instance's day     ██████▎░░░░░░░░░░░░░░░░░░    $0.50 of $2.00, until 2026-11-16",
         "agent's month ada  █████████████████████████  ! $1.25 of $1.00, until 2026-12-01",
@@ -196,7 +196,7 @@ def test_a_budget_is_shown_as_a_gauge_and_marked_past_the_warning_share() -> Non
     assert nothing[0].startswith("no budgets")
 
 
-def test_piped_budgets_show_the_amount_left_and_the_setting_that_raises_it() -> None:
+def test_budgets_of_a_piped_usage_report_show_the_amount_left_and_the_setting_of_the_budget() -> None:
     assert format_lines("usage.budgets", BUDGETS)[:8] == [
         "name: instance's day",
         "cap: $2.00",
@@ -210,7 +210,7 @@ def test_piped_budgets_show_the_amount_left_and_the_setting_that_raises_it() -> 
     assert format_lines("usage.budgets", BUDGETS | {"budgets": []}) == ["budgets: none"]
 
 
-def test_counts_are_abbreviated_and_amounts_are_rounded() -> None:
+def test_a_usage_report_abbreviates_counts_and_rounds_amounts() -> None:
     assert [format_count(n) for n in (0, 999, 1_000, 12_345, 250_000, 4_500_000, 7 * 10**9)] == [
         *("0", "999", "1.0k", "12.3k", "250k", "4.5M", "7.0G")
     ]

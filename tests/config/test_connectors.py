@@ -65,13 +65,13 @@ def test_an_unknown_connector_setting_is_refused_with_its_path_and_the_nearest_s
     )
 
 
-def test_a_connector_secret_in_plain_text_is_refused(home: SettingsDirectory) -> None:
+def test_a_connector_secret_in_plain_text_in_the_settings_is_refused(home: SettingsDirectory) -> None:
     fault = home.fault('[connectors.family]\nplatform = "telegram"\ntoken = "123:abc-very-secret"\n')
     assert fault.path == "connectors.family.token" and "secret in plain text" in fault.sentence
     assert "very-secret" not in str(fault) and "token_file" in fault.try_this
 
 
-def test_a_connector_needs_a_known_platform(home: SettingsDirectory) -> None:
+def test_the_settings_of_a_connector_must_name_a_known_platform(home: SettingsDirectory) -> None:
     assert home.fault("[connectors.family]\n").path == "connectors.family.platform"
     fault = home.fault('[connectors.family]\nplatform = "telegramm"\n')
     assert fault.path == "connectors.family.platform" and "telegram" in fault.try_this
@@ -100,12 +100,14 @@ def test_settings_of_a_platform_from_a_plugin_are_kept_unparsed(home: SettingsDi
 
 
 @pytest.mark.parametrize("name", ["Family", "1st", "a b", "external", "completion", "x" * 65])
-def test_a_connector_name_that_is_invalid_in_an_address_is_refused(home: SettingsDirectory, name: str) -> None:
+def test_a_connector_name_in_the_settings_that_is_invalid_in_an_address_is_refused(
+    home: SettingsDirectory, name: str
+) -> None:
     fault = home.fault(f'[connectors."{name}"]\nplatform = "telegram"\n')
     assert fault.path.startswith("connectors.")
 
 
-def test_connector_changes_are_reported_by_their_path_in_the_file(home: SettingsDirectory) -> None:
+def test_changes_of_connector_settings_are_reported_by_their_path_in_the_file(home: SettingsDirectory) -> None:
     before = home.load(TWO_BOTS)
     home.write(TWO_BOTS.replace('dm_policy = "pairing"', 'dm_policy = "open"').replace("poll_s = 5", "poll_s = 6"))
     changes = {change.path: change.effect for change in reload_configuration(before, home.environment).changes}
@@ -126,7 +128,7 @@ def test_the_settings_form_shows_a_connector_as_one_section(home: SettingsDirect
     assert not any(".access" in key or ".platform_settings" in key for key in keys)
 
 
-def test_settings_without_connectors_have_none(home: SettingsDirectory) -> None:
+def test_a_settings_file_without_connectors_configures_no_connector(home: SettingsDirectory) -> None:
     assert home.load("").settings.connectors == {}
     assert ConnectorSettings().platform_settings == UnparsedConnectorSettings()
 
@@ -140,7 +142,7 @@ def test_every_built_in_platform_can_be_imported_and_its_secrets_can_be_files() 
         assert {question.key for question in kind.questions if question.secret} <= stems
 
 
-def test_a_file_setting_that_is_no_secret_is_not_listed_as_a_secret() -> None:
+def test_a_file_setting_of_a_connector_that_is_no_secret_is_not_listed_as_a_secret() -> None:
     assert list(iterate_secret_names(IrcSettings)) == ["account_password", "password"]
     own = IrcSettings(host="irc.example", tls_ca_file="ca.pem", password_env="IRC")
     assert list(iterate_secrets(own)) == [("password", "IRC", "")]

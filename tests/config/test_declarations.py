@@ -210,7 +210,9 @@ def test_an_unknown_agent_key_is_refused_as_invalid(home: SettingsDirectory) -> 
 
 
 @pytest.mark.spec("C114.subagents_archive")
-def test_agent_settings_override_the_default_settings_and_these_the_built_in_ones(home: SettingsDirectory) -> None:
+def test_fields_of_a_declared_agent_override_the_default_settings_and_the_built_in_defaults(
+    home: SettingsDirectory,
+) -> None:
     text = """
     [defaults]
     workspace = "/srv/work"
@@ -247,7 +249,7 @@ def test_agent_settings_override_the_default_settings_and_these_the_built_in_one
 
 
 @pytest.mark.spec("A3")
-def test_templates_are_merged_in_order_and_the_agent_overrides_them(home: SettingsDirectory) -> None:
+def test_agent_templates_are_merged_in_order_and_the_declared_agent_overrides_them(home: SettingsDirectory) -> None:
     text = """
     [templates.base]
     model = "base"
@@ -271,7 +273,7 @@ def test_templates_are_merged_in_order_and_the_agent_overrides_them(home: Settin
 
 
 @pytest.mark.spec("A3")
-def test_a_cleared_key_is_not_inherited_and_has_its_default(home: SettingsDirectory) -> None:
+def test_a_cleared_key_of_a_declared_agent_is_not_inherited_and_has_its_default(home: SettingsDirectory) -> None:
     text = """
     [templates.t]
     instructions = "t"
@@ -298,7 +300,7 @@ def test_a_cleared_key_is_not_inherited_and_has_its_default(home: SettingsDirect
 
 
 @pytest.mark.spec("A3")
-def test_circular_templates_are_refused_with_the_cycle(home: SettingsDirectory) -> None:
+def test_circular_agent_templates_are_refused_with_the_cycle(home: SettingsDirectory) -> None:
     fault = home.fault(
         "[templates.a]\nextends = ['x', 'b']\n[templates.b]\nextends = 'c'\n[templates.c]\nextends = 'a'\n[templates.x]"
     )
@@ -307,12 +309,12 @@ def test_circular_templates_are_refused_with_the_cycle(home: SettingsDirectory) 
     assert home.fault("[templates.a]\nextends = 'A'").because == "a -> a"
 
 
-def test_an_agent_that_extends_circular_templates_adds_no_second_error(home: SettingsDirectory) -> None:
+def test_a_declared_agent_that_extends_circular_templates_adds_no_second_error(home: SettingsDirectory) -> None:
     fault = home.fault("[templates.a]\nextends = 'b'\n[templates.b]\nextends = 'a'\n[agents.ada]\nextends = 'a'")
     assert "circular" in fault.sentence
 
 
-def test_an_agent_can_have_the_name_of_its_template(home: SettingsDirectory) -> None:
+def test_a_declared_agent_can_have_the_name_of_its_template(home: SettingsDirectory) -> None:
     assert agents(home, "[templates.ada]\nmodel = 'm'\n[agents.ada]\nextends = 'ada'")["ada"].model == "m"
 
 
@@ -330,7 +332,7 @@ def test_an_agent_can_have_the_name_of_its_template(home: SettingsDirectory) -> 
         ("[templates.t]\nturns_max = 'x'\n[agents.ada]\nextends = 't'", "templates.t.turns_max", "whole number"),
     ],
 )
-def test_an_error_in_a_template_is_reported_at_its_own_path(
+def test_an_error_in_an_agent_template_or_its_use_is_reported_at_its_own_path(
     home: SettingsDirectory, text: str, path: str, says: str
 ) -> None:
     fault = home.fault(text)
@@ -339,13 +341,13 @@ def test_an_error_in_a_template_is_reported_at_its_own_path(
     assert says in f"{fault.sentence} {fault.because} {fault.try_this}"
 
 
-def test_the_depth_of_templates_is_limited(home: SettingsDirectory) -> None:
+def test_the_depth_of_agent_templates_is_limited(home: SettingsDirectory) -> None:
     chain = "".join(f"[templates.t{n}]\nextends = 't{n + 1}'\n" for n in range(EXTENDS_DEPTH_MAX + 5))
     faults = home.faults(chain + f"[templates.t{EXTENDS_DEPTH_MAX + 5}]")
     assert any("too deep" in fault.sentence for fault in faults.values())
 
 
-def test_a_template_shared_by_many_templates_is_merged_once(home: SettingsDirectory) -> None:
+def test_an_agent_template_shared_by_many_templates_is_merged_once(home: SettingsDirectory) -> None:
     diamonds = "".join(f"[templates.t{n}]\nextends = ['t{n + 1}', 't{n + 1}', 't{n + 1}']\n" for n in range(18))
     text = diamonds + "[templates.t18]\nmodel = 'm'\n[agents.ada]\nextends = 't0'"
     assert agents(home, text)["ada"].model == "m"  # following each path separately would be 3^18 merges
@@ -374,14 +376,14 @@ def test_agent_names_in_declarations_are_normalized(home: SettingsDirectory) -> 
         ("", None),
     ],
 )
-def test_the_default_agent_is_the_configured_one_or_main_or_the_first(
+def test_the_default_agent_is_the_configured_agent_or_main_or_the_first_declared_agent(
     home: SettingsDirectory, text: str, answers: str | None
 ) -> None:
     assert home.load(text).default_agent == answers
 
 
 @given(st.text())
-def test_normalize_id_makes_a_valid_name_of_any_text_and_is_idempotent(text: str) -> None:
+def test_normalize_id_makes_a_valid_agent_name_of_any_text_and_is_idempotent(text: str) -> None:
     formed = normalize_id(text)
     assert validate_name(formed, what="an agent") == formed
     assert normalize_id(formed) == formed

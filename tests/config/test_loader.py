@@ -82,7 +82,9 @@ def test_every_server_setting_is_read_from_the_file(home: SettingsDirectory) -> 
     assert settings.slots.main == 1 and settings.slots.subagent == 8
 
 
-def test_an_operation_in_the_permission_policy_can_be_written_with_or_without_quotes(home: SettingsDirectory) -> None:
+def test_an_operation_in_the_permission_policy_setting_can_be_written_with_or_without_quotes(
+    home: SettingsDirectory,
+) -> None:
     policy = home.load(ALL_SETTINGS).settings.permission_policy
     assert policy == {"agent.set": PermissionLevel.BOSS, "session.list": PermissionLevel.RESTRICTED}
 
@@ -102,7 +104,7 @@ def test_the_settings_file_is_in_the_data_directory_or_named_by_retinue_config(h
     assert (settings.drain_s, settings.allowed_hosts) == (2, ("server.example",))
 
 
-def test_a_missing_file_named_by_retinue_config_is_refused(home: SettingsDirectory) -> None:
+def test_a_missing_settings_file_named_by_retinue_config_is_refused(home: SettingsDirectory) -> None:
     with pytest.raises(InvalidSettings, match=r"RETINUE_CONFIG names .*no\.toml, which does not exist"):
         home.load(RETINUE_CONFIG=str(home.folder / "no.toml"))
 
@@ -182,7 +184,9 @@ def test_an_invalid_setting_is_refused_with_its_path(home: SettingsDirectory, te
 
 @pytest.mark.spec("H68")
 @pytest.mark.parametrize("version", ["1", "3", "'2'", "true", "2.5"])
-def test_an_unsupported_config_version_is_refused_with_the_reason(home: SettingsDirectory, version: str) -> None:
+def test_a_settings_file_with_an_unsupported_config_version_is_refused_with_the_reason(
+    home: SettingsDirectory, version: str
+) -> None:
     fault = home.fault(f"config_version = {version}")
     assert fault.path == "config_version"
     assert "config_version 2 only" in fault.because
@@ -209,7 +213,7 @@ def test_an_unsupported_config_version_is_refused_with_the_reason(home: Settings
         ('[server]\nstore = "postgresql://u@h/n?password=hunter2"', "server.store"),
     ],
 )
-def test_a_secret_in_plain_text_is_refused_and_not_shown_in_the_error(
+def test_a_secret_in_plain_text_in_the_settings_file_is_refused_and_not_shown_in_the_error(
     home: SettingsDirectory, text: str, path: str
 ) -> None:
     home.write(text)
@@ -224,7 +228,9 @@ def test_a_secret_in_plain_text_is_refused_and_not_shown_in_the_error(
 
 
 @pytest.mark.parametrize("path", ["web.brave_key", "providers.openai.key"])
-def test_a_key_is_set_by_its_location_and_refused_in_plain_text(home: SettingsDirectory, path: str) -> None:
+def test_a_key_setting_names_where_the_key_is_stored_and_a_key_in_plain_text_is_refused(
+    home: SettingsDirectory, path: str
+) -> None:
     section, _, name = path.rpartition(".")
     settings = home.load(f'[{section}]\n{name} = {{ env = "A_KEY" }}\n', A_KEY="k").settings
     found = settings.web.brave_key if section == "web" else settings.providers["openai"].key
@@ -233,7 +239,7 @@ def test_a_key_is_set_by_its_location_and_refused_in_plain_text(home: SettingsDi
     assert fault.path == path and "very-secret" not in str(fault)
 
 
-def test_names_such_as_token_or_secret_are_not_taken_for_secrets(home: SettingsDirectory) -> None:
+def test_names_in_the_settings_file_such_as_token_or_secret_are_not_taken_for_secrets(home: SettingsDirectory) -> None:
     home.write("""
         [agents.token]
         [mcp.secret]
@@ -261,18 +267,20 @@ def test_names_such_as_token_or_secret_are_not_taken_for_secrets(home: SettingsD
 
 
 @pytest.mark.spec("H68")
-def test_an_unsupported_section_is_refused_with_the_reason(home: SettingsDirectory) -> None:
+def test_an_unsupported_section_of_the_settings_file_is_refused_with_the_reason(home: SettingsDirectory) -> None:
     assert "in its agent directory" in home.fault("[memory]").because
 
 
-def test_a_password_from_a_variable_is_filled_in_and_not_shown_in_the_repr(home: SettingsDirectory) -> None:
+def test_a_password_from_a_variable_is_filled_into_the_settings_and_not_shown_in_their_repr(
+    home: SettingsDirectory,
+) -> None:
     text = '[server]\nstore = "postgresql://u:${PW}@h/n"'
     settings = home.load(text, PW="hunter2").settings
     assert settings.store == "postgresql://u:hunter2@h/n"
     assert "hunter2" not in repr(settings)
 
 
-def test_an_error_shows_the_variable_and_not_its_value(home: SettingsDirectory) -> None:
+def test_a_settings_error_shows_the_variable_and_not_its_value(home: SettingsDirectory) -> None:
     fault = home.fault('[server]\npublic_url = "ftp://${PW}"', PW="hunter2")
     assert "ftp://${PW}" in fault.sentence and "hunter2" not in str(fault)
 
@@ -302,7 +310,7 @@ def test_the_number_of_reported_settings_errors_is_limited(home: SettingsDirecto
     assert "200 or more errors" in str(refused.value)
 
 
-def test_invalid_toml_is_reported_with_its_line(home: SettingsDirectory) -> None:
+def test_invalid_toml_in_the_settings_file_is_reported_with_its_line(home: SettingsDirectory) -> None:
     fault = home.fault("[server]\nzone = UTC\n")
     assert fault.sentence == "invalid TOML"
     assert fault.position.line == 2
@@ -339,7 +347,7 @@ PROXY_SETTINGS = 'public_url = "https://server.example"\ntrusted_proxies = ["10.
         'trusted_proxies = ["10.0.0.1"]',
     ],
 )
-def test_listening_beyond_loopback_without_a_tls_proxy_is_refused(
+def test_settings_that_listen_beyond_loopback_without_a_tls_proxy_are_refused(
     home: SettingsDirectory, host: str, settings: str
 ) -> None:
     fault = home.fault(f'[server]\n{settings}\n[server.listen]\nhost = "{host}"')
@@ -348,15 +356,15 @@ def test_listening_beyond_loopback_without_a_tls_proxy_is_refused(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_listening_on_loopback_needs_no_proxy(home: SettingsDirectory, host: str) -> None:
+def test_settings_that_listen_on_loopback_need_no_proxy(home: SettingsDirectory, host: str) -> None:
     assert home.load(f'[server.listen]\nhost = "{host}"').settings.listen.host == host
 
 
-def test_listening_beyond_loopback_is_allowed_behind_a_trusted_tls_proxy(home: SettingsDirectory) -> None:
+def test_settings_that_listen_beyond_loopback_behind_a_trusted_tls_proxy_are_accepted(home: SettingsDirectory) -> None:
     assert home.load(f'[server]\n{PROXY_SETTINGS}[server.listen]\nhost = "::"').settings.listen.host == "::"
 
 
-def test_a_disabled_listener_can_have_any_host(home: SettingsDirectory) -> None:
+def test_settings_of_a_disabled_listener_can_have_any_host(home: SettingsDirectory) -> None:
     assert not home.load('[server.listen]\nenabled = false\nhost = "0.0.0.0"').settings.listen.enabled
 
 
@@ -431,7 +439,7 @@ TREES = st.dictionaries(
 
 
 @given(tree=TREES)
-def test_any_toml_is_accepted_or_refused_with_complete_errors(tree: dict[str, Any]) -> None:
+def test_any_toml_settings_file_is_accepted_or_refused_with_complete_errors(tree: dict[str, Any]) -> None:
     try:
         text = tomlkit.dumps(tree)
         tomllib.loads(text)

@@ -117,7 +117,7 @@ def test_a_model_setting_is_a_text_or_a_table_of_primary_and_fallbacks(home: Set
 
 
 @pytest.mark.spec("C105.setting")
-def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: SettingsDirectory) -> None:
+def test_the_model_of_a_declared_agent_is_a_text_or_a_table_of_primary_and_fallbacks(home: SettingsDirectory) -> None:
     text = """
     [agents.ada]
     model = { primary = "openai/gpt-5.2", fallbacks = ["groq/x", "local"] }
@@ -136,7 +136,9 @@ def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: Set
     assert (di.model, di.fallbacks) == ("guide", ("openai/gpt-5.2",))
 
 
-def test_an_agents_model_overrides_its_templates_model_and_parts_can_be_cleared(home: SettingsDirectory) -> None:
+def test_the_model_of_a_declared_agent_overrides_that_of_its_template_and_parts_can_be_cleared(
+    home: SettingsDirectory,
+) -> None:
     text = """
     [templates.careful]
     model = { primary = "openai/gpt-5.2", fallbacks = ["groq/x"] }
@@ -204,13 +206,13 @@ def test_invalid_model_settings_are_refused_with_path_and_line(home: SettingsDir
 
 
 @pytest.mark.spec("C104")
-def test_two_models_with_one_alias_are_refused(home: SettingsDirectory) -> None:
+def test_two_models_with_one_alias_in_the_settings_are_refused(home: SettingsDirectory) -> None:
     fault = home.fault('[models.entries."openai/a"]\nalias = "Fast"\n[models.entries."groq/b"]\nalias = "fast"')
     assert fault.path == 'models.entries."groq/b".alias' and fault.position.line == 4
     assert "already the alias of openai/a" in fault.sentence
 
 
-def test_a_misspelled_provider_is_refused_with_the_nearest_name(home: SettingsDirectory) -> None:
+def test_a_misspelled_provider_in_the_settings_is_refused_with_the_nearest_name(home: SettingsDirectory) -> None:
     assert "`openai`" in home.fault('[models]\ndefault = "opnai/gpt-5"').try_this
     assert "[providers.google]" in home.fault("[providers.gemini]").try_this
 
@@ -225,18 +227,20 @@ def test_a_misspelled_provider_is_refused_with_the_nearest_name(home: SettingsDi
         '[models.entries."openai/x"]\nparams = { api_key = "sk-very-private" }',
     ],
 )
-def test_a_provider_key_in_plain_text_is_refused_and_not_shown_in_the_error(home: SettingsDirectory, text: str) -> None:
+def test_a_provider_key_in_plain_text_in_the_settings_is_refused_and_not_shown_in_the_error(
+    home: SettingsDirectory, text: str
+) -> None:
     fault = home.fault(text, PRIVATE="sk-very-private")
     assert "secret" in fault.sentence and "env" in fault.try_this
     assert "sk-very-private" not in str(fault)
 
 
-def test_a_secret_reference_in_the_params_of_a_model_is_refused(home: SettingsDirectory) -> None:
+def test_a_secret_reference_in_the_params_of_a_model_setting_is_refused(home: SettingsDirectory) -> None:
     fault = home.fault('[models.entries."openai/x"]\nparams = { api_key = { env = "X" } }')
     assert "which JSON cannot express" in fault.sentence
 
 
-def test_a_provider_alias_is_accepted_in_model_references(home: SettingsDirectory) -> None:
+def test_a_provider_alias_is_accepted_in_model_settings(home: SettingsDirectory) -> None:
     assert home.load('[models]\ndefault = "Gemini/gemini-2.5-flash"').settings.models.default.primary
     assert set(PROVIDER_ALIASES.values()) <= KNOWN_PROVIDERS and not set(PROVIDER_ALIASES) & KNOWN_PROVIDERS
 
@@ -259,7 +263,7 @@ def test_model_setting_changes_are_reported_by_path_and_need_no_restart(home: Se
 
 
 @pytest.mark.spec("H80")
-def test_an_agents_effort_in_the_file_must_be_a_known_level_or_default(home: SettingsDirectory) -> None:
+def test_the_effort_of_an_agent_in_the_settings_must_be_a_known_level_or_default(home: SettingsDirectory) -> None:
     levels = ("none", "low", "medium", "high", "xhigh")
     for level in levels:
         assert home.load(f'[agents.ada]\neffort = "{level}"').declarations.agents[0].effort == level

@@ -37,7 +37,7 @@ SOURCE_RULE = '[[provenance.source]]\ntools = "x"\ntrust = "private"\n'
 ARGUMENT_RULE = '[[provenance.argument]]\ntools = "x"\nargument = "y"\n'
 
 
-def test_provenance_rules_of_every_kind_are_parsed(home: SettingsDirectory) -> None:
+def test_provenance_rules_of_every_kind_are_parsed_from_the_settings(home: SettingsDirectory) -> None:
     found = home.load("""
         [provenance]
         explaining_trust = ["owner", "person"]
@@ -98,7 +98,7 @@ def test_provenance_rules_of_every_kind_are_parsed(home: SettingsDirectory) -> N
     )
 
 
-def test_the_provenance_example_in_the_guide_is_valid(home: SettingsDirectory) -> None:
+def test_the_provenance_settings_example_in_the_guide_is_valid(home: SettingsDirectory) -> None:
     _, _, rest = GUIDE.read_text().partition("```toml\n")
     found = home.load(rest.partition("```")[0]).settings.provenance
     assert found.source and found.argument and found.tool_request and found.measure
@@ -176,7 +176,7 @@ def test_the_provenance_example_in_the_guide_is_valid(home: SettingsDirectory) -
         ("provenance = 3", "provenance", "must be a table"),
     ],
 )
-def test_an_invalid_provenance_rule_is_refused_with_its_path(
+def test_an_invalid_provenance_rule_in_the_settings_is_refused_with_its_path(
     home: SettingsDirectory, text: str, path: str, says: str
 ) -> None:
     fault = home.fault(text)
@@ -184,7 +184,7 @@ def test_an_invalid_provenance_rule_is_refused_with_its_path(
     assert fault.because and fault.try_this and fault.position.line
 
 
-def test_every_invalid_provenance_rule_is_reported_with_its_line(home: SettingsDirectory) -> None:
+def test_every_invalid_provenance_rule_in_the_settings_is_reported_with_its_line(home: SettingsDirectory) -> None:
     faults = home.faults(
         VALID_RULE
         + '[[provenance.source]]\ntools = "x"\ntrust = "trusted"\n'
@@ -261,7 +261,7 @@ def test_parse_provenance_rules_refuses_unknown_keys() -> None:
         parse_provenance_rules({"effects": {}})
 
 
-def test_an_invalid_exec_allow_rule_is_refused_with_its_path(home: SettingsDirectory) -> None:
+def test_an_invalid_exec_allow_rule_in_the_settings_is_refused_with_its_path(home: SettingsDirectory) -> None:
     faults = home.faults('[tools.exec]\nallow = ["git status", "ls | wc", "./run", " "]\n')
     assert list(faults) == ["tools.exec.allow[1]", "tools.exec.allow[2]", "tools.exec.allow[3]"]
     assert "must be plain words" in faults["tools.exec.allow[1]"].sentence

@@ -70,7 +70,7 @@ def test_a_renamed_setting_keeps_its_depth_and_changes_its_name(old: str, new: s
     assert old != new and len(old.split(".")) == len(new.split("."))
 
 
-def test_no_old_name_of_a_setting_is_a_setting_today() -> None:
+def test_no_old_name_of_a_renamed_setting_is_a_current_setting() -> None:
     today = set(LINE_OF_KEY.findall(render_settings_page()))
     for old, new in SETTINGS.items():
         parents, name = new.rpartition(".")[0], old.rpartition(".")[2]
@@ -79,7 +79,7 @@ def test_no_old_name_of_a_setting_is_a_setting_today() -> None:
             assert path not in today and f"{path}." not in "".join(f"{each}\n" for each in today), path
 
 
-def test_the_file_of_the_previous_version_has_every_renamed_setting_and_value() -> None:
+def test_the_settings_file_of_the_previous_version_has_every_renamed_setting_and_value() -> None:
     tree = tomllib.loads(PREVIOUS)
     renamed = rename_settings(tree, find_platforms(tree)).renamed
     shapes = [re.compile(re.sub(r"\\\*(\\\(\w+\\\))?", "[^.]+", re.escape(old))) for old in SETTINGS]
@@ -93,7 +93,7 @@ def test_the_file_of_the_previous_version_has_every_renamed_setting_and_value() 
 # --- rewriting ---
 
 
-def test_the_file_of_the_previous_version_is_rewritten_to_one_that_means_the_same(home: SettingsDirectory) -> None:
+def test_the_settings_file_of_the_previous_version_is_rewritten_with_the_same_meaning(home: SettingsDirectory) -> None:
     new = rewritten(PREVIOUS)
     assert home.load(new, A_SECRET="s", ADA_KEY="k").settings.zone.key == "Europe/Berlin"
     before, after = [value for _, value in leaves(tomllib.loads(PREVIOUS))], list(leaves(tomllib.loads(new)))
@@ -114,7 +114,7 @@ def test_the_file_of_the_previous_version_is_rewritten_to_one_that_means_the_sam
     assert examined.configuration.declarations == read.declarations
 
 
-def test_rewriting_leaves_no_setting_of_the_reference_page_out() -> None:
+def test_the_rewritten_settings_file_of_the_previous_version_has_every_current_setting() -> None:
     """Every current setting is in the rewritten file of the previous version, so no rename is missing."""
     placeholder = re.compile(r"NAME|\"PROVIDER/MODEL\"")
     paths = {path for path, _ in leaves(tomllib.loads(rewritten(PREVIOUS)))}
@@ -128,7 +128,7 @@ def test_rewriting_leaves_no_setting_of_the_reference_page_out() -> None:
     assert missing == []
 
 
-def test_only_names_change_in_a_rewritten_file() -> None:
+def test_only_renamed_settings_and_values_change_in_a_rewritten_settings_file() -> None:
     new = rewritten(PREVIOUS)
     old_lines, new_lines = PREVIOUS.splitlines(), new.splitlines()
     assert len(old_lines) == len(new_lines)
@@ -163,14 +163,16 @@ def test_only_names_change_in_a_rewritten_file() -> None:
         ("[plugins.house]\nsettings = { colour = 'house', house = 1 }", None),
     ],
 )
-def test_names_are_rewritten_in_every_form_of_toml(old: str, new: str | None) -> None:
+def test_renamed_settings_are_rewritten_in_every_form_of_toml(old: str, new: str | None) -> None:
     assert rewritten(old) == (old if new is None else new)
 
 
 # --- at the start of the server ---
 
 
-def test_the_files_of_an_instance_are_rewritten_once_with_a_backup_and_their_mode(home: SettingsDirectory) -> None:
+def test_settings_files_with_renamed_settings_are_rewritten_once_with_a_backup_and_keep_their_mode(
+    home: SettingsDirectory,
+) -> None:
     home.write('include = ["conf.d/*", "people.toml"]\n' + OLD)
     home.file.chmod(0o640)
     included = home.write("[agents.ada]\ncolour = 'teal'\n", name="conf.d/ada.toml")
@@ -197,14 +199,14 @@ def test_the_files_of_an_instance_are_rewritten_once_with_a_backup_and_their_mod
     assert {each: each.stat() for each in home.folder.rglob("*")} == states
 
 
-def test_a_backup_that_exists_is_never_overwritten(home: SettingsDirectory) -> None:
+def test_rewriting_a_settings_file_never_overwrites_an_existing_backup(home: SettingsDirectory) -> None:
     backup = home.write("# the first one\n", name=f"retinue.toml{BACKUP_SUFFIX}")
     home.write(OLD)
     upgrade_settings_files(home.environment)
     assert (home.file.read_text(), backup.read_text()) == (NEW, "# the first one\n")
 
 
-def test_a_platform_in_another_file_decides_which_keys_are_renamed(home: SettingsDirectory) -> None:
+def test_a_connector_platform_in_another_settings_file_decides_which_keys_are_renamed(home: SettingsDirectory) -> None:
     home.write('include = ["irc.toml"]\n[connectors.club]\nrooms = ["#x"]\n')
     home.write('[connectors.club]\nkind = "irc"\nhost = "irc.example.org"\n', name="irc.toml")
     upgrade_settings_files(home.environment)
@@ -221,7 +223,7 @@ def test_a_platform_in_another_file_decides_which_keys_are_renamed(home: Setting
         ("[agents.ada]\ncolour = 'red'\ncolor = 'blue'\n", "agents.ada.colour", "agents.ada.color"),
     ],
 )
-def test_a_setting_under_both_names_is_refused_and_no_file_changes(
+def test_a_renamed_setting_under_both_its_names_is_refused_and_no_file_changes(
     home: SettingsDirectory, text: str, old: str, new: str
 ) -> None:
     other = home.write("[agents.bo]\ncolour = 'red'\n", name="other.toml")
@@ -236,7 +238,7 @@ def test_a_setting_under_both_names_is_refused_and_no_file_changes(
         load_configuration(home.environment, accept_old_names=True)
 
 
-def test_a_file_that_cannot_be_written_is_read_with_the_new_names(
+def test_a_settings_file_with_old_names_that_cannot_be_rewritten_is_read_with_the_new_names(
     home: SettingsDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -274,7 +276,9 @@ def upgrade_until_killed(environment: Mapping[str, str], steps: int) -> bool:
     os._exit(0)
 
 
-def test_a_kill_at_any_step_leaves_each_file_whole_and_the_next_start_continues(home: SettingsDirectory) -> None:
+def test_a_kill_while_settings_files_are_rewritten_leaves_each_whole_and_the_next_start_continues(
+    home: SettingsDirectory,
+) -> None:
     inner = "[agents.ada]\ncolour = 'teal'\n"
     outcomes: set[tuple[bool, bool]] = set()
     for step in range(200):
@@ -315,7 +319,7 @@ def test_a_kill_at_any_step_leaves_each_file_whole_and_the_next_start_continues(
         ("[skills]\ntrusted = ['house']\n", 'skills.trusted = "house"', 'skills.trusted = "instance"'),
     ],
 )
-def test_an_old_name_is_refused_with_the_new_one_and_its_line(
+def test_an_old_setting_name_is_refused_with_its_new_name_and_its_line(
     home: SettingsDirectory, text: str, old: str, new: str
 ) -> None:
     main = home.write("\n\ninclude = ['inner.toml']\n")
@@ -332,7 +336,7 @@ def test_an_old_name_is_refused_with_the_new_one_and_its_line(
         inner.write_text("")
 
 
-def test_an_old_name_in_a_patch_is_refused_and_the_file_stays(home: SettingsDirectory) -> None:
+def test_an_old_setting_name_in_a_patch_is_refused_and_the_file_stays_unchanged(home: SettingsDirectory) -> None:
     before = home.load("[server]\ndrain_s = 1\n")
     for changes in ({"house": {"zone": "UTC"}}, {"house": {"zone": "UTC", "drain_s": None}}):
         with pytest.raises(SettingRenamed, match=r"`house\.zone` is now `server\.zone`"):
@@ -340,21 +344,21 @@ def test_an_old_name_in_a_patch_is_refused_and_the_file_stays(home: SettingsDire
     assert home.file.read_text() == "[server]\ndrain_s = 1\n"
 
 
-def test_an_old_name_beside_the_new_one_can_be_removed_with_a_patch(home: SettingsDirectory) -> None:
+def test_an_old_setting_name_beside_the_new_name_can_be_removed_with_a_patch(home: SettingsDirectory) -> None:
     text = "[server]\ndrain_s = 1\n[house]\ndrain_s = 2\n"
     home.write(text)
     patch_settings_file(home.environment, {"house": None}, expected_hash=hash_settings_text(text))
     assert home.file.read_text() == "[server]\ndrain_s = 1\n"
 
 
-def test_an_old_name_that_a_table_without_a_file_has_is_explained() -> None:
+def test_the_new_name_of_a_renamed_setting_is_found_without_a_settings_file() -> None:
     assert find_new_name(("connectors", "club"), "rooms") == "channels"
     assert find_new_name(("connectors", "club"), "nick") is None
     assert find_new_name(("agents", "ada", "delegation"), "circles") == "allow_cycles"
     assert find_new_name((), "house") == "server"
 
 
-def test_errors_in_a_file_with_old_names_have_their_lines(home: SettingsDirectory) -> None:
+def test_errors_in_a_settings_file_with_old_names_have_their_lines(home: SettingsDirectory) -> None:
     faults = home.faults("[house.listen]\nport = 1\n\nprot = 3\n")
     assert faults["server.listen.prot"].position.line == 4
     assert json.dumps(sorted(faults)) == '["house.listen", "server.listen.prot"]'

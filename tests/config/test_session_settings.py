@@ -91,7 +91,7 @@ def test_invalid_session_settings_are_refused_with_path_and_line(
     assert fault.position.line in (3, 4)
 
 
-def test_an_agents_reset_rules_are_read_and_exported(home: SettingsDirectory) -> None:
+def test_the_reset_rules_of_an_agent_are_read_from_the_settings_and_exported(home: SettingsDirectory) -> None:
     rules = ResetRules(daily_at="05:30", idle_minutes=90, context_tokens_max=0)
     ada = Agent(name="ada", reset=rules)
     (declared,) = home.load(

@@ -75,14 +75,14 @@ def test_a_reload_keeps_proxy_settings_while_the_server_listens_beyond_loopback(
     assert reloaded.settings.public_url == "https://h.example" and reloaded.settings.trusted_proxies == ("10.0.0.1",)
 
 
-def test_a_reload_of_an_invalid_file_is_refused(home: SettingsDirectory) -> None:
+def test_a_reload_of_an_invalid_settings_file_is_refused(home: SettingsDirectory) -> None:
     running = home.load("[server]\ndrain_s = 1")
     home.write("[server]\ndrain_s = 2\nprot = 1")
     with pytest.raises(InvalidSettings):
         reload_configuration(running, home.environment)
 
 
-def test_directory_store_zone_and_proxy_settings_need_a_restart() -> None:
+def test_changes_of_directory_store_zone_and_proxy_settings_need_a_restart() -> None:
     effects = {each.name: setting_rule(each).effect for each in fields(Settings) if not is_dataclass(each.default)}
     assert {name for name, effect in effects.items() if effect is SettingEffect.RESTART} == {
         "home",

@@ -11,11 +11,11 @@ from retinue.config.settings_docs import PAGE_PATH, render_settings_page
 GUIDE = PAGE_PATH.parent.parent / "guides" / "configure.md"
 
 
-def test_the_settings_page_is_up_to_date() -> None:
+def test_the_settings_reference_page_is_up_to_date() -> None:
     assert PAGE_PATH.read_text(encoding="utf-8") == render_settings_page()
 
 
-def test_the_sample_in_the_guide_is_a_valid_settings_file(home: SettingsDirectory) -> None:
+def test_the_sample_in_the_configuration_guide_is_a_valid_settings_file(home: SettingsDirectory) -> None:
     sample = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[0]
     configuration = home.load(sample)
     assert configuration.default_agent == "ada"
@@ -31,7 +31,7 @@ def test_the_sample_in_the_guide_is_a_valid_settings_file(home: SettingsDirector
     assert home.load(uncommented, RETINUE_DB_PASSWORD="x").settings.store == expected
 
 
-def test_the_error_shown_in_the_guide_is_the_real_error(home: SettingsDirectory) -> None:
+def test_the_settings_error_shown_in_the_configuration_guide_is_the_real_error(home: SettingsDirectory) -> None:
     fault = home.fault("\n" * 9 + "[server.listen]\nprot = 1")
     page = GUIDE.read_text(encoding="utf-8")
     assert (

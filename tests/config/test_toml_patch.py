@@ -70,29 +70,29 @@ def test_a_toml_patch_adds_a_top_level_key_above_the_tables() -> None:
     assert result == TEXT.replace("# two\n", '# two\ninclude = ["a.toml"]\n')
 
 
-def test_none_removes_a_key_or_table_and_keeps_other_comments() -> None:
+def test_a_toml_patch_with_none_removes_a_key_or_table_and_keeps_other_comments() -> None:
     result = apply_patch(TEXT, {"server": {"drain_s": None, "listen": None}, "nobody": None})
     assert result == TEXT.replace("drain_s = 5\n", "").replace("\n[server.listen]  # the address\nport = 7000\n", "")
 
 
-def test_removing_a_table_removes_its_own_comment_and_keeps_separate_comments() -> None:
+def test_a_toml_patch_that_removes_a_table_removes_its_own_comment_and_keeps_separate_comments() -> None:
     result = apply_patch(TEXT, {"agents": {"ada": None}})
     assert "# The agents.\n\n[[rooms]]" in result and "# Ada came first." not in result
     assert apply_patch("# My server.\n[server]\nzone = 'UTC'\n", {"server": None}) == "# My server.\n"
 
 
-def test_the_last_table_of_a_section_can_be_removed() -> None:
+def test_a_toml_patch_can_remove_the_last_table_of_a_section() -> None:
     assert "agents" not in tomllib.loads(apply_patch(TEXT, {"agents": {"ada": None}}))
 
 
 @pytest.mark.spec("C3.arrays")
-def test_tables_of_an_array_are_merged_by_id_and_new_ones_added() -> None:
+def test_a_toml_patch_merges_tables_of_an_array_by_id_and_adds_new_tables() -> None:
     result = apply_patch(TEXT, {"rooms": [{"id": "blue", "size": 9}, {"id": "green"}]})
     assert tomllib.loads(result)["rooms"] == [{"id": "red", "size": 1}, {"id": "blue", "size": 9}, {"id": "green"}]
     assert "size = 1  # small" in result and "# The large one." in result
 
 
-def test_tables_of_an_array_without_ids_are_merged_by_name() -> None:
+def test_a_toml_patch_merges_tables_of_an_array_without_ids_by_name() -> None:
     text = "rooms = [\n  { name = 'a', x = 1 }, # first\n  { name = 'b' },\n]\n"
     result = apply_patch(text, {"rooms": [{"name": "a", "y": 2}, {"name": "c"}]})
     assert tomllib.loads(result)["rooms"] == [{"name": "a", "x": 1, "y": 2}, {"name": "b"}, {"name": "c"}]
@@ -100,7 +100,7 @@ def test_tables_of_an_array_without_ids_are_merged_by_name() -> None:
 
 
 @pytest.mark.parametrize("given_", [[{"id": "a"}, {"x": 1}], [{"id": "a"}, {"id": "a"}], [1], []])
-def test_an_array_without_distinct_ids_is_replaced_completely(given_: list[object]) -> None:
+def test_a_toml_patch_replaces_an_array_without_distinct_ids_completely(given_: list[object]) -> None:
     assert tomllib.loads(apply_patch(TEXT, {"rooms": given_})).get("rooms", []) == given_
 
 
@@ -130,12 +130,12 @@ def test_a_toml_patch_rejected_by_validation_raises_its_error() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), [None], {"a": [None]}, {3: 4}, b"x"])
-def test_a_value_that_toml_cannot_express_is_refused(value: object) -> None:
+def test_a_toml_patch_with_a_value_that_toml_cannot_express_is_refused(value: object) -> None:
     with pytest.raises(Invalid, match="cannot write"):
         apply_patch(TEXT, {"x": value})
 
 
-def test_a_table_written_as_dotted_keys_is_extended_correctly_or_refused() -> None:
+def test_a_toml_patch_of_a_table_written_as_dotted_keys_extends_the_table_or_is_refused() -> None:
     text = 'server.zone = "UTC"\nserver.drain_s = 1\n[agents.x]\n'
     try:
         result = apply_patch(text, {"server": {"listen": {"port": 1}}})

@@ -78,7 +78,7 @@ def test_keys_of_every_toml_form_are_found_on_their_lines() -> None:
     }
 
 
-def test_key_lines_are_the_same_with_crlf_line_endings() -> None:
+def test_toml_keys_are_found_on_the_same_lines_with_crlf_line_endings() -> None:
     assert find_key_lines(TEXT.replace("\n", "\r\n")) == find_key_lines(TEXT)
 
 
@@ -98,7 +98,7 @@ def paths(value: Any, path: KeyPath = ()) -> set[KeyPath]:
 
 
 @given(TREES)
-def test_exactly_the_keys_of_any_toml_are_found(tree: dict[str, Any]) -> None:
+def test_the_lines_of_exactly_the_keys_of_any_toml_are_found(tree: dict[str, Any]) -> None:
     text = tomlkit.dumps(tree)
     try:
         parsed = tomllib.loads(text)

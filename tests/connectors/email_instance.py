@@ -49,7 +49,7 @@ def make_email(
 
 
 def make_delivery_part(
-    room: str,
+    channel: str,
     text: str,
     *,
     id: str = "a" * 32,
@@ -63,7 +63,7 @@ def make_delivery_part(
         seq=1,
         id=EnvelopeId(id),
         sender=address.parse_address("agent:ada"),
-        recipient=address.parse_address(f"channel:post:{room}"),
+        recipient=address.parse_address(f"channel:post:{channel}"),
         session=None,
         kind=EnvelopeKind.ANSWER,
         text=text,

@@ -128,7 +128,7 @@ async def listen_in_background(connector: TelegramConnector, server: TelegramSet
 def make_delivery_part(
     text: str = "",
     *,
-    room: str = "42",
+    channel: str = "42",
     files: tuple[Attachment, ...] = (),
     quote: str = "",
     buttons: Sequence[Sequence[Button]] = (),
@@ -137,7 +137,7 @@ def make_delivery_part(
         seq=1,
         id=EnvelopeId(f"{1:032x}"),
         sender=address.agent_address("ada", "0" * 32),
-        recipient=address.parse_address(f"channel:family:{room}"),
+        recipient=address.parse_address(f"channel:family:{channel}"),
         session=None,
         kind=EnvelopeKind.ANSWER,
         text=text,

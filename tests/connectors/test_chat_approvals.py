@@ -72,9 +72,14 @@ def button_data(part: DeliveryPart, label: str) -> str:
     return next(button.data for row in part.buttons for button in row if button.label == label)
 
 
-def make_press(data: str, *, by: str = OWNER, room: str = "", id_: str = "p1") -> InboundMessage:
+def make_press(data: str, *, by: str = OWNER, channel: str = "", id_: str = "p1") -> InboundMessage:
     return inbound_message(
-        data, by=by, room=room or f"dm-{by}", id_=id_, kind=InboundKind.PRESS, quoted=QuotedMessage(message_id="5")
+        data,
+        by=by,
+        channel=channel or f"dm-{by}",
+        id_=id_,
+        kind=InboundKind.PRESS,
+        quoted=QuotedMessage(message_id="5"),
     )
 
 
@@ -114,7 +119,9 @@ async def test_an_owner_button_press_decides_the_approval_and_updates_the_questi
 
 
 @pytest.mark.spec("C61.deny", "C61.always")
-async def test_deny_and_allow_always_buttons_deny_the_approval_and_create_a_grant(chat: ChatInstance) -> None:
+async def test_the_deny_and_allow_always_buttons_in_a_chat_deny_an_approval_and_create_a_grant(
+    chat: ChatInstance,
+) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         approval, question = await request_approval(server, chat)
@@ -136,8 +143,8 @@ async def test_an_unauthorized_button_press_is_refused_privately_and_recorded_in
         await link_owner_and_maria(server)
         approval, question = await request_approval(server, chat)
         data, room = button_data(question, "Allow"), question.channel
-        assert await press_and_read_reply(server, chat, make_press(data, by=STRANGER, room=room)) == NOT_ALLOWED
-        reply = await press_and_read_reply(server, chat, make_press(data, by=MARIA, room=room, id_="p2"))
+        assert await press_and_read_reply(server, chat, make_press(data, by=STRANGER, channel=room)) == NOT_ALLOWED
+        reply = await press_and_read_reply(server, chat, make_press(data, by=MARIA, channel=room, id_="p2"))
         assert reply == f"{NOT_ALLOWED} (person:maria was not asked)"
         await server.wait_until_idle()
 
@@ -166,7 +173,7 @@ async def test_button_data_from_another_channel_or_forged_is_rejected_as_unknown
         ]
         for number, data in enumerate(forged):
             assert (
-                await press_and_read_reply(server, chat, make_press(data, by=MARIA, id_=f"f{number}", room=hers))
+                await press_and_read_reply(server, chat, make_press(data, by=MARIA, id_=f"f{number}", channel=hers))
                 == UNKNOWN_BUTTON
             )
         assert await read_approval_state(server, approval) == "open"
@@ -194,7 +201,9 @@ async def test_a_repeated_or_late_button_press_reports_the_approval_status(chat:
         assert read_witness_lines(chat.instance) == ["one"]
 
 
-async def test_a_button_press_accepted_before_a_crash_is_performed_once_after_it(chat: ChatInstance) -> None:
+async def test_an_approval_button_press_accepted_before_a_crash_is_performed_once_after_the_crash(
+    chat: ChatInstance,
+) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         _, question = await request_approval(server, chat)
@@ -228,7 +237,9 @@ class FailingConnector(FakeConnector):
         raise RuntimeError("and another one")
 
 
-async def test_a_connector_error_while_answering_a_press_does_not_undo_the_decision(chat: ChatInstance) -> None:
+async def test_a_connector_error_while_answering_an_approval_button_press_does_not_undo_the_decision(
+    chat: ChatInstance,
+) -> None:
     chat.instance.connectors["quiet"] = FailingConnector(chat.instance.clock, capabilities=WITH_BUTTONS)
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
@@ -242,14 +253,14 @@ async def test_a_connector_error_while_answering_a_press_does_not_undo_the_decis
             await server.wait_until_idle()
 
 
-async def test_many_presses_by_strangers_store_nothing(chat: ChatInstance) -> None:
+async def test_many_approval_button_presses_by_strangers_store_nothing(chat: ChatInstance) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         _, question = await request_approval(server, chat)
         data, before = button_data(question, "Allow"), await count(server)
         for number in range(10 * CONCURRENT_REPLIES_MAX):
             await server.connector_intake.accept(
-                "quiet", make_press(data, by=STRANGER, room=question.channel, id_=f"s{number}")
+                "quiet", make_press(data, by=STRANGER, channel=question.channel, id_=f"s{number}")
             )
         await server.wait_until_idle()
         assert await count(server) == before, "the press is not stored"
@@ -257,7 +268,7 @@ async def test_many_presses_by_strangers_store_nothing(chat: ChatInstance) -> No
 
 
 @pytest.mark.spec("D32.buttons", "D32.resumes")
-async def test_a_permission_request_has_buttons_and_a_press_resumes_the_agent(chat: ChatInstance) -> None:
+async def test_a_permission_request_in_a_chat_has_buttons_and_a_press_resumes_the_agent(chat: ChatInstance) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         wish = tool_instruction("request_permission", permission="web", reason="to look up the trains")
@@ -276,7 +287,9 @@ async def test_a_permission_request_has_buttons_and_a_press_resumes_the_agent(ch
 # --- who is asked in a chat ---
 
 
-async def test_a_linked_person_is_asked_in_their_channel_and_cannot_allow_always(chat: ChatInstance) -> None:
+async def test_a_linked_person_is_asked_for_an_approval_in_their_chat_and_cannot_allow_always(
+    chat: ChatInstance,
+) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         approval, question = await request_approval(server, chat, by=MARIA)
@@ -288,7 +301,7 @@ async def test_a_linked_person_is_asked_in_their_channel_and_cannot_allow_always
         await server.wait_for(lambda _: read_witness_lines(chat.instance) == ["one"], what="the call")
 
 
-async def test_an_approval_for_a_stranger_goes_to_the_owner_and_not_to_the_channel(chat: ChatInstance) -> None:
+async def test_an_approval_for_a_stranger_in_a_chat_goes_to_the_owner_and_not_to_the_chat(chat: ChatInstance) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         await server.connector_intake.accept("quiet", inbound_message(append_line_instruction("one"), by=STRANGER))
@@ -301,7 +314,7 @@ async def test_an_approval_for_a_stranger_goes_to_the_owner_and_not_to_the_chann
 # --- numbers, without buttons ---
 
 
-async def test_a_numbered_reply_decides_an_approval_without_buttons(chat: ChatInstance) -> None:
+async def test_a_numbered_reply_in_a_chat_decides_an_approval_without_buttons(chat: ChatInstance) -> None:
     chat.quiet_connector.capabilities = WITHOUT_BUTTONS
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
@@ -314,7 +327,9 @@ async def test_a_numbered_reply_decides_an_approval_without_buttons(chat: ChatIn
         assert await read_approval_state(server, approval) == "denied"
 
 
-async def test_a_number_is_ordinary_text_unless_an_open_approval_offers_it(chat: ChatInstance) -> None:
+async def test_a_number_in_a_chat_is_ordinary_text_unless_an_open_approval_offers_that_number(
+    chat: ChatInstance,
+) -> None:
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         quiet_connector = chat.quiet_connector
@@ -325,14 +340,16 @@ async def test_a_number_is_ordinary_text_unless_an_open_approval_offers_it(chat:
         too_high = await server.connector_intake.accept("quiet", inbound_message("9", by=OWNER, id_="3"))
         elsewhere = await server.connector_intake.accept("quiet", inbound_message("1", by=MARIA, id_="4"))
         stranger = await server.connector_intake.accept(
-            "quiet", inbound_message("1", by=STRANGER, room="-1", id_="5", mentioned=True)
+            "quiet", inbound_message("1", by=STRANGER, channel="-1", id_="5", mentioned=True)
         )
         for receipt in (plain, with_buttons, too_high, elsewhere, stranger):
             assert receipt is not None and receipt.outcome is None
         assert await read_approval_state(server, approval) == "open"
 
 
-async def test_a_number_is_ambiguous_with_two_open_approvals_unless_it_quotes_one(chat: ChatInstance) -> None:
+async def test_a_numbered_reply_is_ambiguous_with_two_open_approvals_unless_the_reply_quotes_an_approval(
+    chat: ChatInstance,
+) -> None:
     chat.quiet_connector.capabilities = WITHOUT_BUTTONS
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
@@ -360,23 +377,25 @@ async def test_a_number_is_ambiguous_with_two_open_approvals_unless_it_quotes_on
         )
 
 
-async def test_a_number_from_a_person_who_was_not_asked_decides_nothing(chat: ChatInstance) -> None:
+async def test_a_numbered_reply_in_a_chat_from_a_person_who_was_not_asked_decides_no_approval(
+    chat: ChatInstance,
+) -> None:
     chat.quiet_connector.capabilities = WITHOUT_BUTTONS
     async with chat.instance.run() as server:
         await link_owner_and_maria(server)
         await server.connector_intake.accept(
-            "quiet", inbound_message(append_line_instruction("one"), by=OWNER, room="-1", mentioned=True)
+            "quiet", inbound_message(append_line_instruction("one"), by=OWNER, channel="-1", mentioned=True)
         )
         approval = await wait_for_open_approval(server)
         await server.wait_for(lambda _: bool(chat.quiet_connector.list_texts("-1")), what="the question in the channel")
         hers = await server.connector_intake.accept(
-            "quiet", inbound_message("1", by=MARIA, room="-1", id_="2", mentioned=True)
+            "quiet", inbound_message("1", by=MARIA, channel="-1", id_="2", mentioned=True)
         )
         assert hers is not None
         assert "person:maria was not asked" in await server.wait_for_answer(hers.envelope)
         assert await read_approval_state(server, approval) == "open"
         his = await server.connector_intake.accept(
-            "quiet", inbound_message("1", by=OWNER, room="-1", id_="3", mentioned=True)
+            "quiet", inbound_message("1", by=OWNER, channel="-1", id_="3", mentioned=True)
         )
         assert his is not None
         assert await server.wait_for_answer(his.envelope) == f"{approval[:8]} is allowed."

@@ -20,11 +20,13 @@ def chat(tmp_path: Path) -> ChatInstance:
     return ChatInstance.at(tmp_path, dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 
 
-async def send_command(server: LocalServer, chat: ChatInstance, text: str, *, by: str, id_: str, room: str = "") -> str:
+async def send_command(
+    server: LocalServer, chat: ChatInstance, text: str, *, by: str, id_: str, channel: str = ""
+) -> str:
     """Return the reply to a command, or an empty text if there is none."""
     before = len(chat.quiet_connector.parts)
     receipt = await server.connector_intake.accept(
-        "quiet", inbound_message(text, by=by, id_=id_, room=room, mentioned=bool(room))
+        "quiet", inbound_message(text, by=by, id_=id_, channel=channel, mentioned=bool(channel))
     )
     assert receipt is not None
     settled = await server.wait_for_outcome(receipt.envelope)
@@ -39,20 +41,20 @@ async def send_command(server: LocalServer, chat: ChatInstance, text: str, *, by
 
 @pytest.mark.spec("H74", "C18")
 @pytest.mark.parametrize("text", ["/new", "/status", "/abort"])
-@pytest.mark.parametrize("room", ["", "-1"])
-async def test_new_status_and_abort_are_answered_to_the_owner_and_not_to_strangers(
-    chat: ChatInstance, text: str, room: str
+@pytest.mark.parametrize("channel", ["", "-1"])
+async def test_new_status_and_abort_in_a_chat_are_answered_to_the_owner_and_not_to_strangers(
+    chat: ChatInstance, text: str, channel: str
 ) -> None:
     async with chat.instance.run() as server:
         await link(server, "owner", id_=OWNER)
         asked = len(chat.instance.model.prompts)
-        assert await send_command(server, chat, text, by=STRANGER, id_="1", room=room) == ""
+        assert await send_command(server, chat, text, by=STRANGER, id_="1", channel=channel) == ""
         assert len(chat.instance.model.prompts) == asked, "no agent receives it"
-        assert await send_command(server, chat, text, by=OWNER, id_="2", room=room) != ""
+        assert await send_command(server, chat, text, by=OWNER, id_="2", channel=channel) != ""
 
 
 @pytest.mark.spec("D59", "C18")
-async def test_an_unknown_command_gets_a_suggestion_for_the_owner_and_no_reply_for_strangers(
+async def test_an_unknown_chat_command_gets_a_suggestion_for_the_owner_and_no_reply_for_strangers(
     chat: ChatInstance,
 ) -> None:
     async with chat.instance.run() as server:

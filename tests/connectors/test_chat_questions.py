@@ -64,8 +64,8 @@ async def ask_questions(
     )
 
 
-def make_press(data: str, *, by: str = MARIA, room: str = "", id_: str = "p1") -> InboundMessage:
-    return inbound_message(data, by=by, room=room or f"dm-{by}", id_=id_, kind=InboundKind.PRESS)
+def make_press(data: str, *, by: str = MARIA, channel: str = "", id_: str = "p1") -> InboundMessage:
+    return inbound_message(data, by=by, channel=channel or f"dm-{by}", id_=id_, kind=InboundKind.PRESS)
 
 
 async def press_and_read_reply(server: LocalServer, chat: ChatInstance, incoming: InboundMessage) -> str:
@@ -112,9 +112,11 @@ async def test_a_press_by_another_person_or_in_another_channel_does_not_answer_a
         asked = await ask_questions(server, chat, make_field("yes-no"), by=OWNER)
         assert asked is not None
         data = asked.buttons[0][0].data
-        assert await press_and_read_reply(server, chat, make_press(data, by=MARIA, room=asked.channel)) == NOT_ALLOWED
         assert (
-            await press_and_read_reply(server, chat, make_press(data, by=STRANGER, room=asked.channel, id_="p2"))
+            await press_and_read_reply(server, chat, make_press(data, by=MARIA, channel=asked.channel)) == NOT_ALLOWED
+        )
+        assert (
+            await press_and_read_reply(server, chat, make_press(data, by=STRANGER, channel=asked.channel, id_="p2"))
             == NOT_ALLOWED
         )
         assert await press_and_read_reply(server, chat, make_press(data, by=MARIA, id_="p3")) == UNKNOWN_BUTTON
@@ -122,7 +124,7 @@ async def test_a_press_by_another_person_or_in_another_channel_does_not_answer_a
         assert state == "open"
 
 
-async def test_a_questionnaire_with_several_fields_is_shown_as_text_without_buttons(
+async def test_a_questionnaire_with_several_fields_is_shown_in_a_chat_as_text_without_buttons(
     chat: ChatInstance, late_intake: LateIntake
 ) -> None:
     async with chat.instance.run() as server:
@@ -135,7 +137,7 @@ async def test_a_questionnaire_with_several_fields_is_shown_as_text_without_butt
         assert asked.text == "Lunch\n- What for lunch?\n    1. Soup\n    2. Salad\n- What for lunch?"
 
 
-async def test_a_stranger_gets_no_questionnaire(chat: ChatInstance, late_intake: LateIntake) -> None:
+async def test_a_stranger_in_a_chat_gets_no_questionnaire(chat: ChatInstance, late_intake: LateIntake) -> None:
     async with chat.instance.run() as server:
         late_intake.server = server
         assert await ask_questions(server, chat, make_field("yes-no"), by=STRANGER) is None

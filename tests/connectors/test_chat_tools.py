@@ -24,7 +24,7 @@ from retinue.domain.structs import replace
         ("channel:quiet:Maria", "8", True),  # a display name proves nothing
     ],
 )
-async def test_tool_rules_by_sender_match_the_speaker_id_in_a_group(
+async def test_tool_rules_by_sender_match_the_speaker_id_in_a_group_chat(
     tmp_path: Path, rule: str, speaker: str, is_offered: bool
 ) -> None:
     chat = ChatInstance.at(tmp_path, group_policy=GroupPolicy.OPEN)
@@ -33,7 +33,7 @@ async def test_tool_rules_by_sender_match_the_speaker_id_in_a_group(
     async with instance.run() as server:
         await link(server, "maria", id_="7")
         receipt = await server.connector_intake.accept(
-            "quiet", inbound_message("hello", by=speaker, room="-1", mentioned=True)
+            "quiet", inbound_message("hello", by=speaker, channel="-1", mentioned=True)
         )
         assert receipt is not None
         await server.wait_for_outcome(receipt.envelope)

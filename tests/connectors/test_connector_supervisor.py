@@ -179,7 +179,7 @@ def connection_lost(**kw: Any) -> Callable[[], None]:
 # --- reconnect delays ---
 
 
-def test_the_reconnect_delay_doubles_up_to_its_maximum_and_is_shortened_by_jitter() -> None:
+def test_the_reconnect_delay_of_a_connector_doubles_up_to_its_maximum_and_is_shortened_by_jitter() -> None:
     assert [reconnect_delay_s(breaks, random_share=0.0) for breaks in (1, 2, 3, 4, 99)] == [
         1.0,
         2.0,
@@ -192,19 +192,19 @@ def test_the_reconnect_delay_doubles_up_to_its_maximum_and_is_shortened_by_jitte
         assert 0 < shortest < longest <= BACKOFF_MAX_S
 
 
-def test_jitter_spreads_the_reconnect_delays_of_many_servers() -> None:
+def test_jitter_spreads_the_connector_reconnect_delays_of_many_servers() -> None:
     waits = {reconnect_delay_s(5, random_share=Random(seed).random()) for seed in range(50)}
     assert len(waits) == 50
 
 
-def test_the_reconnect_delay_honors_retry_after_up_to_a_maximum() -> None:
+def test_the_reconnect_delay_of_a_connector_honors_retry_after_up_to_a_maximum() -> None:
     for seed in range(50):
         assert reconnect_delay_s(1, random_share=Random(seed).random(), retry_after_s=30.0) >= 30.0
     assert reconnect_delay_s(1, random_share=0.0, retry_after_s=1e9) == RETRY_AFTER_MAX_S  # but only up to a maximum
     assert reconnect_delay_s(3, random_share=0.0, retry_after_s=-5.0) == reconnect_delay_s(3, random_share=0.0)
 
 
-def test_a_connection_error_that_needs_the_owner_is_retried_at_the_longest_interval() -> None:
+def test_a_connector_error_that_needs_the_owner_is_retried_at_the_longest_interval() -> None:
     assert reconnect_delay_s(1, random_share=0.0, needs_owner=True) == NEEDS_OWNER_RETRY_S > BACKOFF_MAX_S
 
 
@@ -259,7 +259,7 @@ async def test_connector_state_survives_a_crash_and_rejects_oversized_values(
         assert await connectors_made[1].connector_context.state.get("offset") == "18"
 
 
-async def test_a_broken_connection_is_retried_and_its_health_reports_the_reason_until_it_works(
+async def test_the_supervisor_retries_a_broken_connection_and_reports_the_reason_as_connector_health(
     instance: LocalInstance, connectors_made: list[ScriptedConnector], listen_failures: ListenFailures
 ) -> None:
     instance.connector_settings = {"loft": make_settings()}
@@ -282,7 +282,7 @@ async def test_a_broken_connection_is_retried_and_its_health_reports_the_reason_
         assert well.last_received_at == instance.clock.now()
 
 
-async def test_a_restored_connection_is_reported_at_once_but_keeps_its_failure_count(
+async def test_a_restored_connection_of_a_connector_is_reported_at_once_but_keeps_its_failure_count(
     instance: LocalInstance, connectors_made: list[ScriptedConnector], listen_failures: ListenFailures
 ) -> None:
     instance.connector_settings = {"loft": make_settings()}
@@ -302,7 +302,7 @@ async def test_a_restored_connection_is_reported_at_once_but_keeps_its_failure_c
         assert now.failures == 1  # the next failure has a longer delay
 
 
-async def test_a_connection_without_messages_is_healthy_after_the_healthy_period(
+async def test_a_reconnected_connector_without_messages_is_healthy_after_the_healthy_period(
     instance: LocalInstance, connectors_made: list[ScriptedConnector], listen_failures: ListenFailures
 ) -> None:
     instance.connector_settings = {"loft": make_settings()}
@@ -375,7 +375,7 @@ def count_owner_envelopes(conn: Any) -> int:
 # --- settings ---
 
 
-async def test_sync_reopens_only_the_changed_connector_after_closing_the_old_one(
+async def test_the_supervisor_closes_and_reopens_only_a_connector_with_changed_settings(
     instance: LocalInstance, connectors_made: list[ScriptedConnector]
 ) -> None:
     instance.connector_settings = {"a": make_settings(), "b": make_settings()}
@@ -419,7 +419,7 @@ async def test_a_stopped_supervisor_keeps_connectors_open_for_pending_deliveries
         assert (await server.wait_for_outcome(sent.envelope)).outcome is Outcome.DELIVERED
 
 
-async def test_sync_closes_connectors_that_are_disabled_or_removed_from_the_settings(
+async def test_the_supervisor_closes_connectors_that_are_disabled_or_removed_from_the_settings(
     instance: LocalInstance, connectors_made: list[ScriptedConnector]
 ) -> None:
     instance.connector_settings = {"a": make_settings(), "b": make_settings()}

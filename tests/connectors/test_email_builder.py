@@ -69,12 +69,12 @@ def test_a_reply_email_has_in_reply_to_and_references_headers() -> None:
     assert made["Auto-Submitted"] == "auto-replied"
 
 
-def test_a_reply_without_a_quote_answers_the_last_message_of_its_thread() -> None:
+def test_a_reply_email_without_a_quote_answers_the_last_message_of_its_thread() -> None:
     assert parse(build(thread=EmailThread(subject="AW: Lunch", ids=("one@x", "two@x"))))["In-Reply-To"] == "<two@x>"
     assert parse(build(thread=EmailThread(subject="AW: Lunch", ids=("one@x",))))["Subject"] == "AW: Lunch"
 
 
-def test_long_references_keep_the_first_and_the_last() -> None:
+def test_long_references_of_a_reply_email_keep_the_first_and_the_last_message_id() -> None:
     ids = tuple(f"{'x' * 90}{number}@example.org" for number in range(200))
     made = parse(build(thread=EmailThread(subject="Lunch", ids=ids)))
 
@@ -92,7 +92,7 @@ def test_the_same_delivery_part_builds_an_identical_email_and_message_id() -> No
     assert parse(build())["Message-ID"] == f"<{make_message_id(IDEMPOTENCY_KEY, SERVER)}>"
 
 
-def test_a_sent_email_is_recognized_as_automated() -> None:
+def test_an_email_built_by_the_server_is_recognized_as_automated() -> None:
     assert get_automated_reason(parse_message(build()), None)
 
 
@@ -126,14 +126,14 @@ def test_line_breaks_in_any_field_cannot_inject_an_email_header(
         )
     )
 )
-def test_the_email_text_is_preserved(text: str) -> None:
+def test_the_text_of_a_built_email_is_preserved(text: str) -> None:
     body = parse(build(text)).get_body()
 
     assert body is not None
     assert body.get_content().replace("\r\n", "\n").rstrip("\n") == text.rstrip("\n")
 
 
-def test_email_attachments_keep_their_names_and_bytes() -> None:
+def test_attachments_of_a_built_email_keep_their_names_and_bytes() -> None:
     content = bytes(range(256)) * 300
     files = (
         (Attachment(hash="h", name="Übersicht.pdf", media_type="application/pdf", size_bytes=1), content),
@@ -150,7 +150,7 @@ def test_email_attachments_keep_their_names_and_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "address", "thread"),
+    ("channel", "address", "thread"),
     [
         ("maria@example.org", "maria@example.org", ""),
         ("Maria@Example.org/0123abcd", "maria@example.org", "0123abcd"),
@@ -158,14 +158,14 @@ def test_email_attachments_keep_their_names_and_bytes() -> None:
         ("a/b@example.org/0123abcd", "a/b@example.org", "0123abcd"),
     ],
 )
-def test_an_email_channel_is_parsed_into_an_address_and_a_thread(room: str, address: str, thread: str) -> None:
-    found = parse_channel(room)
+def test_an_email_channel_is_parsed_into_an_address_and_a_thread(channel: str, address: str, thread: str) -> None:
+    found = parse_channel(channel)
 
     assert found is not None and (found.address, found.thread) == (address, thread)
 
 
 @pytest.mark.parametrize(
-    "room",
+    "channel",
     [
         "",
         "maria",
@@ -177,5 +177,5 @@ def test_an_email_channel_is_parsed_into_an_address_and_a_thread(room: str, addr
         "a@b.c/x/y",
     ],
 )
-def test_an_invalid_email_channel_is_rejected(room: str) -> None:
-    assert parse_channel(room) is None
+def test_an_invalid_email_channel_is_rejected(channel: str) -> None:
+    assert parse_channel(channel) is None

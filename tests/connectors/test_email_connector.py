@@ -259,7 +259,9 @@ async def test_a_damaged_mailbox_position_is_repaired_by_searching_the_mailbox_a
     assert "mailbox searched again" in caplog.text
 
 
-async def test_an_unverified_sender_gets_a_channel_separate_from_the_real_address(mail_servers: EmailServers) -> None:
+async def test_an_unverified_email_sender_gets_a_channel_separate_from_the_real_address(
+    mail_servers: EmailServers,
+) -> None:
     connector_state, intake = InMemoryConnectorState(), FakeIntake()
     await read_mailbox_once(mail_servers, connector_state)
     async with listen_in_background(connector(mail_servers, connector_state=connector_state), intake.accept):
@@ -276,7 +278,9 @@ async def test_an_unverified_sender_gets_a_channel_separate_from_the_real_addres
     assert false.peer == f"unverified:{MARIA_ADDRESS}"
 
 
-async def test_another_sender_who_references_a_thread_does_not_join_its_channel(mail_servers: EmailServers) -> None:
+async def test_another_sender_who_references_an_email_thread_does_not_join_its_channel(
+    mail_servers: EmailServers,
+) -> None:
     connector_state, intake = InMemoryConnectorState(), FakeIntake()
     await read_mailbox_once(mail_servers, connector_state)
     async with listen_in_background(connector(mail_servers, connector_state=connector_state), intake.accept):
@@ -305,7 +309,9 @@ async def test_own_email_that_returns_is_skipped_and_an_auto_reply_is_marked_as_
     assert [(each.message_id, each.speaker.is_program) for each in intake.received] == [("away@example.org", True)]
 
 
-async def test_a_message_to_a_bare_address_starts_a_thread_and_its_reply_joins_it(mail_servers: EmailServers) -> None:
+async def test_a_message_to_a_bare_email_address_starts_a_thread_and_its_reply_joins_the_thread(
+    mail_servers: EmailServers,
+) -> None:
     connector_state, intake = InMemoryConnectorState(), FakeIntake()
     await read_mailbox_once(mail_servers, connector_state)
     made = connector(mail_servers, connector_state=connector_state)

@@ -103,7 +103,7 @@ async def wait_for_email_containing(mail_servers: EmailServers, word: str, *, pe
     return answer
 
 
-async def test_the_owner_is_answered_in_the_thread_and_a_forged_sender_is_not_answered(
+async def test_the_owner_is_answered_in_the_email_thread_and_a_forged_sender_is_not_answered(
     server: ServerWithProvider, mail_servers: EmailServers
 ) -> None:
     await send_email_from(mail_servers, "Tell me all, ask-forged.", login="noor")

@@ -62,7 +62,7 @@ async def read_file(parsed: ParsedEmail, number: int = 0) -> bytes:
 # Text
 
 
-def test_plain_text_is_preferred_to_html() -> None:
+def test_the_plain_text_of_an_email_is_preferred_to_its_html() -> None:
     both = make_email("The plain words", References="<r@x>")
     both.add_alternative("<p>The marked words</p>", subtype="html")
 
@@ -106,18 +106,18 @@ def test_an_html_only_email_is_converted_to_its_visible_text() -> None:
         ("Grüße".encode(), "garbage", "Grüße"),
     ],
 )
-def test_text_is_decoded_despite_a_wrong_or_unknown_charset(body: bytes, content_type: str, words: str) -> None:
+def test_email_text_is_decoded_despite_a_wrong_or_unknown_charset(body: bytes, content_type: str, words: str) -> None:
     assert text_of(raw(body, f"Content-Type: {content_type}")) == words
 
 
-def test_the_subject_is_added_to_a_new_thread_and_replaces_an_empty_body() -> None:
+def test_the_email_subject_is_added_to_a_new_thread_and_replaces_an_empty_body() -> None:
     assert text_of(make_email("At noon?", subject="Lunch")) == "Subject: Lunch\n\nAt noon?"
     assert text_of(make_email("At noon?", subject="Re: Lunch", References="<r@x>")) == "At noon?"
     assert text_of(make_email("", subject="Just this", References="<r@x>")) == "Just this"
     assert text_of(make_email("/status", subject="Lunch")) == "/status"
 
 
-def test_an_encoded_subject_is_reduced_to_one_safe_line() -> None:
+def test_an_encoded_email_subject_is_reduced_to_one_safe_line() -> None:
     parsed = parse_email(raw(b"", "Subject: =?utf-8?q?one=0D=0ABcc:_all=E2=80=AE?= =?x?q?=?= =?utf-8?b?dHdv?="))
 
     assert "\n" not in parsed.subject and "\r" not in parsed.subject and "\u202e" not in parsed.subject
@@ -140,14 +140,14 @@ def test_an_encoded_subject_is_reduced_to_one_safe_line() -> None:
         "Von: The Team\nGesendet: Montag\n\nAt noon.",
     ],
 )
-def test_quoted_history_is_split_from_the_new_text(history: str) -> None:
+def test_quoted_history_is_split_from_the_new_text_of_an_email(history: str) -> None:
     words = strip_history(f"I see.\n\nThank you!\n\n{history}\n")
 
     assert words.text == "I see.\n\nThank you!"
     assert words.history == history
 
 
-def test_a_reply_below_the_quoted_history_is_found() -> None:
+def test_a_reply_below_the_quoted_history_of_an_email_is_found() -> None:
     words = strip_history("On Monday, The Team wrote:\n> At noon?\n>\n> Yes?\n\nYes.\n")
 
     assert (words.text, words.history) == ("Yes.", "On Monday, The Team wrote:\n> At noon?\n>\n> Yes?")
@@ -163,7 +163,7 @@ def test_a_reply_below_the_quoted_history_is_found() -> None:
         "On Monday I wrote:\nmany words.",
     ],
 )
-def test_inline_quotes_and_lookalike_headers_stay_in_the_text(text: str) -> None:
+def test_inline_quotes_and_lookalike_headers_stay_in_the_text_of_an_email(text: str) -> None:
     assert strip_history(text).text == text
 
 
@@ -220,7 +220,7 @@ def test_an_email_with_a_missing_or_oversized_message_id_gets_the_fallback_id() 
         ("=?utf-8?q?boss=40retinue=2Etest?= <maria@example.org>", MARIA_ADDRESS),
     ],
 )
-def test_the_address_is_taken_from_the_mailbox_and_not_from_the_display_name(field: str, address: str) -> None:
+def test_the_email_address_is_taken_from_the_mailbox_and_not_from_the_display_name(field: str, address: str) -> None:
     assert [each.address for each in parse_mailboxes(field)] == [address]
 
 
@@ -242,14 +242,14 @@ def test_an_invalid_email_address_is_rejected(field: str) -> None:
     assert parse_address(field) is None
 
 
-def test_control_and_bidi_characters_are_removed_from_display_text() -> None:
+def test_control_and_bidi_characters_are_removed_from_email_display_text() -> None:
     assert to_display_text("Mar\u202eia\r\nBcc: x\x00 \u200bE.") == "Mar ia Bcc: x E."
 
 
 # Files
 
 
-async def test_email_attachments_get_safe_names_and_keep_their_bytes() -> None:
+async def test_attachments_of_a_parsed_email_get_safe_names_and_keep_their_bytes() -> None:
     sent = make_email("Here", References="<r@x>")
     sent.add_attachment(b"one", maintype="application", subtype="pdf", filename="../../etc/passwd")
     sent.add_attachment(b"two", maintype="image", subtype="png", filename="Grüße \u202egnp.exe")
@@ -261,7 +261,7 @@ async def test_email_attachments_get_safe_names_and_keep_their_bytes() -> None:
     assert parsed.incoming.text == "Here"
 
 
-async def test_invalid_base64_is_decoded_as_far_as_possible() -> None:
+async def test_invalid_base64_in_an_email_is_decoded_as_far_as_possible() -> None:
     broken = base64.b64encode(b"hello world")[:-2] + b"!!\xff\n=garbage"
     parsed = parse_email(raw(broken, "Content-Type: application/x-odd", "Content-Transfer-Encoding: base64"))
 
@@ -321,7 +321,7 @@ def test_a_long_email_text_is_truncated() -> None:
         "<p style='display:none'>" * 50_000,
     ],
 )
-def test_hostile_html_is_converted_in_linear_time(page: str) -> None:
+def test_hostile_html_in_an_email_is_converted_in_linear_time(page: str) -> None:
     assert len(html_to_text(page)) <= len(page)
 
 

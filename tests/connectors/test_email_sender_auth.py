@@ -45,7 +45,7 @@ def authenticate_email(
         " dmarc=pass (p=REJECT) header.from=example.org",
     ],
 )
-def test_a_sender_authenticated_by_the_receiving_server_is_verified(results: str) -> None:
+def test_an_email_sender_authenticated_by_the_receiving_server_is_verified(results: str) -> None:
     auth_result = authenticate_email(f"Authentication-Results: {results}")
 
     assert (auth_result.is_verified, auth_result.sender_id, auth_result.because) == (True, MARIA_ADDRESS, "")
@@ -70,14 +70,14 @@ def test_a_sender_authenticated_by_the_receiving_server_is_verified(results: str
         f"x{AUTHSERV}; dmarc=pass header.from=example.org",
     ],
 )
-def test_other_authentication_results_do_not_verify_the_sender(results: str) -> None:
+def test_other_authentication_results_do_not_verify_the_email_sender(results: str) -> None:
     auth_result = authenticate_email(f"Authentication-Results: {results}")
 
     assert (auth_result.is_verified, auth_result.sender_id) == (False, f"unverified:{MARIA_ADDRESS}")
     assert auth_result.because
 
 
-def test_only_the_topmost_authentication_results_of_the_server_counts() -> None:
+def test_only_the_topmost_authentication_results_of_the_receiving_mail_server_count() -> None:
     forged_below = authenticate_email(
         f"Authentication-Results: {AUTHSERV}; dmarc=fail", f"Authentication-Results: {DMARC_PASS}"
     )
@@ -98,7 +98,7 @@ def test_only_the_topmost_authentication_results_of_the_server_counts() -> None:
         f"(a (b (c (d) c) b) a) {AUTHSERV}; dmarc=fail",
     ],
 )
-def test_unreadable_authentication_results_of_the_server_hide_those_below(unreadable: str) -> None:
+def test_unreadable_authentication_results_of_the_receiving_mail_server_hide_those_below(unreadable: str) -> None:
     assert not authenticate_email(
         f"Authentication-Results: {unreadable}", f"Authentication-Results: {DMARC_PASS}"
     ).is_verified
@@ -111,7 +111,7 @@ def test_unverified_emails_do_not_use_up_the_rate_limit_of_the_verified_sender()
     assert not authenticate_email(f"Authentication-Results: {DMARC_PASS}", by=by).is_automated
 
 
-def test_no_sender_is_verified_without_an_authserv_id() -> None:
+def test_no_email_sender_is_verified_without_an_authserv_id() -> None:
     assert not authenticate_email(
         f"Authentication-Results: {DMARC_PASS}", by=make_authenticator(authserv_id="")
     ).is_verified
@@ -190,7 +190,7 @@ def test_an_email_from_a_system_address_is_automated(sender: str) -> None:
 @pytest.mark.parametrize(
     "line", ["Auto-Submitted: no", "Precedence: first-class", "X-Auto-Response-Suppress: None", "X-Mailer: y"]
 )
-def test_headers_of_ordinary_email_are_not_automated(line: str) -> None:
+def test_an_email_with_ordinary_headers_is_not_automated(line: str) -> None:
     assert not authenticate_email(line).is_automated
 
 
@@ -203,7 +203,7 @@ def test_own_email_is_recognized_by_message_id_or_address() -> None:
     assert not make_authenticator().authenticate(elsewhere, received_at=NOW).is_own
 
 
-def test_a_sender_above_the_hourly_limit_is_automated_until_they_slow_down() -> None:
+def test_an_email_sender_above_the_hourly_limit_is_automated_until_they_slow_down() -> None:
     hasty = make_authenticator(emails_per_hour=3)
     paces = [authenticate_email(by=hasty, at=NOW + timedelta(seconds=each)).is_automated for each in range(5)]
     other = authenticate_email(by=hasty, sender="noor@example.org")

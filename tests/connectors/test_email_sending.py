@@ -37,13 +37,13 @@ def mail_servers(shared_email_servers: EmailServers) -> EmailServers:
     return shared_email_servers
 
 
-async def deliver_expecting_failure(mail_servers: EmailServers, room: str) -> DeliveryFailed:
+async def deliver_expecting_failure(mail_servers: EmailServers, channel: str) -> DeliveryFailed:
     with pytest.raises(DeliveryFailed) as failed:
-        await connector(mail_servers).deliver(make_delivery_part(room, "Hello"))
+        await connector(mail_servers).deliver(make_delivery_part(channel, "Hello"))
     return failed.value
 
 
-async def test_an_unknown_email_address_is_a_permanent_failure(mail_servers: EmailServers) -> None:
+async def test_sending_to_an_unknown_email_address_is_a_permanent_failure(mail_servers: EmailServers) -> None:
     failure = await deliver_expecting_failure(mail_servers, "unknown@example.org")
 
     assert (failure.kind, failure.permanent) == (FailureKind.INVALID_ADDRESS, True)
@@ -56,7 +56,7 @@ async def test_a_temporary_smtp_refusal_is_throttled_and_not_permanent(mail_serv
     assert (failure.kind, failure.permanent) == (FailureKind.THROTTLED, False)
 
 
-async def test_an_invalid_recipient_address_is_a_permanent_failure(mail_servers: EmailServers) -> None:
+async def test_sending_to_an_invalid_email_address_is_a_permanent_failure(mail_servers: EmailServers) -> None:
     failure = await deliver_expecting_failure(mail_servers, "a@b.c> RCPT TO:<x@y.z")
 
     assert (failure.kind, failure.permanent) == (FailureKind.INVALID_ADDRESS, True)
@@ -78,7 +78,9 @@ async def test_an_email_above_the_smtp_size_limit_fails_before_it_is_sent(
     assert mail_servers.read_mailbox("maria") == []
 
 
-async def test_an_email_with_a_missing_attachment_file_is_a_permanent_failure(mail_servers: EmailServers) -> None:
+async def test_sending_an_email_with_a_missing_attachment_file_is_a_permanent_failure(
+    mail_servers: EmailServers,
+) -> None:
     gone = Attachment(hash="0" * 64, name="gone.bin", media_type="a/b", size_bytes=3)
     with pytest.raises(DeliveryFailed) as failed:
         await connector(mail_servers).deliver(make_delivery_part(MARIA_ADDRESS, "Here", files=(gone,)))
@@ -96,7 +98,7 @@ async def test_an_unreachable_smtp_server_is_a_temporary_failure(mail_servers: E
 
 
 @pytest.mark.parametrize("nth", range(1, 7))
-async def test_a_connection_cut_before_the_final_dot_is_a_temporary_failure_and_sends_nothing(
+async def test_an_smtp_connection_cut_before_the_final_dot_is_a_temporary_failure_and_sends_nothing(
     mail_servers: EmailServers, nth: int
 ) -> None:
     async with TcpProxy.to(mail_servers.smtp) as proxy:
@@ -118,7 +120,9 @@ async def test_a_connection_cut_before_the_final_dot_is_a_temporary_failure_and_
     assert len(mail_servers.read_mailbox("maria")) == 1
 
 
-async def test_a_lost_response_after_the_final_dot_makes_the_send_result_unknown(mail_servers: EmailServers) -> None:
+async def test_a_lost_smtp_response_after_the_final_dot_makes_the_send_result_unknown(
+    mail_servers: EmailServers,
+) -> None:
     async with TcpProxy.to(mail_servers.smtp) as proxy:
         dotted = False
 
@@ -134,7 +138,7 @@ async def test_a_lost_response_after_the_final_dot_makes_the_send_result_unknown
         await mail_servers.wait_for_email("maria", MESSAGE_ID)
 
 
-async def test_a_final_dot_that_never_arrived_makes_the_send_result_unknown(mail_servers: EmailServers) -> None:
+async def test_an_smtp_final_dot_that_never_arrived_makes_the_send_result_unknown(mail_servers: EmailServers) -> None:
     async with TcpProxy.to(mail_servers.smtp) as proxy:
         proxy.to_server = lambda piece: None if piece.endswith(b".\r\n") else piece
         with pytest.raises(SendResultUnknown):
@@ -143,7 +147,7 @@ async def test_a_final_dot_that_never_arrived_makes_the_send_result_unknown(mail
     assert mail_servers.read_mailbox("maria") == []
 
 
-async def test_a_refusal_after_the_final_dot_is_a_permanent_failure(mail_servers: EmailServers) -> None:
+async def test_an_smtp_refusal_after_the_final_dot_is_a_permanent_failure(mail_servers: EmailServers) -> None:
     async with TcpProxy.to(mail_servers.smtp) as proxy:
         proxy.to_client = lambda piece: piece.replace(b"250 OK id=", b"554 5.7.1 no id=")
         with pytest.raises(DeliveryFailed) as failed:
@@ -182,7 +186,7 @@ async def test_smtp_responses_injected_before_tls_fail_the_delivery(mail_servers
     assert "before TLS was started" in failed.value.because
 
 
-async def test_credentials_are_not_sent_if_starttls_is_refused(mail_servers: EmailServers) -> None:
+async def test_smtp_credentials_are_not_sent_if_starttls_is_refused(mail_servers: EmailServers) -> None:
     async with TcpProxy.to(mail_servers.smtp) as proxy:
         sent = b""
 
@@ -209,7 +213,7 @@ async def test_auth_login_is_used_if_the_smtp_server_has_no_auth_plain(mail_serv
     await mail_servers.wait_for_email("maria", MESSAGE_ID)
 
 
-async def test_an_xoauth2_access_token_is_sent_in_the_documented_form() -> None:
+async def test_an_xoauth2_access_token_is_sent_to_the_smtp_server_in_the_documented_form() -> None:
     """No server here supports these tokens, so the sent bytes are compared with the documented form."""
     client_lines: list[bytes] = []
 

@@ -14,7 +14,7 @@ LONG_ADDRESS = f"unverified:{'m' * 60}@{'.'.join(['x' * 60] * 3)}.example"
 
 
 @pytest.mark.parametrize("correspondent", ["maria@example.org", LONG_ADDRESS])
-async def test_the_thread_cache_keeps_the_newest_threads_within_the_state_size_limit(
+async def test_the_email_thread_cache_keeps_the_newest_threads_within_the_state_size_limit(
     tmp_path: Path, correspondent: str
 ) -> None:
     instance = LocalInstance(tmp_path)

@@ -27,7 +27,7 @@ async def test_a_connector_loses_and_duplicates_nothing_in_any_fault_case(
 
 
 @pytest.mark.parametrize("peer_name", ["email", "irc", "telegram"])  # a webhook has no lasting connection
-async def test_a_connector_reports_each_new_connection(peer_name: str, tmp_path: Path) -> None:
+async def test_a_connector_in_the_fault_kit_reports_each_new_connection(peer_name: str, tmp_path: Path) -> None:
     async with open_harness(create_peer(peer_name), tmp_path) as case_harness:
         await case_harness.wait_until_true(
             lambda: case_harness.server.connections_made >= 1, "the server was not notified"
@@ -53,12 +53,12 @@ def test_a_platform_without_a_fault_kit_peer_is_found() -> None:
     assert find_platforms_without_peer([*connector_registry.PLATFORM_NAMES, "pigeon"]) == ["pigeon"]
 
 
-def test_no_peer_is_exempt_from_half_of_the_fault_cases() -> None:
+def test_no_fault_kit_peer_is_exempt_from_half_of_the_fault_cases() -> None:
     for peer_name in PEERS:
         assert len(create_peer(peer_name).exemptions) < len(CASES) / 2 or peer_name.startswith("quiet"), peer_name
 
 
-def test_an_exemption_with_an_unknown_case_or_no_reason_is_invalid() -> None:
+def test_an_exemption_from_an_unknown_fault_case_or_without_a_reason_is_invalid() -> None:
     peer_name = create_peer("quiet")
     peer_name.exemptions = {"no-fault": "n/a", "moonlight": "there is no moonlight on a test bench"}  # type: ignore[misc]
 

@@ -18,7 +18,7 @@ from retinue.connectors.email.imap_parser import (
 )
 
 
-def test_a_literal_in_a_fetch_response_is_read_by_its_length() -> None:
+def test_a_literal_in_an_imap_fetch_response_is_read_by_its_length() -> None:
     mail = b'Subject: x\r\n\r\n) {3}\r\n"r1 OK'
     response = parse_response(
         [
@@ -37,7 +37,7 @@ def test_a_literal_in_a_fetch_response_is_read_by_its_length() -> None:
     assert parse_internal_date(found[b"INTERNALDATE"]) == datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
 
-def test_a_status_response_has_its_code_in_brackets() -> None:
+def test_the_code_of_an_imap_status_response_is_read_from_its_brackets() -> None:
     response = parse_response([b"r1 NO [AUTHENTICATIONFAILED] not you (ever"], [])
 
     assert (response.tag, response.status, response.code) == (b"r1", b"NO", b"AUTHENTICATIONFAILED")
@@ -53,7 +53,7 @@ def test_imap_numbers_and_nil_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("line", "size"), [(b"* 1 FETCH (X {12}", 12), (b"* x ~{5}", 5), (b"* {x}", None), (b"* {1} x", None)]
 )
-def test_the_literal_size_is_read_from_the_end_of_a_line(line: bytes, size: int | None) -> None:
+def test_the_size_of_an_imap_literal_is_read_from_the_end_of_a_line(line: bytes, size: int | None) -> None:
     assert literal_size(line) == size
 
 

@@ -137,13 +137,13 @@ async def wait_until_online(person: IrcPerson, nick: str) -> None:
     await wait_until(is_on, f"{nick} is on the server", poll_s=0.05, describe=lambda: person.lines[-10:])
 
 
-def read(person: IrcPerson, room: str) -> list[str]:
-    return [text for _, where, text in person.received if where == room]
+def read(person: IrcPerson, channel: str) -> list[str]:
+    return [text for _, where, text in person.received if where == channel]
 
 
-async def wait_for_text(person: IrcPerson, word: str, *, room: str = HOME) -> None:
+async def wait_for_text(person: IrcPerson, word: str, *, channel: str = HOME) -> None:
     await wait_until(
-        lambda: any(word in text for text in read(person, room)),
+        lambda: any(word in text for text in read(person, channel)),
         f"an answer with {word!r} is there",
         describe=lambda: person.received,
     )
@@ -158,7 +158,7 @@ async def test_a_mention_is_answered_in_its_irc_channel_and_a_direct_message_pri
     await maria.say(HOME, "retinue: what about ask-room?")
     await wait_for_text(maria, "An answer to ask-room.")
     await maria.say("retinue", "and what about ask-alone?")
-    await wait_for_text(maria, "An answer to ask-alone.", room="maria")
+    await wait_for_text(maria, "An answer to ask-alone.", channel="maria")
     await server.wait_until_idle()
 
     assert read(maria, HOME) == ["An answer to ask-room."]
@@ -172,7 +172,7 @@ async def test_an_irc_nick_without_an_account_gets_no_reply_and_no_pairing_code(
     await wait_until_online(maria, "porter")  # it is in no channel, and may have lost its connection in another test
     await maria.say("porter", "let me in, ask-porter")
     await maria.say("retinue", "and now ask-open")
-    await wait_for_text(maria, "An answer to ask-open.", room="maria")
+    await wait_for_text(maria, "An answer to ask-open.", channel="maria")
     await wait_until(
         lambda: server.query_database("select 1 from envelopes where text like '%wrote to strict%'"),
         "the owner is notified",

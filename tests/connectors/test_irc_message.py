@@ -78,7 +78,7 @@ def test_an_irc_target_that_would_change_the_message_is_refused(target: str) -> 
 
 
 @given(st.text(max_size=2000), st.integers(min_value=10, max_value=400))
-def test_split_lines_respects_the_byte_limit_and_loses_no_text(text: str, bytes_max: int) -> None:
+def test_splitting_text_into_irc_lines_respects_the_byte_limit_and_loses_no_text(text: str, bytes_max: int) -> None:
     lines = split_lines(text, bytes_max)
 
     assert all(0 < len(line.encode(errors="replace")) <= bytes_max for line in lines)
@@ -91,13 +91,13 @@ def without_control_characters(text: str) -> str:
     return "".join(character for character in text if (character >= " " and character != "\x7f") or character == "\t")
 
 
-def test_lines_are_split_between_words_and_never_inside_a_character() -> None:
+def test_irc_lines_are_split_between_words_and_never_inside_a_character() -> None:
     assert split_lines("one two three", 8) == ["one two", "three"]
     assert split_lines("ééééé", 5) == ["éé", "éé", "é"]
     assert split_lines("first\n\nsecond\r\nthird", 100) == ["first", "second", "third"]
 
 
-def test_the_text_limit_of_a_line_reserves_space_for_the_source_prefix() -> None:
+def test_the_text_limit_of_an_irc_line_reserves_space_for_the_source_prefix() -> None:
     prefix = "retinue!~retinue@a.long.host.example"
     bytes_max = text_bytes_max(prefix, DEFAULT_FEATURES, target="#home")
 
@@ -107,11 +107,11 @@ def test_the_text_limit_of_a_line_reserves_space_for_the_source_prefix() -> None
     assert text_bytes_max("", DEFAULT_FEATURES) < text_bytes_max(prefix, DEFAULT_FEATURES) < bytes_max
 
 
-def test_colors_and_formatting_codes_are_stripped() -> None:
+def test_irc_colors_and_formatting_codes_are_stripped() -> None:
     assert strip_formatting("\x0304,12red\x03 \x02bold\x0f \x04ff0000hex\x16 plain\x1d") == "red bold hex plain"
 
 
-def test_ctcp_requests_are_distinguished_from_text() -> None:
+def test_ctcp_requests_in_irc_messages_are_distinguished_from_text() -> None:
     assert parse_ctcp("\x01ACTION waves\x01") == ("ACTION", "waves")
     assert parse_ctcp("\x01version\x01") == ("VERSION", "")
     assert parse_ctcp("hello") is None
@@ -130,17 +130,17 @@ def test_ctcp_requests_are_distinguished_from_text() -> None:
         ("no word of us", "no word of us", False),
     ],
 )
-def test_a_mention_is_the_nick_as_a_separate_word(text: str, words: str, mentioned: bool) -> None:
+def test_a_mention_in_an_irc_message_is_the_nick_as_a_separate_word(text: str, words: str, mentioned: bool) -> None:
     assert strip_address(text, ("retinue",), DEFAULT_FEATURES) == (words, mentioned)
 
 
-def test_nicks_are_folded_by_the_server_casemapping() -> None:
+def test_irc_nicks_are_folded_by_the_casemapping_of_the_server() -> None:
     assert Casemapping.RFC1459.fold("[Maria]~") == "{maria}^"
     assert Casemapping.RFC1459_STRICT.fold("[Maria]~") == "{maria}~"
     assert Casemapping.ASCII.fold("[Maria]É") == "[maria]É"
 
 
-def test_isupport_values_set_the_server_features_and_invalid_ones_are_ignored() -> None:
+def test_isupport_values_set_the_irc_server_features_and_invalid_values_are_ignored() -> None:
     features = apply_isupport(
         DEFAULT_FEATURES, ("CASEMAPPING=ascii", "CHANTYPES=#", "NICKLEN=9", "CHANNELLEN=x", "EXCEPTS")
     )
@@ -148,11 +148,13 @@ def test_isupport_values_set_the_server_features_and_invalid_ones_are_ignored() 
     assert features == IrcServerFeatures(casemapping=Casemapping.ASCII, channel_prefixes="#", nick_bytes_max=9)
 
 
-def test_a_user_id_is_the_account_or_the_full_source() -> None:
+def test_the_id_of_an_irc_user_is_the_account_or_the_full_source() -> None:
     assert make_user_id("Maria!m@host", "Maria", DEFAULT_FEATURES) == "account:maria"
     assert make_user_id("Maria!m@host", "", DEFAULT_FEATURES) == "maria!m@host"
 
 
-@pytest.mark.parametrize("room", ["a,b", "a b", "$*", "*", "#home", "", "nick!nohost", "account:", "account:a,b", ":x"])
-def test_an_ambiguous_direct_channel_is_rejected(room: str) -> None:
-    assert parse_user(room) is None
+@pytest.mark.parametrize(
+    "channel", ["a,b", "a b", "$*", "*", "#home", "", "nick!nohost", "account:", "account:a,b", ":x"]
+)
+def test_an_ambiguous_irc_user_as_direct_channel_is_rejected(channel: str) -> None:
+    assert parse_user(channel) is None

@@ -46,8 +46,8 @@ async def mallory(irc_server: NgircdServer) -> AsyncGenerator[IrcPerson]:
     await person.disconnect()
 
 
-def make_delivery_part(room: str, text: str, number: int = 1) -> DeliveryPart:
-    return build_part("kit", room, text, number=number)
+def make_delivery_part(channel: str, text: str, number: int = 1) -> DeliveryPart:
+    return build_part("kit", channel, text, number=number)
 
 
 async def test_a_message_in_an_irc_channel_is_received_and_answered_there(
@@ -86,7 +86,7 @@ async def test_a_direct_irc_message_is_received_and_answered_privately(
     assert [(room, text) for _, room, text in maria.received] == [("maria", "yes?")]
 
 
-async def test_an_answer_is_not_sent_to_another_user_who_took_the_nick(
+async def test_an_irc_answer_is_not_sent_to_another_user_who_took_the_nick(
     irc_server: NgircdServer, maria: IrcPerson, mallory: IrcPerson, tmp_path: Path
 ) -> None:
     connector = make_irc_connector(tmp_path, irc_server.port)
@@ -107,26 +107,26 @@ async def test_an_answer_is_not_sent_to_another_user_who_took_the_nick(
     assert mallory.received == []
 
 
-@pytest.mark.parametrize("room", ["#nowhere", "nobody", "nobody!n@host"])
+@pytest.mark.parametrize("channel", ["#nowhere", "nobody", "nobody!n@host"])
 async def test_delivery_to_a_missing_irc_user_or_channel_is_a_permanent_failure(
-    irc_server: NgircdServer, tmp_path: Path, room: str
+    irc_server: NgircdServer, tmp_path: Path, channel: str
 ) -> None:
     connector = make_irc_connector(tmp_path, irc_server.port)
     async with listen_in_background(connector):
         with pytest.raises(DeliveryFailed) as failed:
-            await connector.deliver(make_delivery_part(room, "hello"))
+            await connector.deliver(make_delivery_part(channel, "hello"))
 
     assert failed.value.permanent
 
 
-@pytest.mark.parametrize("room", ["#home,#garden", "maria,noor", "$*", "#a b", "#" + "x" * 300])
+@pytest.mark.parametrize("channel", ["#home,#garden", "maria,noor", "$*", "#a b", "#" + "x" * 300])
 async def test_delivery_to_an_ambiguous_irc_target_is_a_permanent_failure(
-    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path, room: str
+    irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path, channel: str
 ) -> None:
     connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
     async with listen_in_background(connector):
         with pytest.raises(DeliveryFailed) as failed:
-            await connector.deliver(make_delivery_part(room, "hello"))
+            await connector.deliver(make_delivery_part(channel, "hello"))
         await maria.wait_until_read()
 
     assert failed.value.permanent
@@ -145,7 +145,7 @@ async def test_text_that_looks_like_irc_commands_is_sent_as_text(
     assert [text for _, _, text in maria.received] == ["a", "QUIT :bye", "bVERSION", "still here"]
 
 
-async def test_a_long_answer_arrives_in_full_over_several_lines(
+async def test_a_long_answer_arrives_in_full_over_several_irc_lines(
     irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
     words = " ".join(f"wörd{number}" for number in range(200))
@@ -163,7 +163,7 @@ async def test_a_long_answer_arrives_in_full_over_several_lines(
     assert wide == as_wide_as_it_says
 
 
-async def test_ctcp_actions_are_received_and_other_ctcp_requests_are_ignored(
+async def test_irc_ctcp_actions_are_received_and_other_ctcp_requests_are_ignored(
     irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
     connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
@@ -189,7 +189,9 @@ async def test_the_sender_of_an_irc_notice_is_marked_as_a_program(
     assert server.committed[0].speaker.is_program
 
 
-async def test_a_taken_nick_gets_a_suffix_and_is_reclaimed_when_free(irc_server: NgircdServer, tmp_path: Path) -> None:
+async def test_a_taken_irc_nick_gets_a_suffix_and_is_reclaimed_when_free(
+    irc_server: NgircdServer, tmp_path: Path
+) -> None:
     other = IrcPerson(irc_server.port, nick="retinue")
     await other.connect(ROOM)
     connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,), ping_after_s=1.0)
@@ -208,7 +210,7 @@ async def has_nick(connector: IrcConnector, nick: str) -> bool:
     return (await connector.check()).account == nick
 
 
-async def test_the_connector_rejoins_a_channel_after_a_kick(
+async def test_the_irc_connector_rejoins_a_channel_after_a_kick(
     irc_server: NgircdServer, maria: IrcPerson, tmp_path: Path
 ) -> None:
     connector = make_irc_connector(tmp_path, irc_server.port, channels=(ROOM,))
@@ -270,7 +272,7 @@ class RecordingClock:
         return self._inner.call_later(seconds, call)
 
 
-async def test_the_line_rate_limit_blocks_until_its_window_has_passed() -> None:
+async def test_the_rate_limit_of_outgoing_irc_lines_blocks_until_its_window_has_passed() -> None:
     clock = FakeClock()
     pace = LineRateLimit(clock, lines=2, window_s=10.0)
     for _ in range(2):

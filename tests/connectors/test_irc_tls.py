@@ -73,7 +73,7 @@ async def test_an_untrusted_irc_certificate_is_refused_and_tls_ca_file_is_sugges
     assert "tls_ca_file" in finding.try_this
 
 
-async def test_a_missing_tls_ca_file_is_reported(irc_server: NgircdServer, tmp_path: Path) -> None:
+async def test_the_irc_check_reports_a_missing_tls_ca_file(irc_server: NgircdServer, tmp_path: Path) -> None:
     finding = await make_irc_connector(
         tmp_path, irc_server.tls_port, tls=True, tls_ca_file=str(tmp_path / "none.pem")
     ).check()

@@ -51,7 +51,7 @@ def make_irc_replies(offered: str, *, more: Callable[[str], list[str]] = lambda 
     return reply_to
 
 
-async def test_an_irc_sender_with_an_account_is_identified_and_verified_by_it(tmp_path: Path) -> None:
+async def test_an_irc_sender_with_an_account_tag_is_identified_and_verified_by_the_account(tmp_path: Path) -> None:
     async with ScriptedIrcServer(make_irc_replies(ALL_CAPABILITIES)) as irc_server:
         connector = make_irc_connector(tmp_path, irc_server.port)
         async with listen_in_background(connector) as server:
@@ -71,7 +71,7 @@ async def test_an_irc_sender_with_an_account_is_identified_and_verified_by_it(tm
     assert counter.speaker.is_program
 
 
-async def test_an_account_tag_is_ignored_unless_the_server_negotiated_account_tag(tmp_path: Path) -> None:
+async def test_an_irc_account_tag_is_ignored_unless_the_server_negotiated_account_tag(tmp_path: Path) -> None:
     async with (
         ScriptedIrcServer(make_irc_replies("multi-prefix")) as irc_server,
         listen_in_background(make_irc_connector(tmp_path, irc_server.port)) as server,
@@ -84,7 +84,7 @@ async def test_an_account_tag_is_ignored_unless_the_server_negotiated_account_ta
     assert received.message_id != "m1"
 
 
-async def test_an_account_is_answered_at_its_current_nick_after_a_restart(tmp_path: Path) -> None:
+async def test_an_irc_account_is_answered_at_its_current_nick_after_a_restart(tmp_path: Path) -> None:
     whois = [":s 311 retinue mia m h * :x", ":s 330 retinue mia Maria :is logged in as", ":s 318 retinue mia :end"]
     more = lambda line: whois if line.startswith("WHOIS mia") else []  # noqa: E731
     async with ScriptedIrcServer(make_irc_replies("message-tags account-tag", more=more)) as irc_server:
@@ -99,7 +99,7 @@ async def test_an_account_is_answered_at_its_current_nick_after_a_restart(tmp_pa
     assert "PRIVMSG mia :hello yourself" in irc_server.read
 
 
-async def test_a_message_for_an_account_is_not_sent_to_a_nick_without_that_account(tmp_path: Path) -> None:
+async def test_a_message_for_an_irc_account_is_not_sent_to_a_nick_without_that_account(tmp_path: Path) -> None:
     whois = [":s 311 retinue maria m h * :x", ":s 318 retinue maria :end"]
     more = lambda line: whois if line.startswith("WHOIS") else []  # noqa: E731
     async with ScriptedIrcServer(make_irc_replies(ALL_CAPABILITIES, more=more)) as irc_server:
@@ -119,7 +119,7 @@ def echo(line: str) -> list[str]:
     return [f"@label={label};msgid=ours-{label} :retinue!h@host {rest}"]
 
 
-async def test_an_echoed_message_is_delivered_with_the_message_id_of_the_server(tmp_path: Path) -> None:
+async def test_an_echoed_irc_message_is_delivered_with_the_message_id_of_the_irc_server(tmp_path: Path) -> None:
     async with ScriptedIrcServer(make_irc_replies(ALL_CAPABILITIES, more=echo)) as irc_server:
         connector = make_irc_connector(tmp_path, irc_server.port)
         async with listen_in_background(connector) as server:
@@ -129,7 +129,7 @@ async def test_an_echoed_message_is_delivered_with_the_message_id_of_the_server(
     assert server.committed == []  # the bot's own messages are not received as someone else's
 
 
-async def test_a_message_without_an_echo_is_not_reported_as_delivered(tmp_path: Path) -> None:
+async def test_an_irc_message_without_an_echo_is_not_reported_as_delivered(tmp_path: Path) -> None:
     async with ScriptedIrcServer(make_irc_replies(ALL_CAPABILITIES)) as irc_server:
         connector = make_irc_connector(tmp_path, irc_server.port, answer_timeout_s=60.0)
 
@@ -165,7 +165,7 @@ async def test_an_irc_error_numeric_becomes_the_matching_delivery_failure(
     assert (failed.value.retry_after_s is not None) is not permanent
 
 
-async def test_a_partly_refused_answer_is_neither_delivered_nor_failed(tmp_path: Path) -> None:
+async def test_a_partly_refused_irc_answer_is_neither_delivered_nor_failed(tmp_path: Path) -> None:
     more = lambda line: [":s 404 retinue #home :no"] if line == "PRIVMSG #home :two" else []  # noqa: E731
     async with ScriptedIrcServer(make_irc_replies("multi-prefix", more=more)) as irc_server:
         connector = make_irc_connector(tmp_path, irc_server.port)
@@ -212,7 +212,7 @@ def read(irc_registration: IrcRegistration, raw: str) -> list[str]:
     return [sent.decode().rstrip("\r\n") for sent in irc_registration.handle(line)]
 
 
-def test_sasl_authentication_completes_before_registration_ends() -> None:
+def test_sasl_authentication_completes_before_the_irc_registration_ends() -> None:
     irc_registration = make_registration(account="retinue", account_password=SECRETS["account_password"])
 
     assert read(irc_registration, ":s CAP * LS :sasl=EXTERNAL,PLAIN account-tag") == [
@@ -229,7 +229,7 @@ def test_sasl_authentication_completes_before_registration_ends() -> None:
     assert irc_registration.is_done
 
 
-def test_a_long_sasl_password_is_sent_in_chunks() -> None:
+def test_a_long_sasl_password_is_sent_to_the_irc_server_in_chunks() -> None:
     irc_registration = make_registration(account="h", account_password="x" * 296)
 
     pieces = [
@@ -251,7 +251,9 @@ def test_a_long_sasl_password_is_sent_in_chunks() -> None:
         ("ERROR :Closing link: Throttled", False),
     ],
 )
-def test_a_registration_refusal_needs_the_owner_unless_it_is_throttling(line: str, needs_owner: bool) -> None:
+def test_a_refused_irc_registration_needs_the_owner_unless_the_refusal_is_throttling(
+    line: str, needs_owner: bool
+) -> None:
     with pytest.raises(ConnectionLost) as lost:
         read(make_registration(password="open sesame"), line)
 
@@ -259,7 +261,7 @@ def test_a_registration_refusal_needs_the_owner_unless_it_is_throttling(line: st
     assert "open sesame" not in str(lost.value)
 
 
-def test_registration_fails_if_the_server_does_not_support_accounts() -> None:
+def test_irc_registration_fails_if_the_server_does_not_support_accounts() -> None:
     irc_registration = make_registration(account="retinue", account_password="x")
     read(irc_registration, ":s CAP * LS :multi-prefix")
 
@@ -267,7 +269,7 @@ def test_registration_fails_if_the_server_does_not_support_accounts() -> None:
         read(irc_registration, ":s 376 retinue :end")
 
 
-def test_registration_gives_up_after_four_taken_nicks() -> None:
+def test_irc_registration_gives_up_after_four_taken_nicks() -> None:
     irc_registration = make_registration()
     tried = [read(irc_registration, ":s 433 * retinue :taken")[0] for _ in range(4)]
 
@@ -276,7 +278,7 @@ def test_registration_gives_up_after_four_taken_nicks() -> None:
         read(irc_registration, ":s 433 * retinue :taken")
 
 
-def test_irc_secrets_do_not_appear_in_repr() -> None:
+def test_irc_passwords_do_not_appear_in_the_repr_of_a_registration() -> None:
     shown = repr(make_registration(password="open sesame", account="a", account_password="sésame"))
 
     assert "sesame" not in shown and "sésame" not in shown

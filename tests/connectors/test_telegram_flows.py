@@ -63,7 +63,7 @@ async def test_a_telegram_message_is_answered_in_the_same_chat(
     assert (answer["text"], answer["entities"][0]["type"]) == ("Lunch with Noor.", "bold")
 
 
-async def test_a_telegram_message_accepted_before_a_crash_is_answered_once_after_it(
+async def test_a_telegram_message_accepted_before_a_crash_is_answered_once_after_the_crash(
     instance: LocalInstance, telegram: TelegramServer
 ) -> None:
     async with instance.run() as server:
@@ -125,7 +125,7 @@ async def test_a_long_answer_is_split_at_line_ends_within_the_telegram_text_limi
 
 
 @pytest.mark.spec("H73")
-async def test_text_longer_than_a_caption_is_sent_separately_and_files_in_albums_of_ten(
+async def test_text_longer_than_a_telegram_caption_is_sent_separately_and_files_in_albums_of_ten(
     instance: LocalInstance, telegram: TelegramServer, tmp_path: Path
 ) -> None:
     stored_files = AttachmentFiles(tmp_path / "files")

@@ -71,29 +71,29 @@ def test_markdown_is_converted_to_telegram_html(markdown: str, html: str) -> Non
         "1. first\n2. second",
     ],
 )
-def test_text_that_only_looks_like_markdown_is_unchanged(text: str) -> None:
+def test_text_that_only_looks_like_markdown_is_unchanged_in_telegram_html(text: str) -> None:
     assert parse_rendered(text) == (text, [])
 
 
-def test_overlapping_markdown_does_not_produce_overlapping_tags() -> None:
+def test_overlapping_markdown_does_not_produce_overlapping_telegram_html_tags() -> None:
     assert to_html("**a *b** c*") == "<b>a *b</b> c*"
 
 
-def test_html_tags_in_the_text_are_escaped() -> None:
+def test_html_tags_in_the_text_are_escaped_in_telegram_html() -> None:
     assert parse_rendered('<b>no</b> <script>x</script> & &amp; "q"') == (
         '<b>no</b> <script>x</script> & &amp; "q"',
         [],
     )
 
 
-def test_a_quote_in_a_url_cannot_break_out_of_the_link_attribute() -> None:
+def test_a_quote_in_a_url_cannot_break_out_of_a_telegram_html_link() -> None:
     shown, entities = parse_html(to_html('[x](https://e.example/"onclick="y)'))
 
     assert shown == "x"
     assert entities[0]["url"] == 'https://e.example/"onclick="y'
 
 
-def test_nested_links_become_one_link() -> None:
+def test_nested_markdown_links_become_one_telegram_html_link() -> None:
     assert to_html("[a [b](https://in.example)](https://out.example)").count("<a ") == 1
 
 
@@ -104,7 +104,7 @@ def test_arbitrary_text_becomes_html_that_telegram_can_parse(text: str) -> None:
 
 
 @given(st.text(alphabet="abc \n", max_size=60))
-def test_text_without_markdown_is_shown_unchanged(text: str) -> None:
+def test_text_without_markdown_is_shown_unchanged_in_telegram_html(text: str) -> None:
     assert parse_rendered(text)[0] == text
 
 
@@ -126,5 +126,5 @@ def test_the_fake_telegram_server_rejects_malformed_html_like_telegram(html: str
 @pytest.mark.parametrize(
     "hostile", ["[](" * 20_000, "*a" * 40_000, "`" * 3 + "` `` " * 20_000, "[" * 50_000, "a|" * 30_000]
 )
-def test_hostile_markdown_is_converted_in_linear_time(hostile: str) -> None:
+def test_hostile_markdown_is_converted_to_telegram_html_in_linear_time(hostile: str) -> None:
     parse_html(to_html(hostile))  # reading each mark twice would take minutes and exceed the test's time limit

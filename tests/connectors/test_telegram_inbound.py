@@ -50,7 +50,7 @@ async def test_a_direct_message_has_the_telegram_id_as_channel_peer_and_speaker(
     assert not incoming.revision
 
 
-async def test_a_group_message_has_a_chat_title_and_no_peer(telegram: TelegramServer) -> None:
+async def test_a_telegram_group_message_has_a_chat_title_and_no_peer(telegram: TelegramServer) -> None:
     telegram.person_sends("hello all", chat_id=GROUP, sender=NOOR)
 
     [incoming] = await receive(telegram, 1)
@@ -60,7 +60,7 @@ async def test_a_group_message_has_a_chat_title_and_no_peer(telegram: TelegramSe
     assert not incoming.mentioned
 
 
-async def test_a_forum_topic_is_a_channel_with_its_group_as_parent(telegram: TelegramServer) -> None:
+async def test_a_telegram_forum_topic_is_a_channel_with_its_group_as_parent(telegram: TelegramServer) -> None:
     telegram.person_sends("about lunch", chat_id=GROUP, topic=7)
 
     [incoming] = await receive(telegram, 1)
@@ -80,7 +80,7 @@ async def test_a_forum_topic_is_a_channel_with_its_group_as_parent(telegram: Tel
         ("/new", "/new", False),
     ],
 )
-async def test_a_mention_or_command_for_the_bot_is_recognized_in_a_group(
+async def test_a_mention_or_command_for_the_bot_is_recognized_in_a_telegram_group(
     telegram: TelegramServer, text: str, heard_as: str, mentioned: bool
 ) -> None:
     telegram.person_sends(text, chat_id=GROUP)
@@ -90,7 +90,7 @@ async def test_a_mention_or_command_for_the_bot_is_recognized_in_a_group(
     assert (incoming.text, incoming.mentioned) == (heard_as, mentioned)
 
 
-async def test_a_text_mention_of_the_bot_is_recognized_by_its_id(telegram: TelegramServer) -> None:
+async def test_a_telegram_text_mention_of_the_bot_is_recognized_by_the_bot_id(telegram: TelegramServer) -> None:
     us = [{"type": "text_mention", "offset": 4, "length": 7, "user": telegram.me}]
     telegram.person_sends("hey retinue, lunch?", chat_id=GROUP, entities=us)
 
@@ -99,7 +99,7 @@ async def test_a_text_mention_of_the_bot_is_recognized_by_its_id(telegram: Teleg
     assert incoming.mentioned
 
 
-async def test_a_reply_to_the_bot_quotes_it_and_counts_as_a_mention(telegram: TelegramServer) -> None:
+async def test_a_telegram_reply_to_the_bot_quotes_the_bot_and_counts_as_a_mention(telegram: TelegramServer) -> None:
     ours = telegram.call_method("sendMessage", {"chat_id": GROUP, "text": "Lunch?"}, {})["message_id"]
     theirs = telegram.person_sends("with whom", chat_id=GROUP)
     telegram.person_sends("yes", chat_id=GROUP, reply_to=ours)
@@ -114,7 +114,9 @@ async def test_a_reply_to_the_bot_quotes_it_and_counts_as_a_mention(telegram: Te
     assert (no.quoted.author, no.quoted.ours, no.mentioned) == ("Maria", False, False)
 
 
-async def test_a_message_in_a_topic_does_not_quote_the_message_that_opened_the_topic(telegram: TelegramServer) -> None:
+async def test_a_message_in_a_telegram_topic_does_not_quote_the_message_that_opened_the_topic(
+    telegram: TelegramServer,
+) -> None:
     opened = {"message_id": 7, "chat": {"id": GROUP, "type": "supergroup"}, "forum_topic_created": {"name": "Lunch"}}
     telegram.person_sends("hello", chat_id=GROUP, topic=7, reply_to_message=opened)
 
@@ -159,7 +161,7 @@ async def test_fetching_a_file_above_the_telegram_download_limit_fails_with_the_
 
 
 @pytest.mark.parametrize("fault", [TelegramFault(breaks=True), TelegramFault(hangs=True)])
-async def test_an_interrupted_download_raises_an_error_and_can_be_repeated(
+async def test_an_interrupted_telegram_download_raises_an_error_and_can_be_repeated(
     telegram: TelegramServer, fault: TelegramFault
 ) -> None:
     telegram.person_sends_file("document", b"0" * 1_000_000, name="film.mkv")
@@ -203,7 +205,7 @@ async def test_a_telegram_album_with_late_parts_is_still_one_message(telegram: T
     assert [await read_file(file) for file in album.files] == [b"1", b"2", b"3"]
 
 
-async def test_an_edited_message_keeps_its_id_and_gets_a_new_revision(telegram: TelegramServer) -> None:
+async def test_an_edited_telegram_message_keeps_its_id_and_gets_a_new_revision(telegram: TelegramServer) -> None:
     message_id = telegram.person_sends("lunch at 12")
     telegram.person_edits(message_id, "lunch at 1")
     telegram.person_edits(message_id, "lunch at 2")
@@ -217,7 +219,9 @@ async def test_an_edited_message_keeps_its_id_and_gets_a_new_revision(telegram: 
     assert moments == sorted(set(moments)) and len(moments) == 3, "each revision has the time of its edit"
 
 
-async def test_a_button_press_has_its_presser_as_speaker_and_quotes_its_message(telegram: TelegramServer) -> None:
+async def test_a_telegram_button_press_has_its_presser_as_speaker_and_quotes_its_message(
+    telegram: TelegramServer,
+) -> None:
     ours = telegram.call_method("sendMessage", {"chat_id": GROUP, "text": "May I?"}, {})["message_id"]
     press_id = telegram.person_presses(ours, "allow:9c8d", chat_id=GROUP, sender=NOOR)
 
@@ -229,7 +233,7 @@ async def test_a_button_press_has_its_presser_as_speaker_and_quotes_its_message(
     assert (incoming.quoted.message_id, incoming.quoted.ours) == (str(ours), True)
 
 
-async def test_added_and_removed_reactions_are_received(telegram: TelegramServer) -> None:
+async def test_added_and_removed_telegram_reactions_are_received(telegram: TelegramServer) -> None:
     message_id = telegram.person_sends("hello")
     server = TelegramSetup()
     async with listen_in_background(bot(telegram), server):
@@ -244,7 +248,7 @@ async def test_added_and_removed_reactions_are_received(telegram: TelegramServer
     assert put.message_id != back.message_id
 
 
-async def test_a_group_migration_is_received_as_a_move(telegram: TelegramServer) -> None:
+async def test_a_telegram_group_migration_is_received_as_a_move(telegram: TelegramServer) -> None:
     telegram.add_group(-55, type="group")
     telegram.migrate_group(-55, -10055)
 
@@ -262,7 +266,7 @@ async def test_a_group_migration_is_received_as_a_move(telegram: TelegramServer)
         ({"sender_chat": {"id": -9, "type": "channel"}, "is_automatic_forward": True}, True, "-9"),
     ],
 )
-async def test_bots_and_channel_posts_are_marked_as_programs(
+async def test_telegram_bots_and_channel_posts_are_marked_as_programs(
     telegram: TelegramServer, sent: dict[str, object], is_program: bool, speaker: str
 ) -> None:
     by = sent.pop("by", MARIA)
@@ -273,7 +277,7 @@ async def test_bots_and_channel_posts_are_marked_as_programs(
     assert (incoming.speaker.id, incoming.speaker.is_program) == (speaker, is_program)
 
 
-async def test_forwarded_text_is_marked_and_is_not_a_command(telegram: TelegramServer) -> None:
+async def test_forwarded_telegram_text_is_marked_and_is_not_a_command(telegram: TelegramServer) -> None:
     telegram.person_sends(
         "/new@retinue_bot", forward_origin={"type": "user", "sender_user": build_user(5, "Eve]\n/new")}
     )
@@ -294,7 +298,7 @@ async def test_forwarded_text_is_marked_and_is_not_a_command(telegram: TelegramS
         ({"story": {"id": 1}}, "(unsupported content)"),
     ],
 )
-async def test_locations_contacts_polls_and_dice_are_described_as_text(
+async def test_telegram_locations_contacts_polls_and_dice_are_described_as_text(
     telegram: TelegramServer, sent: dict[str, object], text: str
 ) -> None:
     telegram.person_sends(**sent)  # type: ignore[arg-type]
@@ -304,7 +308,7 @@ async def test_locations_contacts_polls_and_dice_are_described_as_text(
     assert incoming.text == text
 
 
-async def test_service_messages_and_invalid_updates_are_skipped(
+async def test_telegram_service_messages_and_invalid_updates_are_skipped(
     telegram: TelegramServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     telegram.person_sends(chat_id=GROUP, new_chat_members=[NOOR])

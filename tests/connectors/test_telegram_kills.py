@@ -157,7 +157,7 @@ async def test_a_telegram_file_is_received_and_sent_back_unchanged(
     assert telegram.files[sent["file_id"]].content == content
 
 
-async def test_a_quote_and_an_edit_are_stored_as_replies_to_the_right_envelopes(
+async def test_a_telegram_quote_and_a_telegram_edit_are_stored_as_replies_to_the_right_envelopes(
     server: ServerWithProvider, telegram: TelegramServer
 ) -> None:
     telegram.person_sends("It is ask-first.")
@@ -175,7 +175,7 @@ async def test_a_quote_and_an_edit_are_stored_as_replies_to_the_right_envelopes(
     assert server.query_database("select text from envelopes where id = ?", edited) == [("Why, ask-second?",)]
 
 
-async def test_a_long_answer_continues_in_order_after_throttling_and_a_restart(
+async def test_a_long_telegram_answer_continues_in_order_after_throttling_and_a_restart(
     server: ServerWithProvider, telegram: TelegramServer
 ) -> None:
     server.replies["ask-long"] = says(LONG)

@@ -52,7 +52,7 @@ async def deliver_expecting_failure(connector: TelegramConnector, *args: Any, **
     return failed.value
 
 
-async def test_formatted_text_is_delivered_and_the_receipt_is_the_message_id(telegram: TelegramServer) -> None:
+async def test_formatted_text_is_sent_to_telegram_and_the_receipt_is_the_message_id(telegram: TelegramServer) -> None:
     delivery = await bot(telegram).deliver(make_delivery_part("Lunch with **Noor** & `x < y`."))
 
     [message] = telegram.list_bot_messages()
@@ -61,7 +61,7 @@ async def test_formatted_text_is_delivered_and_the_receipt_is_the_message_id(tel
     assert delivery.receipt == str(message["message_id"])
 
 
-async def test_link_previews_are_disabled_unless_enabled_in_the_settings(telegram: TelegramServer) -> None:
+async def test_telegram_link_previews_are_disabled_unless_enabled_in_the_settings(telegram: TelegramServer) -> None:
     await bot(telegram).deliver(make_delivery_part("see https://x.example/?secret=1"))
     await bot(telegram, link_previews=True).deliver(make_delivery_part("see https://x.example"))
 
@@ -110,14 +110,14 @@ async def test_messages_at_the_declared_telegram_limits_are_accepted(telegram: T
     assert len(telegram.list_bot_messages()) == 1 + abilities.album_max
 
 
-async def test_a_lone_surrogate_in_the_text_is_replaced(telegram: TelegramServer) -> None:
+async def test_a_lone_surrogate_in_text_sent_to_telegram_is_replaced(telegram: TelegramServer) -> None:
     await bot(telegram).deliver(make_delivery_part("a\ud83c b"))
 
     assert telegram.list_bot_texts() == ["a\ufffd b"]
 
 
 @pytest.mark.spec("H75")
-async def test_an_answer_to_a_deleted_message_is_sent_without_the_quote(telegram: TelegramServer) -> None:
+async def test_an_answer_to_a_deleted_telegram_message_is_sent_without_the_quote(telegram: TelegramServer) -> None:
     kept, gone = telegram.person_sends("kept"), telegram.person_sends("gone")
     telegram.delete_message(gone)
     connector = bot(telegram)
@@ -130,7 +130,7 @@ async def test_an_answer_to_a_deleted_message_is_sent_without_the_quote(telegram
     assert (second["text"], "reply_to_message" in second) == ("to what is not", False)
 
 
-async def test_one_delivery_recovers_from_a_moved_group_a_missing_quote_and_bad_formatting(
+async def test_one_telegram_delivery_recovers_from_a_moved_group_a_missing_quote_and_bad_formatting(
     telegram: TelegramServer,
 ) -> None:
     telegram.add_group(-55, type="group")
@@ -139,16 +139,18 @@ async def test_one_delivery_recovers_from_a_moved_group_a_missing_quote_and_bad_
         "sendMessage", TelegramFault(status=400, description="Bad Request: can't parse entities: it says")
     )
 
-    await bot(telegram).deliver(make_delivery_part("**so**", room="-55", quote="99999"))
+    await bot(telegram).deliver(make_delivery_part("**so**", channel="-55", quote="99999"))
 
     assert telegram.list_bot_texts(-10055) == ["**so**"]
 
 
-async def test_a_message_is_sent_to_its_topic_and_the_general_topic_has_no_thread_id(telegram: TelegramServer) -> None:
+async def test_a_telegram_message_is_sent_to_its_topic_and_the_general_topic_has_no_thread_id(
+    telegram: TelegramServer,
+) -> None:
     connector = bot(telegram)
 
-    await connector.deliver(make_delivery_part("in the topic", room=f"{GROUP}/7"))
-    await connector.deliver(make_delivery_part("in the general one", room=f"{GROUP}/1"))
+    await connector.deliver(make_delivery_part("in the topic", channel=f"{GROUP}/7"))
+    await connector.deliver(make_delivery_part("in the general one", channel=f"{GROUP}/1"))
     await connector.show_typing(f"{GROUP}/1")
 
     assert [each.get("message_thread_id") for each in telegram.list_bot_messages(GROUP)] == [7, None]
@@ -167,7 +169,7 @@ async def test_a_message_is_sent_to_its_topic_and_the_general_topic_has_no_threa
         ("text/html; charset=utf-8", "document"),
     ],
 )
-async def test_a_file_is_sent_by_its_media_type_with_the_text_as_caption(
+async def test_a_file_is_sent_to_telegram_by_its_media_type_with_the_text_as_caption(
     telegram: TelegramServer, tmp_path: Path, media_type: str, kind: str
 ) -> None:
     file = store_attachment(tmp_path, b"the bytes" * 30_000, "näme.bin", media_type)
@@ -191,7 +193,7 @@ async def test_a_file_is_sent_by_its_media_type_with_the_text_as_caption(
         (("audio/ogg", "audio/ogg"), ("document", "document")),
     ],
 )
-async def test_several_files_are_sent_as_one_album_of_compatible_types(
+async def test_several_files_are_sent_as_one_telegram_album_of_compatible_types(
     telegram: TelegramServer, tmp_path: Path, media_types: tuple[str, ...], kinds: tuple[str, ...]
 ) -> None:
     files = tuple(store_attachment(tmp_path, b"%d" % n, f"{n}", media) for n, media in enumerate(media_types))
@@ -215,7 +217,7 @@ async def test_a_picture_that_telegram_rejects_as_a_photo_is_sent_as_a_document(
     assert "document" in telegram.list_bot_messages()[0]
 
 
-async def test_a_missing_or_oversized_file_fails_permanently_without_a_request(
+async def test_sending_a_missing_or_oversized_file_fails_permanently_without_a_telegram_request(
     telegram: TelegramServer, tmp_path: Path
 ) -> None:
     connector = bot(telegram, files=tmp_path)
@@ -229,7 +231,7 @@ async def test_a_missing_or_oversized_file_fails_permanently_without_a_request(
     assert telegram.calls == []
 
 
-async def test_buttons_are_shown_under_a_message_and_a_press_is_answered(telegram: TelegramServer) -> None:
+async def test_buttons_are_shown_under_a_telegram_message_and_a_press_is_answered(telegram: TelegramServer) -> None:
     connector, server = bot(telegram), TelegramSetup()
     buttons = ((Button("Yes", "allow:9c8d"), Button("No", "deny:9c8d")),)
     async with listen_in_background(connector, server):
@@ -285,9 +287,9 @@ async def test_a_telegram_error_becomes_the_matching_delivery_failure(
     assert telegram.list_bot_texts() == []
 
 
-@pytest.mark.parametrize("room", ["maria", "42/x", "", "--42", "42/7/8", "٤٢", "9" * 30])
-async def test_an_invalid_telegram_channel_fails_without_a_request(telegram: TelegramServer, room: str) -> None:
-    failed = await deliver_expecting_failure(bot(telegram), "hello", room=room or "x")
+@pytest.mark.parametrize("channel", ["maria", "42/x", "", "--42", "42/7/8", "٤٢", "9" * 30])
+async def test_an_invalid_telegram_channel_fails_without_a_request(telegram: TelegramServer, channel: str) -> None:
+    failed = await deliver_expecting_failure(bot(telegram), "hello", channel=channel or "x")
 
     assert (failed.kind, failed.permanent) == (FailureKind.INVALID_ADDRESS, True)
     assert telegram.calls == []
@@ -304,7 +306,7 @@ async def test_an_invalid_telegram_channel_fails_without_a_request(telegram: Tel
     ],
     ids=["breaks", "hangs", "502", "500"],
 )
-async def test_a_lost_send_response_is_never_reported_as_a_failure(
+async def test_a_lost_response_to_a_telegram_send_is_never_reported_as_a_failure(
     telegram: TelegramServer, fault: dict[str, Any], arrives: bool
 ) -> None:
     telegram.will_fail("sendMessage", TelegramFault(**fault, arrives=arrives))
@@ -326,20 +328,20 @@ async def test_an_unreachable_telegram_server_is_a_temporary_failure() -> None:
     assert not failed.permanent
 
 
-async def test_a_message_to_a_migrated_group_goes_to_its_new_id(telegram: TelegramServer) -> None:
+async def test_a_message_to_a_migrated_telegram_group_goes_to_its_new_id(telegram: TelegramServer) -> None:
     connector_state = InMemoryConnectorState()
     telegram.add_group(-55, type="group")
     telegram.migrate_group(-55, -10055)
 
-    await bot(telegram, connector_state=connector_state).deliver(make_delivery_part("first", room="-55"))
+    await bot(telegram, connector_state=connector_state).deliver(make_delivery_part("first", channel="-55"))
     calls = len(telegram.calls)
-    await bot(telegram, connector_state=connector_state).deliver(make_delivery_part("after a restart", room="-55"))
+    await bot(telegram, connector_state=connector_state).deliver(make_delivery_part("after a restart", channel="-55"))
 
     assert telegram.list_bot_texts(-10055) == ["first", "after a restart"]
     assert len(telegram.calls) == calls + 1  # the new id is stored
 
 
-async def test_a_preview_is_shown_edited_and_deleted(telegram: TelegramServer) -> None:
+async def test_a_telegram_preview_is_shown_edited_and_deleted(telegram: TelegramServer) -> None:
     connector = bot(telegram)
 
     shown = await connector.preview("42", "Lunch **wi")
@@ -352,7 +354,9 @@ async def test_a_preview_is_shown_edited_and_deleted(telegram: TelegramServer) -
     assert telegram.list_bot_texts() == []
 
 
-async def test_a_reaction_is_set_and_removed_and_an_unsupported_one_is_refused(telegram: TelegramServer) -> None:
+async def test_a_telegram_reaction_is_set_and_removed_and_an_unsupported_reaction_is_refused(
+    telegram: TelegramServer,
+) -> None:
     message_id = telegram.person_sends("hello")
     connector = bot(telegram)
 
@@ -364,7 +368,7 @@ async def test_a_reaction_is_set_and_removed_and_an_unsupported_one_is_refused(t
         await connector.react("42", str(message_id), "🪿")
 
 
-async def test_a_failed_typing_indicator_raises_no_error(telegram: TelegramServer) -> None:
+async def test_a_failed_telegram_typing_indicator_raises_no_error(telegram: TelegramServer) -> None:
     connector = bot(telegram)
 
     await connector.show_typing("42")

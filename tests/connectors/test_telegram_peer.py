@@ -30,7 +30,7 @@ def peer() -> Iterator[str]:
 
 
 @pytest.mark.timeout(INSTALL_TIMEOUT_S + 60)
-async def test_a_message_from_the_test_server_is_received_and_answered(peer: str) -> None:
+async def test_a_message_from_the_telegram_peer_server_is_received_and_answered(peer: str) -> None:
     connector, server = bot(peer, poll_s=1), TelegramSetup()
     async with listen_in_background(connector, server) as lost:
         await send_as_maria(peer, "What is on today?")
@@ -47,7 +47,7 @@ async def test_a_message_from_the_test_server_is_received_and_answered(peer: str
     assert lost == []
 
 
-async def test_a_button_is_shown_and_its_press_is_received(peer: str) -> None:
+async def test_the_telegram_peer_server_shows_a_button_and_its_press_is_received(peer: str) -> None:
     connector, server = bot(peer, poll_s=1), TelegramSetup()
     async with listen_in_background(connector, server):
         delivery = await connector.deliver(make_delivery_part("May I?", buttons=[[Button("Yes", "allow:9c8d")]]))
@@ -65,7 +65,7 @@ async def test_a_button_is_shown_and_its_press_is_received(peer: str) -> None:
     assert received_press.quoted.message_id == delivery.receipt
 
 
-async def test_a_preview_is_shown_and_deleted(peer: str) -> None:
+async def test_the_telegram_peer_server_shows_a_preview_and_deletes_it(peer: str) -> None:
     connector = bot(peer)
 
     async def list_texts_to_noor() -> list[str]:
@@ -79,7 +79,7 @@ async def test_a_preview_is_shown_and_deleted(peer: str) -> None:
     assert await list_texts_to_noor() == []
 
 
-async def test_the_check_reports_the_bot_account_of_the_test_server(peer: str) -> None:
+async def test_the_check_reports_the_bot_account_of_the_telegram_peer_server(peer: str) -> None:
     finding = await bot(peer).check()
 
     assert (finding.ok, finding.account) == (True, "@TestNameBot")

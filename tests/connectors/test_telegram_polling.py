@@ -79,7 +79,7 @@ async def test_polling_resumes_at_the_stored_offset_after_a_restart(telegram: Te
     assert server.texts == ["one", "two, while nobody was there"]
 
 
-async def test_an_update_that_could_not_be_stored_is_offered_again(telegram: TelegramServer) -> None:
+async def test_a_telegram_update_that_could_not_be_stored_is_polled_again(telegram: TelegramServer) -> None:
     connector_state, server = InMemoryConnectorState(), TelegramSetup()
     server.store_failures_left = 2
     telegram.person_sends("one")
@@ -92,7 +92,7 @@ async def test_an_update_that_could_not_be_stored_is_offered_again(telegram: Tel
     assert server.texts == ["one", "two"]
 
 
-async def test_a_store_error_in_one_channel_does_not_block_others_or_confirm_its_update(
+async def test_a_store_error_in_one_telegram_channel_does_not_block_others_or_confirm_its_update(
     telegram: TelegramServer,
 ) -> None:
     telegram.add_group(-1001)
@@ -115,7 +115,7 @@ async def test_a_store_error_in_one_channel_does_not_block_others_or_confirm_its
     assert offsets[0] == 5_001  # up to the update of the group, and not beyond
 
 
-async def test_a_slow_update_in_one_channel_does_not_block_others_and_is_not_confirmed(
+async def test_a_slow_telegram_update_does_not_block_other_channels_and_is_not_confirmed(
     telegram: TelegramServer,
 ) -> None:
     telegram.add_group(-1001)
@@ -142,7 +142,7 @@ async def test_a_slow_update_in_one_channel_does_not_block_others_and_is_not_con
     assert kept_meanwhile == 5_000
 
 
-async def test_a_message_held_for_coalescing_does_not_block_the_next_message_or_get_confirmed(
+async def test_a_telegram_message_held_for_coalescing_is_not_confirmed_and_does_not_block_the_next_one(
     telegram: TelegramServer,
 ) -> None:
     """The server may hold a message to join it with the next ones. None is confirmed before all are stored."""
@@ -166,7 +166,7 @@ async def test_a_message_held_for_coalescing_does_not_block_the_next_message_or_
     assert held == ["what is", "on today?"]
 
 
-async def test_messages_of_one_channel_keep_their_order_when_the_first_must_be_retried(
+async def test_telegram_messages_of_one_channel_keep_their_order_when_the_first_must_be_retried(
     telegram: TelegramServer,
 ) -> None:
     server, tries, next_offered, tried_again = TelegramSetup(), 0, asyncio.Event(), asyncio.Event()
@@ -196,7 +196,9 @@ async def test_messages_of_one_channel_keep_their_order_when_the_first_must_be_r
     assert server.texts == ["slow, then lost", "after it"]
 
 
-async def test_an_update_is_offered_again_after_a_crash_before_its_offset_was_stored(telegram: TelegramServer) -> None:
+async def test_a_telegram_update_is_polled_again_after_a_crash_before_its_offset_was_stored(
+    telegram: TelegramServer,
+) -> None:
     class FailingConnectorState(InMemoryConnectorState):
         async def put(self, key: str, value: str) -> None:
             if key == KEY:
@@ -215,7 +217,7 @@ async def test_an_update_is_offered_again_after_a_crash_before_its_offset_was_st
 
 @pytest.mark.spec("D57")
 @pytest.mark.parametrize("damaged", ["{", "777", "777 abc 1", "9" * 500, "777 5001 -1"])
-async def test_a_damaged_offset_is_kept_for_inspection_and_no_update_is_missed(
+async def test_a_damaged_poll_offset_is_kept_for_inspection_and_no_update_is_missed(
     telegram: TelegramServer, caplog: pytest.LogCaptureFixture, damaged: str
 ) -> None:
     connector_state, server = InMemoryConnectorState({KEY: damaged}), TelegramSetup()
@@ -232,7 +234,7 @@ async def test_a_damaged_offset_is_kept_for_inspection_and_no_update_is_missed(
     ]
 
 
-async def test_the_stored_offset_of_another_bot_is_ignored(telegram: TelegramServer) -> None:
+async def test_the_stored_poll_offset_of_another_telegram_bot_is_ignored(telegram: TelegramServer) -> None:
     connector_state = InMemoryConnectorState({KEY: str(PollOffset(bot=1, update_id=999_999, at=RealClock().now()))})
     server = TelegramSetup()
     telegram.person_sends("one")
@@ -252,7 +254,7 @@ def test_a_poll_offset_is_invalid_after_its_lifetime_or_for_another_bot() -> Non
     assert parse_offset(str(offset)) == offset
 
 
-async def test_a_duplicate_update_in_one_batch_is_received_once(telegram: TelegramServer) -> None:
+async def test_a_telegram_update_that_a_poll_returns_twice_is_received_once(telegram: TelegramServer) -> None:
     server = TelegramSetup()
     telegram.person_sends("one")
     telegram.updates *= 2
@@ -263,7 +265,7 @@ async def test_a_duplicate_update_in_one_batch_is_received_once(telegram: Telegr
     assert server.texts == ["one"]
 
 
-async def test_several_batches_of_updates_are_received_in_order(telegram: TelegramServer) -> None:
+async def test_several_polled_batches_of_telegram_updates_are_received_in_order(telegram: TelegramServer) -> None:
     server = TelegramSetup()
     for number in range(250):
         telegram.person_sends(str(number))
@@ -274,7 +276,7 @@ async def test_several_batches_of_updates_are_received_in_order(telegram: Telegr
     assert server.texts == [str(number) for number in range(250)]
 
 
-async def test_an_album_at_the_end_of_a_full_batch_is_received_in_full(telegram: TelegramServer) -> None:
+async def test_a_telegram_album_at_the_end_of_a_full_polled_batch_is_received_in_full(telegram: TelegramServer) -> None:
     server = TelegramSetup()
     for number in range(98):
         telegram.person_sends(str(number))
@@ -376,7 +378,9 @@ async def test_one_of_two_pollers_of_the_same_bot_gets_a_conflict_error(telegram
     assert lost.sentence == "another program receives the updates of this bot"
 
 
-async def test_an_existing_webhook_needs_the_owner_unless_clear_webhook_is_set(telegram: TelegramServer) -> None:
+async def test_polling_with_an_existing_telegram_webhook_needs_the_owner_unless_clear_webhook_is_set(
+    telegram: TelegramServer,
+) -> None:
     telegram.webhook = "https://elsewhere.example/hook"
     server = TelegramSetup()
 
@@ -389,7 +393,7 @@ async def test_an_existing_webhook_needs_the_owner_unless_clear_webhook_is_set(t
     assert "clear_webhook" in lost.try_this
 
 
-async def test_the_command_menu_is_set_once_and_removed_when_disabled(telegram: TelegramServer) -> None:
+async def test_the_telegram_command_menu_is_set_once_and_removed_when_disabled(telegram: TelegramServer) -> None:
     connector_state, server = InMemoryConnectorState(), TelegramSetup()
 
     def list_menu_calls() -> list[str]:
@@ -418,7 +422,9 @@ async def test_the_command_menu_is_set_once_and_removed_when_disabled(telegram: 
 
 
 @pytest.mark.parametrize("token", ["777:wrong", "not a token at all/../x", ""])
-async def test_a_rejected_token_needs_the_owner_and_is_not_in_the_error(telegram: TelegramServer, token: str) -> None:
+async def test_a_telegram_token_rejected_during_polling_needs_the_owner_and_is_not_in_the_error(
+    telegram: TelegramServer, token: str
+) -> None:
     lost = await listen_until_connection_lost(bot(telegram, token=token), TelegramSetup())
 
     assert (lost.needs_owner, lost.code) == (True, "connector.token_rejected")
@@ -433,7 +439,7 @@ async def test_a_token_revoked_during_polling_needs_the_owner(telegram: Telegram
         await wait_until_true(lambda: any(isinstance(each, ConnectionLost) and each.needs_owner for each in lost))
 
 
-async def test_an_unreachable_telegram_server_is_reported_without_the_token() -> None:
+async def test_polling_reports_an_unreachable_telegram_server_without_the_token() -> None:
     async with TelegramServer() as telegram:
         url, token = telegram.url, telegram.token
 
@@ -444,7 +450,7 @@ async def test_an_unreachable_telegram_server_is_reported_without_the_token() ->
     assert lost.__cause__ is None
 
 
-async def test_logs_and_errors_contain_neither_the_token_nor_the_message_text(
+async def test_polling_writes_neither_the_telegram_token_nor_message_texts_to_logs_and_errors(
     telegram: TelegramServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -463,7 +469,7 @@ async def test_logs_and_errors_contain_neither_the_token_nor_the_message_text(
     assert len(lost) == 2
 
 
-async def test_a_group_move_is_stored_before_it_is_accepted(telegram: TelegramServer) -> None:
+async def test_polling_stores_a_telegram_group_move_before_the_server_accepts_it(telegram: TelegramServer) -> None:
     connector_state, server, known = InMemoryConnectorState(), TelegramSetup(), list[str | None]()
     server.before_accept = lambda incoming: (
         known.append(connector_state.entries.get("moved--55")) if incoming.kind is InboundKind.MOVED else None

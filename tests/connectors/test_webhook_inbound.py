@@ -43,7 +43,7 @@ async def get_session(server: WebhookServer, id_: str) -> Session:
 
 
 @pytest.mark.spec("C87")
-async def test_an_agent_request_gets_its_own_session_and_its_answer_goes_to_the_owner(
+async def test_a_webhook_request_to_an_agent_gets_its_own_session_and_the_owner_gets_the_answer(
     tmp_path: Path,
 ) -> None:
     async with open_webhook_server(tmp_path, webhook(DEFAULT_SETTINGS)) as server:
@@ -113,7 +113,7 @@ async def test_an_unverified_webhook_request_is_refused_and_not_stored(tmp_path:
 
 
 @pytest.mark.spec("C87")
-async def test_an_address_is_locked_out_after_wrong_tokens_except_for_a_token_that_worked_before(
+async def test_webhook_requests_are_locked_out_after_wrong_tokens_unless_their_token_worked_before(
     tmp_path: Path,
 ) -> None:
     token = webhook(WebhookSettings(signature_scheme=SignatureScheme.TOKEN))
@@ -131,7 +131,7 @@ async def test_an_address_is_locked_out_after_wrong_tokens_except_for_a_token_th
 
 
 @pytest.mark.spec("C87")
-async def test_a_token_in_the_url_is_refused_and_an_idempotency_key_prevents_duplicates(tmp_path: Path) -> None:
+async def test_a_webhook_token_in_the_url_is_refused_and_an_idempotency_key_prevents_duplicates(tmp_path: Path) -> None:
     async with open_webhook_server(
         tmp_path, webhook(WebhookSettings(signature_scheme=SignatureScheme.TOKEN))
     ) as server:
@@ -146,7 +146,7 @@ async def test_a_token_in_the_url_is_refused_and_an_idempotency_key_prevents_dup
 
 
 @pytest.mark.spec("C87")
-async def test_an_oversized_body_and_too_many_webhook_requests_are_refused(tmp_path: Path) -> None:
+async def test_an_oversized_webhook_body_and_too_many_webhook_requests_are_refused(tmp_path: Path) -> None:
     settings = WebhookSettings(body_bytes_max=1_000, requests_per_minute=2)
     async with open_webhook_server(tmp_path, webhook(settings)) as server:
         server.model.will_reply("One.", "Two.")
@@ -158,7 +158,7 @@ async def test_an_oversized_body_and_too_many_webhook_requests_are_refused(tmp_p
 
 
 @pytest.mark.spec("C87")
-async def test_a_wake_request_is_answered_in_the_last_conversation_of_the_owner(tmp_path: Path) -> None:
+async def test_a_wake_request_by_webhook_is_answered_in_the_last_conversation_of_the_owner(tmp_path: Path) -> None:
     async with open_webhook_server(tmp_path, webhook(DEFAULT_SETTINGS)) as server:
         main = await server.turn("Good morning.", "Good morning.", origin="person:owner")
         server.model.will_reply("The bell rang.")
@@ -172,7 +172,7 @@ async def test_a_wake_request_is_answered_in_the_last_conversation_of_the_owner(
 
 
 @pytest.mark.spec("C87")
-async def test_a_wake_request_for_the_next_heartbeat_is_read_with_the_next_message(tmp_path: Path) -> None:
+async def test_a_wake_request_by_webhook_for_the_next_heartbeat_is_read_with_the_next_message(tmp_path: Path) -> None:
     async with open_webhook_server(tmp_path, webhook(DEFAULT_SETTINGS)) as server:
         response = await server.send("ci/wake", {"text": "The post came.", "mode": "next-heartbeat"})
         await server.rest()
@@ -292,7 +292,7 @@ def sign_as_github(body: bytes, event: str = "issues") -> dict[str, str]:
 
 
 @pytest.mark.spec("C87")
-async def test_a_mapping_turns_a_foreign_payload_into_a_message_with_templates(tmp_path: Path) -> None:
+async def test_a_webhook_mapping_turns_a_payload_in_another_format_into_a_message(tmp_path: Path) -> None:
     settings = WebhookSettings(signature_scheme=SignatureScheme.GITHUB, mappings={"opened": ISSUE_OPENED_MAPPING})
     async with open_webhook_server(tmp_path, webhook(settings)) as server:
         server.model.will_reply("I shall look.")
@@ -310,7 +310,9 @@ async def test_a_mapping_turns_a_foreign_payload_into_a_message_with_templates(t
 
 
 @pytest.mark.spec("C87")
-async def test_a_payload_without_a_matching_mapping_is_ignored_and_an_unknown_path_is_refused(tmp_path: Path) -> None:
+async def test_a_webhook_payload_without_a_mapping_is_ignored_and_an_unknown_webhook_path_is_refused(
+    tmp_path: Path,
+) -> None:
     settings = WebhookSettings(
         signature_scheme=SignatureScheme.GITHUB, mappings={"opened": ISSUE_OPENED_MAPPING}, kinds=(WebhookKind.WAKE,)
     )

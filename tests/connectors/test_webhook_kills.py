@@ -99,7 +99,7 @@ async def test_a_verified_webhook_request_is_answered_with_a_signed_request(
     )
 
 
-async def test_a_webhook_without_a_url_answers_to_the_owner(
+async def test_an_answer_to_a_webhook_without_a_url_goes_to_the_owner(
     server: ServerWithProvider, receiver: WebhookReceiver
 ) -> None:
     assert await post(server, "The bell rings, ask-bell.", to="quiet", id_="bell") == 202
@@ -109,7 +109,9 @@ async def test_a_webhook_without_a_url_answers_to_the_owner(
     assert list_received(receiver, "ask-bell") == []
 
 
-async def test_a_long_answer_is_posted_in_one_request(server: ServerWithProvider, receiver: WebhookReceiver) -> None:
+async def test_a_long_answer_to_a_webhook_request_is_posted_in_one_request(
+    server: ServerWithProvider, receiver: WebhookReceiver
+) -> None:
     server.replies["ask-long"] = says(LONG)
     await post(server, "At length, ask-long.", id_="long")
     answer = await wait_for_received(receiver, "A line that is not short.")

@@ -61,7 +61,7 @@ def make_connector_to(receiver: WebhookReceiver, **more: Any) -> WebhookConnecto
     return webhook(WebhookSettings(url=receiver.url, private_hosts=(receiver.host,), **more))
 
 
-async def test_a_message_is_signed_and_keeps_its_webhook_id_when_sent_again() -> None:
+async def test_an_outbound_webhook_is_signed_and_keeps_its_webhook_id_when_sent_again() -> None:
     async with run_webhook_receiver() as receiver:
         connector = make_connector_to(receiver)
         delivery = await connector.deliver(make_single_part(envelope()))
@@ -110,7 +110,7 @@ async def test_each_part_of_a_long_message_has_its_own_webhook_id() -> None:
         (302, True, FailureKind.SEND_FAILED),
     ],
 )
-async def test_the_http_status_decides_whether_a_webhook_failure_is_permanent(
+async def test_the_http_status_decides_whether_an_outbound_webhook_fails_permanently(
     status: int, permanent: bool, kind: FailureKind
 ) -> None:
     async with run_webhook_receiver() as receiver:
@@ -123,7 +123,7 @@ async def test_the_http_status_decides_whether_a_webhook_failure_is_permanent(
         assert len(receiver.received_requests) == 1  # redirects are not followed
 
 
-async def test_the_retry_after_header_sets_the_retry_delay() -> None:
+async def test_the_retry_after_header_of_a_webhook_receiver_sets_the_retry_delay() -> None:
     async with run_webhook_receiver() as receiver:
         receiver.statuses.append(429)
         receiver.headers["Retry-After"] = "17"
@@ -132,7 +132,7 @@ async def test_the_retry_after_header_sets_the_retry_delay() -> None:
         assert failed.value.retry_after_s == 17
 
 
-async def test_a_missing_http_response_leaves_the_delivery_result_unknown() -> None:
+async def test_a_missing_http_response_leaves_the_result_of_an_outbound_webhook_unknown() -> None:
     async with run_webhook_receiver() as receiver:
         receiver.statuses.append(None)
         async with skip_loop_time_on_increase(60.0, count=lambda: len(receiver.received_requests)):
@@ -159,7 +159,7 @@ async def test_a_webhook_to_a_private_address_is_refused_unless_listed_in_privat
     assert not (await connector.check()).ok
 
 
-async def test_a_hostname_that_resolves_to_loopback_is_refused() -> None:
+async def test_a_webhook_to_a_hostname_that_resolves_to_loopback_is_refused() -> None:
     async def resolve_to_loopback(host: str, port: int) -> list[str]:
         return ["93.184.216.34", "127.0.0.1"]
 
@@ -168,7 +168,7 @@ async def test_a_hostname_that_resolves_to_loopback_is_refused() -> None:
     assert failed.value.permanent
 
 
-async def test_the_cloud_metadata_address_is_refused_even_if_listed_in_private_hosts() -> None:
+async def test_a_webhook_to_the_cloud_metadata_address_is_refused_even_if_listed_in_private_hosts() -> None:
     with pytest.raises(DeliveryFailed):
         await webhook_request.check_target("http://169.254.169.254/", private_hosts=("169.254.169.254",))
 
@@ -197,7 +197,7 @@ async def test_an_answer_to_a_webhook_request_is_sent_again_with_the_same_id_aft
         assert (again.json["channel"], again.json["text"]) == ("builds", "The build is mended.")
 
 
-async def test_nothing_is_sent_to_a_receiver_with_an_untrusted_certificate(tmp_path: Path) -> None:
+async def test_no_webhook_is_sent_to_a_receiver_with_an_untrusted_certificate(tmp_path: Path) -> None:
     certificate = await create_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_suffix(".key"))

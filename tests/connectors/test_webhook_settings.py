@@ -23,7 +23,7 @@ def list_toml_blocks(guide: str) -> list[str]:
 
 
 @pytest.mark.parametrize("guide", ["webhooks.md", "hooks.md", "speech.md"])
-def test_every_settings_example_in_the_guides_loads(tmp_path: Path, guide: str) -> None:
+def test_every_settings_example_in_the_webhook_hook_and_speech_guides_loads(tmp_path: Path, guide: str) -> None:
     assert list_toml_blocks(guide)
     for text in list_toml_blocks(guide):
         (tmp_path / "retinue.toml").write_text(text)
@@ -56,7 +56,7 @@ def test_invalid_webhook_settings_are_refused_when_the_file_is_loaded(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["", "{{ payload", "{{ payload | unheard }}"])
-def test_an_invalid_mapping_template_prevents_the_connector_from_being_made(tmp_path: Path, text: str) -> None:
+def test_webhook_settings_with_an_invalid_mapping_template_create_no_connector(tmp_path: Path, text: str) -> None:
     class EmptyConnectorState:
         async def get(self, key: str) -> str | None:
             return None
@@ -77,7 +77,7 @@ def test_an_invalid_mapping_template_prevents_the_connector_from_being_made(tmp_
     assert "connectors.ci.mappings.x.text" in refused.value.sentence
 
 
-def test_speech_and_hooks_are_off_by_default(tmp_path: Path) -> None:
+def test_speech_and_hooks_are_off_in_the_default_settings(tmp_path: Path) -> None:
     settings = load_configuration({"RETINUE_HOME": str(tmp_path)}).settings
     assert settings.speech.mode is SpeechMode.OFF
     assert not settings.hooks.enabled

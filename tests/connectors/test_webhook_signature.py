@@ -35,7 +35,7 @@ def test_the_signature_matches_the_standard_webhooks_example() -> None:
     assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_one_valid_signature_among_several_is_enough() -> None:
+def test_one_valid_webhook_signature_among_several_is_enough() -> None:
     good = sign(SECRET, id_="one", at=str(NOW_S), body=BODY)
     headers = {
         "webhook-id": "one",
@@ -46,14 +46,14 @@ def test_one_valid_signature_among_several_is_enough() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_"])
-def test_a_signature_with_an_empty_secret_is_invalid(secret: str) -> None:
+def test_a_webhook_signature_with_an_empty_secret_is_invalid(secret: str) -> None:
     made = base64.b64encode(hmac.new(b"", f"one.{NOW_S}.".encode() + BODY, hashlib.sha256).digest()).decode()
     headers = {"webhook-id": "one", "webhook-timestamp": str(NOW_S), "webhook-signature": f"v1,{made}"}
     with pytest.raises(SignatureInvalid):
         verify_request(SignatureScheme.STANDARD, secret, headers, BODY, now_s=NOW_S)
 
 
-def test_a_stripe_event_signed_again_keeps_its_event_id() -> None:
+def test_a_stripe_webhook_signed_again_keeps_its_event_id() -> None:
     first = verify_request(SignatureScheme.STRIPE, SECRET, sign_as_stripe(), BODY, now_s=NOW_S)
     again = verify_request(SignatureScheme.STRIPE, SECRET, sign_as_stripe(at=NOW_S + 60), BODY, now_s=NOW_S + 60)
     assert first == again == "evt_1"
@@ -71,13 +71,13 @@ def test_a_stripe_event_signed_again_keeps_its_event_id() -> None:
         {"stripe-signature": "t=" + "9" * 5_000},
     ],
 )
-def test_an_old_or_wrong_stripe_signature_is_invalid(headers: dict[str, str]) -> None:
+def test_an_old_or_wrong_stripe_webhook_signature_is_invalid(headers: dict[str, str]) -> None:
     with pytest.raises(SignatureInvalid):
         verify_request(SignatureScheme.STRIPE, SECRET, headers, BODY, now_s=NOW_S)
 
 
 @pytest.mark.parametrize("header", ["", "Basic a secret", "Bearer", "Bearer a secre", "Bearer a secret2", "Bearer Ä"])
-def test_a_wrong_bearer_token_is_invalid(header: str) -> None:
+def test_a_wrong_bearer_token_of_a_webhook_request_is_invalid(header: str) -> None:
     with pytest.raises(SignatureInvalid):
         verify_request(SignatureScheme.TOKEN, SECRET, {"authorization": header}, BODY, now_s=NOW_S)
 
@@ -98,7 +98,7 @@ def test_a_wrong_bearer_token_is_invalid(header: str) -> None:
         "{{ '{:>1000000000}'.format(payload.name) }}",
     ],
 )
-def test_a_template_cannot_produce_huge_output_or_reach_python_internals(text: str) -> None:
+def test_a_webhook_template_cannot_produce_huge_output_or_reach_python_internals(text: str) -> None:
     payload: dict[str, Any] = {"many": 10**9, "name": "maria", "words": ["a", "b"]}
     try:
         made = webhook_templates.render(text, {"payload": payload})
@@ -109,18 +109,18 @@ def test_a_template_cannot_produce_huge_output_or_reach_python_internals(text: s
 
 
 @pytest.mark.parametrize("text", ["{{ payload | center(9) }}", "{{ range(9) }", "{% for %}", "{{ x | unheard }}"])
-def test_an_invalid_template_is_found_by_check_template(text: str) -> None:
+def test_an_invalid_webhook_template_is_found_when_it_is_checked(text: str) -> None:
     assert webhook_templates.check_template(text)
 
 
-def test_template_values_are_limited_in_length_and_number() -> None:
+def test_values_in_a_webhook_template_are_limited_in_length_and_number() -> None:
     payload = webhook_templates.limit_payload({"words": ["x" * 1_000] * 100_000, "deep": _nest(100)})
     assert len(payload["words"]) == webhook_templates.ITEMS_MAX
     made = webhook_templates.render("{% for w in payload.words %}{{ w }}{% endfor %}", {"payload": payload})
     assert len(made) <= ENVELOPE_TEXT_BYTES_MAX + 1_000
 
 
-def test_a_template_value_is_found_by_its_path_and_a_missing_one_is_empty() -> None:
+def test_a_webhook_template_finds_a_value_by_its_path_and_leaves_a_missing_one_empty() -> None:
     values = {"payload": {"a": [{"b": True}, {"b": 7}]}}
     assert webhook_templates.render("[{{ payload.no.such.thing }}]", values) == "[]"
     assert [webhook_templates.get_text_at(values, f"payload.a.{n}.b") for n in (0, 1, 2)] == ["true", "7", ""]

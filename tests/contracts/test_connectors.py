@@ -34,7 +34,7 @@ class PlatformUnderTest(Protocol):
         """An existing channel, as written in an address."""
         ...
 
-    def texts(self, room: str) -> list[str]:
+    def texts(self, channel: str) -> list[str]:
         """Return the texts in a channel, oldest first."""
         ...
 
@@ -58,7 +58,7 @@ class PlatformUnderTest(Protocol):
         """Never reply to the next delivery."""
         ...
 
-    def user_sends(self, text: str, *, room: str, message_id: str) -> None: ...
+    def user_sends(self, text: str, *, channel: str, message_id: str) -> None: ...
 
 
 class FakeConnectorPlatform:
@@ -66,8 +66,8 @@ class FakeConnectorPlatform:
         self.connector = FakeConnector(FakeClock(), repeats_safely=repeats_safely)
         self.room = "42"
 
-    def texts(self, room: str) -> list[str]:
-        return self.connector.list_texts(room)
+    def texts(self, channel: str) -> list[str]:
+        return self.connector.list_texts(channel)
 
     def will_refuse(self) -> None:
         self.connector.will_fail()
@@ -84,8 +84,8 @@ class FakeConnectorPlatform:
     def will_hang(self) -> None:
         self.connector.will_be_slow(3600.0)
 
-    def user_sends(self, text: str, *, room: str, message_id: str) -> None:
-        self.connector.offer_text(text, channel=room, message_id=message_id)
+    def user_sends(self, text: str, *, channel: str, message_id: str) -> None:
+        self.connector.offer_text(text, channel=channel, message_id=message_id)
 
 
 PLATFORMS: dict[str, Callable[[], PlatformUnderTest]] = {
@@ -172,20 +172,20 @@ async def listen_in_background(connector: Connector, accept: Accept) -> AsyncGen
         assert task.cancelled(), "listening does not end when it is cancelled"
 
 
-def test_a_connector_name_and_a_channel_form_a_valid_address(platform: PlatformUnderTest) -> None:
+def test_the_name_and_a_channel_of_every_connector_form_a_valid_address(platform: PlatformUnderTest) -> None:
     written = f"channel:{platform.connector.name}:{platform.room}"
 
     assert str(address.parse_address(written)) == written
 
 
-async def test_a_delivered_message_arrives_and_returns_a_receipt(platform: PlatformUnderTest) -> None:
+async def test_every_connector_delivers_a_message_and_returns_a_receipt(platform: PlatformUnderTest) -> None:
     delivery = await platform.connector.deliver(make_single_part(envelope_to(platform, "Lunch with Noor.")))
 
     assert delivery.receipt
     assert platform.texts(platform.room) == ["Lunch with Noor."]
 
 
-async def test_delivered_messages_keep_their_order(platform: PlatformUnderTest) -> None:
+async def test_every_connector_delivers_messages_in_order(platform: PlatformUnderTest) -> None:
     for number in range(1, 11):
         await platform.connector.deliver(make_single_part(envelope_to(platform, f"line {number}", number=number)))
 
@@ -207,14 +207,16 @@ async def test_an_envelope_delivered_twice_arrives_once_if_the_connector_repeats
         assert platform.texts(platform.room) == ["once", "once"]
 
 
-async def test_two_envelopes_with_the_same_text_both_arrive(platform: PlatformUnderTest) -> None:
+async def test_every_connector_delivers_two_envelopes_with_the_same_text(platform: PlatformUnderTest) -> None:
     await platform.connector.deliver(make_single_part(envelope_to(platform, "yes", number=1)))
     await platform.connector.deliver(make_single_part(envelope_to(platform, "yes", number=2)))
 
     assert platform.texts(platform.room) == ["yes", "yes"]
 
 
-async def test_a_temporary_delivery_failure_sends_nothing_and_can_be_retried(platform: PlatformUnderTest) -> None:
+async def test_a_connector_sends_nothing_on_a_temporary_delivery_failure_and_can_deliver_again(
+    platform: PlatformUnderTest,
+) -> None:
     platform.will_refuse()
     envelope = envelope_to(platform, "hello")
 
@@ -229,7 +231,9 @@ async def test_a_temporary_delivery_failure_sends_nothing_and_can_be_retried(pla
     assert platform.texts(platform.room) == ["hello"]
 
 
-async def test_a_permanent_refusal_is_a_permanent_delivery_failure(platform: PlatformUnderTest) -> None:
+async def test_a_connector_reports_a_permanent_refusal_as_a_permanent_delivery_failure(
+    platform: PlatformUnderTest,
+) -> None:
     platform.will_refuse_permanently()
 
     with pytest.raises(DeliveryFailed) as failed:
@@ -239,7 +243,7 @@ async def test_a_permanent_refusal_is_a_permanent_delivery_failure(platform: Pla
     assert platform.texts(platform.room) == []
 
 
-async def test_a_throttled_delivery_reports_the_retry_delay(platform: PlatformUnderTest) -> None:
+async def test_every_connector_reports_the_retry_delay_of_a_throttled_delivery(platform: PlatformUnderTest) -> None:
     platform.will_throttle(7.0)
 
     with pytest.raises(DeliveryFailed) as failed:
@@ -251,7 +255,7 @@ async def test_a_throttled_delivery_reports_the_retry_delay(platform: PlatformUn
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_a_connection_broken_during_a_delivery_is_not_reported_as_a_delivery_failure(
+async def test_a_connector_does_not_report_a_connection_broken_during_a_delivery_as_a_delivery_failure(
     platform: PlatformUnderTest, arrives: bool
 ) -> None:
     platform.will_break(arrives=arrives)
@@ -265,7 +269,9 @@ async def test_a_connection_broken_during_a_delivery_is_not_reported_as_a_delive
     assert platform.texts(platform.room) == (["hello"] if arrives else [])
 
 
-async def test_a_hanging_delivery_can_be_cancelled_and_the_next_one_succeeds(platform: PlatformUnderTest) -> None:
+async def test_a_hanging_delivery_of_a_connector_can_be_cancelled_and_the_next_one_succeeds(
+    platform: PlatformUnderTest,
+) -> None:
     platform.will_hang()
     hanging = asyncio.create_task(platform.connector.deliver(make_single_part(envelope_to(platform, "one", number=1))))
     for _ in range(10):
@@ -288,17 +294,19 @@ async def test_a_hanging_delivery_can_be_cancelled_and_the_next_one_succeeds(pla
         pytest.param("🦊" * 2_000, id="long"),
     ],
 )
-async def test_text_is_delivered_unchanged(platform: PlatformUnderTest, text: str) -> None:
+async def test_every_connector_delivers_text_unchanged(platform: PlatformUnderTest, text: str) -> None:
     await platform.connector.deliver(make_single_part(envelope_to(platform, text)))
 
     assert "".join(platform.texts(platform.room)) == text  # in one message, or in as many as the platform needs
 
 
-async def test_received_messages_are_accepted_in_order_with_channel_and_id(platform: PlatformUnderTest) -> None:
+async def test_every_connector_offers_received_messages_in_order_with_channel_and_id(
+    platform: PlatformUnderTest,
+) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
         for number in range(1, 6):
-            platform.user_sends(f"line {number}", room=platform.room, message_id=str(number))
+            platform.user_sends(f"line {number}", channel=platform.room, message_id=str(number))
         received = await server.wait_for_messages(5)
 
     assert [(each.room, each.message_id, each.text) for each in received] == [
@@ -307,37 +315,39 @@ async def test_received_messages_are_accepted_in_order_with_channel_and_id(platf
     assert {each.context.from_boss for each in received} == {False}
 
 
-async def test_a_message_that_could_not_be_stored_is_offered_again_before_the_next(platform: PlatformUnderTest) -> None:
+async def test_every_connector_offers_a_message_that_could_not_be_stored_again_before_the_next(
+    platform: PlatformUnderTest,
+) -> None:
     server = ContractServer()
     server.store_failures_left = 3
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("first", room=platform.room, message_id="1")
-        platform.user_sends("second", room=platform.room, message_id="2")
+        platform.user_sends("first", channel=platform.room, message_id="1")
+        platform.user_sends("second", channel=platform.room, message_id="2")
         received = await server.wait_for_messages(2)
 
     assert [each.text for each in received] == ["first", "second"]
     assert server.offered == 5
 
 
-async def test_a_refused_message_is_not_offered_again(platform: PlatformUnderTest) -> None:
+async def test_no_connector_offers_a_refused_message_again(platform: PlatformUnderTest) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("nobody wants this", room=platform.room, message_id="1")
-        platform.user_sends("hello", room=platform.room, message_id="2")
+        platform.user_sends("nobody wants this", channel=platform.room, message_id="1")
+        platform.user_sends("hello", channel=platform.room, message_id="2")
         received = await server.wait_for_messages(1)
 
     assert [each.text for each in received] == ["hello"]
     assert server.offered == 2
 
 
-async def test_a_message_sent_while_the_connector_was_stopped_is_received_afterwards(
+async def test_every_connector_receives_a_message_sent_while_it_was_stopped(
     platform: PlatformUnderTest,
 ) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("before", room=platform.room, message_id="1")
+        platform.user_sends("before", channel=platform.room, message_id="1")
         await server.wait_for_messages(1)
-    platform.user_sends("meanwhile", room=platform.room, message_id="2")
+    platform.user_sends("meanwhile", channel=platform.room, message_id="2")
 
     async with listen_in_background(platform.connector, server.accept):
         received = await server.wait_for_messages(2)
@@ -348,7 +358,7 @@ async def test_a_message_sent_while_the_connector_was_stopped_is_received_afterw
 async def test_a_connector_delivers_while_it_listens(platform: PlatformUnderTest) -> None:
     server = ContractServer()
     async with listen_in_background(platform.connector, server.accept):
-        platform.user_sends("hello", room=platform.room, message_id="1")
+        platform.user_sends("hello", channel=platform.room, message_id="1")
         await platform.connector.deliver(make_single_part(envelope_to(platform, "good morning")))
         await server.wait_for_messages(1)
 

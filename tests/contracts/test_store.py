@@ -86,7 +86,7 @@ class RecordingCrashPoints:
         self.call(point)
 
 
-async def test_a_write_returns_only_after_its_commit(place: StoreLocation) -> None:
+async def test_a_store_write_returns_only_after_its_commit(place: StoreLocation) -> None:
     points = RecordingCrashPoints()
     seen: dict[str, int] = {}
     async with place.open(faults=points) as store:
@@ -99,13 +99,15 @@ async def test_a_write_returns_only_after_its_commit(place: StoreLocation) -> No
     assert points.reached == ["accept.before-commit", "accept.after-commit"]
 
 
-async def test_a_write_returns_the_result_of_its_body(place: StoreLocation) -> None:
+async def test_a_store_write_returns_the_result_of_its_body(place: StoreLocation) -> None:
     async with place.open() as store:
         assert await store.write(lambda conn: conn.dialect.name, point="test") in ("sqlite", "postgresql")
         assert await store.write(lambda _conn: None, point="test") is None
 
 
-async def test_an_error_in_a_write_body_rolls_back_only_that_body_and_is_raised_unchanged(place: StoreLocation) -> None:
+async def test_an_error_in_a_store_write_rolls_back_only_that_write_and_is_raised_unchanged(
+    place: StoreLocation,
+) -> None:
     def raise_error(conn: sa.Connection) -> None:
         count(1, "broken")(conn)
         raise LookupError("nothing of this stays")
@@ -123,7 +125,7 @@ async def test_an_error_in_a_write_body_rolls_back_only_that_body_and_is_raised_
         assert await store.read(list_tallies) == [(1, "after"), (1, "before")]
 
 
-async def test_a_constraint_error_among_fifty_writes_fails_only_its_own_caller(place: StoreLocation) -> None:
+async def test_a_constraint_error_among_fifty_store_writes_fails_only_its_own_caller(place: StoreLocation) -> None:
     def insert_existing_row(conn: sa.Connection) -> None:
         count(25, "half")(conn)
         count(24, "x")(conn)  # number 24 already wrote this row
@@ -143,14 +145,14 @@ async def test_a_constraint_error_among_fifty_writes_fails_only_its_own_caller(p
         assert await store.read(list_tallies) == [(n, "x") for n in sorted([24, *others])]
 
 
-async def test_the_events_of_one_session_are_listed_in_bounded_ranges(
+async def test_every_store_lists_the_events_of_one_session_in_bounded_ranges(
     place: StoreLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def emit_events(conn: sa.Connection) -> None:
-        page = Transaction(conn, 1)
+        tx = Transaction(conn, 1)
         for number in range(1, 21):
-            page.emit(EventKind.SESSION_CHANGED, session="mine" if number in (2, 3, 4, 17) else "theirs")
-        page.close()
+            tx.emit(EventKind.SESSION_CHANGED, session="mine" if number in (2, 3, 4, 17) else "theirs")
+        tx.close()
 
     async with place.open() as store:
         await store.write(emit_events, point="test")
@@ -170,15 +172,15 @@ async def test_the_events_of_one_session_are_listed_in_bounded_ranges(
         assert ([piece.seq for piece in read.events], read.cursor, read.has_more) == (list(range(1, 8)), 7, True)
 
 
-async def test_event_numbers_follow_the_commit_order(place: StoreLocation) -> None:
+async def test_event_numbers_follow_the_commit_order_in_every_store(place: StoreLocation) -> None:
     """A reader that has seen event 7 has seen all before it, so it can resume by cursor and miss none."""
 
     def emit_events(conn: sa.Connection) -> int:
-        page = Transaction(conn, 1)
-        page.emit(EventKind.SESSION_CHANGED)
-        page.emit(EventKind.SESSION_CHANGED)
-        page.close()
-        return page.event_seq
+        tx = Transaction(conn, 1)
+        tx.emit(EventKind.SESSION_CHANGED)
+        tx.emit(EventKind.SESSION_CHANGED)
+        tx.close()
+        return tx.event_seq
 
     async def watch(store: Store, until: int) -> list[list[int]]:
         looks: list[list[int]] = []
@@ -198,25 +200,25 @@ async def test_event_numbers_follow_the_commit_order(place: StoreLocation) -> No
             assert list(seqs) == sorted(seqs)
 
 
-async def test_sequential_writes_get_consecutive_envelope_numbers(place: StoreLocation) -> None:
+async def test_sequential_writes_to_a_store_get_consecutive_envelope_numbers(place: StoreLocation) -> None:
     async with place.open() as store:
         seqs = [await store.write(_next_envelope_seq, point="test") for _ in range(5)]
         assert seqs == [1, 2, 3, 4, 5]
 
 
 def _next_envelope_seq(conn: sa.Connection) -> int:
-    page = Transaction(conn, 1)
-    seq = page.next_envelope_seq()
-    page.close()
+    tx = Transaction(conn, 1)
+    seq = tx.next_envelope_seq()
+    tx.close()
     return seq
 
 
-async def test_commit_times_never_decrease(place: StoreLocation) -> None:
+async def test_commit_times_of_a_store_never_decrease(place: StoreLocation) -> None:
     def at(now_ms: int) -> TransactionBody[int]:
         def body(conn: sa.Connection) -> int:
-            page = Transaction(conn, now_ms)
-            page.close()
-            return page.at_ms
+            tx = Transaction(conn, now_ms)
+            tx.close()
+            return tx.at_ms
 
         return body
 
@@ -227,7 +229,7 @@ async def test_commit_times_never_decrease(place: StoreLocation) -> None:
     assert times == [1_000, 5_000, 5_000, 5_000, 6_000, 6_000]
 
 
-async def test_a_scan_sees_one_snapshot_during_concurrent_writes(place: StoreLocation) -> None:
+async def test_a_store_scan_sees_one_snapshot_during_concurrent_writes(place: StoreLocation) -> None:
     loop = asyncio.get_running_loop()
     looked, written = asyncio.Event(), asyncio.Event()
 
@@ -248,7 +250,7 @@ async def test_a_scan_sees_one_snapshot_during_concurrent_writes(place: StoreLoc
         assert await store.scan(lambda conn: len(list_tallies(conn))) == 2
 
 
-async def test_a_long_scan_blocks_neither_writes_nor_other_scans(place: StoreLocation) -> None:
+async def test_a_long_store_scan_blocks_neither_writes_nor_other_scans(place: StoreLocation) -> None:
     if place.kind == INLINE:
         pytest.skip("inline, each look is over within one step of the loop")
     loop = asyncio.get_running_loop()
@@ -270,7 +272,7 @@ async def test_a_long_scan_blocks_neither_writes_nor_other_scans(place: StoreLoc
         assert await slow_scan == 0
 
 
-async def test_reads_and_scans_see_the_latest_write(place: StoreLocation) -> None:
+async def test_reads_and_scans_of_a_store_see_the_latest_write(place: StoreLocation) -> None:
     async with place.open() as store:
         for n in range(20):
             await store.write(count(n, "x"), point="test")
@@ -279,7 +281,7 @@ async def test_reads_and_scans_see_the_latest_write(place: StoreLocation) -> Non
 
 
 @pytest.mark.parametrize("way", ["read", "scan"])
-async def test_reads_and_scans_cannot_write(place: StoreLocation, way: str) -> None:
+async def test_reads_and_scans_of_a_store_cannot_write(place: StoreLocation, way: str) -> None:
     async with place.open() as store:
         with pytest.raises(StoreError) as refused:
             await getattr(store, way)(count(1, "sly"))
@@ -307,7 +309,7 @@ async def test_an_error_in_a_read_or_scan_leaves_the_store_usable(place: StoreLo
             assert await look(list_tallies) == []
 
 
-async def test_a_commit_listener_is_called_after_each_commit(place: StoreLocation) -> None:
+async def test_every_store_calls_a_commit_listener_after_each_commit(place: StoreLocation) -> None:
     notifications: list[int] = []
     async with place.open() as store:
         store.on_commit(lambda: notifications.append(1))
@@ -316,7 +318,7 @@ async def test_a_commit_listener_is_called_after_each_commit(place: StoreLocatio
             assert len(notifications) > n
 
 
-async def test_a_table_listener_is_called_after_each_write_to_its_tables(place: StoreLocation) -> None:
+async def test_every_store_calls_a_table_listener_after_each_write_to_its_tables(place: StoreLocation) -> None:
     notifications: list[int] = []
 
     def update_with_plain_sql(conn: sa.Connection) -> None:
@@ -335,7 +337,7 @@ async def test_a_table_listener_is_called_after_each_write_to_its_tables(place: 
         await asyncio.gather(*many)
 
 
-async def test_a_failing_commit_listener_affects_neither_the_writer_nor_other_listeners(
+async def test_a_failing_commit_listener_of_a_store_affects_neither_the_writer_nor_other_listeners(
     place: StoreLocation, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raise_error() -> None:
@@ -351,7 +353,7 @@ async def test_a_failing_commit_listener_affects_neither_the_writer_nor_other_li
         assert "commit listener failed" in caplog.text
 
 
-async def test_cancelled_writers_leave_no_partial_changes(place: StoreLocation) -> None:
+async def test_cancelled_store_writes_leave_no_partial_changes(place: StoreLocation) -> None:
     def pair(n: int) -> TransactionBody[None]:
         def body(conn: sa.Connection) -> None:
             count(n, "left")(conn)
@@ -377,7 +379,7 @@ async def test_cancelled_writers_leave_no_partial_changes(place: StoreLocation) 
     assert (99, "after") in rows
 
 
-async def test_an_after_commit_callback_runs_once_per_write_even_if_the_caller_was_cancelled(
+async def test_every_store_calls_an_after_commit_callback_once_even_if_the_caller_was_cancelled(
     place: StoreLocation,
 ) -> None:
     followed: list[int | None] = []
@@ -410,7 +412,7 @@ async def test_an_after_commit_callback_runs_once_per_write_even_if_the_caller_w
         assert sorted(kept) == sorted(day for day, source in list_tallies(outside) if source == "x")
 
 
-async def test_an_after_commit_callback_gets_none_if_the_write_failed(place: StoreLocation) -> None:
+async def test_every_store_calls_an_after_commit_callback_with_none_if_the_write_failed(place: StoreLocation) -> None:
     followed: list[object] = []
 
     def broken(_conn: sa.Connection) -> int:
@@ -425,7 +427,7 @@ async def test_an_after_commit_callback_gets_none_if_the_write_failed(place: Sto
     assert followed == [None, None]
 
 
-async def test_an_error_in_an_after_commit_callback_does_not_fail_the_write(place: StoreLocation) -> None:
+async def test_an_error_in_an_after_commit_callback_does_not_fail_the_store_write(place: StoreLocation) -> None:
     def broken(_result: object) -> None:
         raise ValueError("no")
 
@@ -480,7 +482,7 @@ async def test_two_stores_on_one_database_never_assign_a_number_twice(place: Sto
 # Records
 
 
-async def test_records_are_read_back_unchanged_and_damaged_ones_are_listed(place: StoreLocation) -> None:
+async def test_every_store_reads_records_back_unchanged_and_lists_damaged_ones(place: StoreLocation) -> None:
     bodies: list[RecordBody] = [
         ContextStart(),
         *(UserTurn(text=text, envelopes=(EnvelopeId("e" * 32),)) for text in TEXTS),
@@ -525,7 +527,9 @@ async def test_records_are_read_back_unchanged_and_damaged_ones_are_listed(place
         assert [(each.session, each.seq) for each in damaged] == [(SESSION, seq) for seq in range(2, 8)]
 
 
-async def test_a_long_session_is_read_back_unchanged_and_erasure_removes_its_chapters(place: StoreLocation) -> None:
+async def test_every_store_reads_a_long_session_back_unchanged_and_erasure_removes_its_record_chunks(
+    place: StoreLocation,
+) -> None:
     bodies = [Reply(text=f"{seq} {TEXTS[2]}") if seq % 2 else UserTurn(text=f"{seq}?") for seq in range(1, 600)]
     written = [
         Record(session=SESSION, seq=seq, kind=body_kind(body), body=body, at_ms=seq, run=RunId("r" * 32))
@@ -559,7 +563,7 @@ def _fenced_write(*, worker: int, epoch: int, new_epoch: int | None = None) -> T
     """Return the body of a run's commit: a write before the epoch check, the check, and writes after it."""
 
     def body(conn: sa.Connection) -> None:
-        page = Transaction(conn, 10)
+        tx = Transaction(conn, 10)
         count(worker, "before the guard")(conn)
         sessions.update_fenced(
             conn,
@@ -568,16 +572,16 @@ def _fenced_write(*, worker: int, epoch: int, new_epoch: int | None = None) -> T
             new_epoch=new_epoch,
             record_seq=2,
             wakefulness=SessionActivity.ACTIVE,
-            at_ms=page.at_ms,
+            at_ms=tx.at_ms,
         )
         records.add(conn, [Record(session=SESSION, seq=2, kind=RecordKind.NOTE, body=Note(text="x"), at_ms=1)])
-        page.emit(EventKind.SESSION_CHANGED, session=SESSION)
-        page.close()
+        tx.emit(EventKind.SESSION_CHANGED, session=SESSION)
+        tx.close()
 
     return body
 
 
-async def test_a_worker_with_an_old_epoch_can_write_nothing(place: StoreLocation) -> None:
+async def test_a_worker_with_an_old_epoch_can_write_nothing_to_any_store(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(_add_session, point="test")
         await store.write(_claim_next_epoch, point="test")
@@ -598,7 +602,7 @@ def _claim_next_epoch(conn: sa.Connection) -> None:
     )
 
 
-async def test_only_one_of_several_concurrent_claims_wins(place: StoreLocation) -> None:
+async def test_only_one_of_several_concurrent_claims_in_a_store_wins(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(_add_session, point="test")
         writes = [store.write(_fenced_write(worker=n, epoch=0, new_epoch=1), point="claim") for n in range(5)]
@@ -613,7 +617,7 @@ async def test_only_one_of_several_concurrent_claims_wins(place: StoreLocation) 
 # Round trips
 
 
-async def test_texts_numbers_and_flags_are_read_back_unchanged(place: StoreLocation) -> None:
+async def test_every_store_reads_texts_numbers_and_flags_back_unchanged(place: StoreLocation) -> None:
     ids = SequentialIds()
 
     def add_rows(conn: sa.Connection) -> None:
@@ -659,7 +663,7 @@ def _make_draft(id_: str, text: str, *, key: str) -> EnvelopeDraft:
     )
 
 
-async def test_every_query_runs_on_every_database(place: StoreLocation) -> None:
+async def test_every_store_query_runs_on_sqlite_and_postgresql(place: StoreLocation) -> None:
     """Run each query once without rows: this finds a type, flag or limit that one of the two databases refuses."""
 
     def run_every_query(conn: sa.Connection) -> None:

@@ -106,7 +106,7 @@ def judge_trial(trial: CrashTrial) -> CrashVerdict:
 
 
 @pytest.mark.timeout(900)
-async def test_the_verdict_detects_a_server_that_acknowledges_before_it_commits(tmp_path: Path) -> None:
+async def test_the_crash_test_detects_a_server_that_acknowledges_before_it_commits(tmp_path: Path) -> None:
     bug = await run_killed_trial(
         tmp_path / "bug",
         action=ScriptAction.PLAIN,
@@ -122,7 +122,7 @@ async def test_the_verdict_detects_a_server_that_acknowledges_before_it_commits(
 
 
 @pytest.mark.timeout(900)
-async def test_the_verdict_detects_a_server_that_acts_before_it_stores_its_intent(tmp_path: Path) -> None:
+async def test_the_crash_test_detects_a_server_that_acts_before_it_stores_its_intent(tmp_path: Path) -> None:
     bug = await run_killed_trial(
         tmp_path / "bug",
         action=ScriptAction.TOOL,
@@ -229,7 +229,7 @@ def count_witness_lines(trial: CrashTrial) -> int:
 
 
 @pytest.mark.timeout(900)
-async def test_the_verdict_detects_a_worker_that_writes_with_an_outdated_epoch(tmp_path: Path) -> None:
+async def test_the_crash_test_detects_a_worker_that_writes_with_an_outdated_epoch(tmp_path: Path) -> None:
     bug = await run_takeover_trial(tmp_path / "bug", bugs=",epoch-not-checked", expected_finding=FindingKind.RUN_TWICE)
     assert bug.count(FindingKind.RUN_TWICE) >= 1, bug.lines()
     sound = await run_takeover_trial(tmp_path / "sound", bugs="")

@@ -98,7 +98,7 @@ LOG: list[AnyLogEntry] = [
     AnsweredEntry(t=2, seq=20, envelope="a1", text="<s0-m1 appended interrupted>"),
     AnsweredEntry(t=2, seq=21, envelope="a2", text="<s0-m2>\n<s0-m3 appended>"),
     AnsweredEntry(t=2, seq=22, envelope="a10", text="<s4-m1>"),
-    RequestEntry(t=2, letter="x1", session="f", text="s4-m1 plain"),
+    RequestEntry(t=2, envelope="x1", session="f", text="s4-m1 plain"),
     CallbackEntry(t=2, session="f", message="x1-1", request="x1", text="<s4-m1>"),
     CallbackResultEntry(t=2, session="f", message="x1-1", envelope="c1", answers="x1"),
     CallbackEntry(t=2, session="f", message="x1-2", request="x1", text="by the way: x1"),
@@ -148,12 +148,12 @@ SOUND_EVIDENCE = CrashEvidence(
 )
 
 
-def test_a_call_allowed_by_an_approval_or_a_grant_is_sound() -> None:
+def test_the_crash_verdict_accepts_a_call_that_an_approval_or_a_grant_allowed() -> None:
     asking = [ApprovalCall("s", "s0-m3"), ApprovalCall("t", "s0-m1/1")]
     assert judge_evidence(replace(SOUND_EVIDENCE, approval_calls=asking, granted_sessions=frozenset({"t"}))).is_ok
 
 
-def test_sound_evidence_is_judged_ok() -> None:
+def test_the_crash_verdict_accepts_correct_evidence() -> None:
     verdict = judge_evidence(SOUND_EVIDENCE)
     assert verdict.is_ok, verdict.lines()
     assert verdict.lines()[-1].startswith("crash verdict: ok (0 lost, 0 doubled, 0 reordered, 0 run twice")
@@ -425,7 +425,7 @@ MANIPULATED: dict[str, tuple[FindingKind, Callable[[], CrashEvidence]]] = {
 
 
 @pytest.mark.parametrize("what", MANIPULATED)
-def test_manipulated_evidence_is_detected(what: str) -> None:
+def test_the_crash_verdict_detects_manipulated_evidence(what: str) -> None:
     wrong, manipulated = MANIPULATED[what]
     verdict = judge_evidence(manipulated())
     assert verdict.count(wrong) >= 1, verdict.lines()

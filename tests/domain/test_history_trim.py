@@ -77,7 +77,7 @@ def list_seqs(records: list[Record] | None) -> list[int]:
     return [each.seq for each in records]
 
 
-def test_a_request_is_a_message_with_all_records_of_its_run() -> None:
+def test_a_history_is_split_for_a_trim_into_messages_with_all_records_of_their_runs() -> None:
     assert [list_seqs(part) for part in split_requests(RECORDS)] == [[1], [2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12]]
     # Copied records have no run: a message then begins a request wherever no call waits for its result.
     without_runs = [each._replace(run=None) for each in RECORDS]
@@ -161,7 +161,7 @@ def test_a_summary_is_trimmed_only_if_records_it_summarizes_are_trimmed() -> Non
     assert words == ["two", "four"]
 
 
-def test_copied_records_keep_everything_except_their_run() -> None:
+def test_records_copied_from_a_trimmed_history_keep_everything_except_their_run() -> None:
     made = copy_records(RECORDS[1:], session=OTHER_SESSION, after=1)
     assert [each.seq for each in made] == list(range(2, 13)) and {each.session for each in made} == {OTHER_SESSION}
     assert all(each.run is None for each in made)
@@ -169,7 +169,7 @@ def test_copied_records_keep_everything_except_their_run() -> None:
     assert carried == [(each.kind, each.body, each.at_ms, each.trust) for each in RECORDS[1:]]
 
 
-def test_drop_unanswered_reply_removes_a_final_reply_whose_calls_lack_results() -> None:
+def test_a_trim_can_drop_a_final_reply_whose_calls_have_no_results() -> None:
     assert list_seqs(drop_unanswered_reply(RECORDS[:3])) == [1, 2]
     assert list_seqs(drop_unanswered_reply(RECORDS[:4])) == [1, 2, 3, 4]
     assert list_seqs(drop_unanswered_reply(RECORDS[:2])) == [1, 2]

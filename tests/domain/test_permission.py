@@ -130,7 +130,7 @@ def test_a_directory_permission_covers_its_contents_and_write_covers_read() -> N
 
 
 @pytest.mark.spec("D29")
-def test_default_rights_are_the_workspace_and_listed_paths_of_the_agent_directory() -> None:
+def test_default_permissions_are_the_workspace_and_listed_paths_of_the_agent_directory() -> None:
     rights = default_rights(AGENT_DIRECTORY, WORKSPACE)
     assert rights.readable == (WORKSPACE, *(AGENT_DIRECTORY / name for name in WRITABLE_IN_AGENT_DIRECTORY))
     assert rights.writable == rights.readable
@@ -165,7 +165,7 @@ def get_denial_reason(path: str, *granted: str, workspace: Path = WORKSPACE) -> 
         "/dev/sda",
     ],
 )
-def test_no_grant_opens_the_data_directory_or_system_paths(path: str) -> None:
+def test_no_granted_permission_opens_the_data_directory_or_system_paths(path: str) -> None:
     assert get_denial_reason(path)
     assert get_denial_reason(path, path)
     assert get_denial_reason(path, "/")
@@ -173,7 +173,7 @@ def test_no_grant_opens_the_data_directory_or_system_paths(path: str) -> None:
     assert get_denial_reason(path, workspace=SERVER)
 
 
-def test_an_agents_own_directory_and_workspace_are_not_protected() -> None:
+def test_an_agent_needs_no_granted_permission_for_its_own_directory_and_workspace() -> None:
     assert not get_denial_reason("/srv/retinue/agents/ada/SOUL.md")
     assert not get_denial_reason("/srv/retinue/agents/ada/workspace/x", workspace=AGENT_DIRECTORY / "workspace")
     assert not get_denial_reason("/srv/retinue/workspaces/ada/x", workspace=SERVER / "workspaces" / "ada")
@@ -183,7 +183,7 @@ def test_an_agents_own_directory_and_workspace_are_not_protected() -> None:
 
 
 @pytest.mark.parametrize("name", [".ssh", ".aws", ".gnupg", ".config/gh", ".netrc"])
-def test_key_directories_are_opened_only_by_a_grant_that_names_them(name: str) -> None:
+def test_key_directories_are_opened_only_by_a_permission_that_names_them(name: str) -> None:
     keys = f"/home/maria/{name}"
     assert get_denial_reason(keys, "/home/maria")
     assert get_denial_reason(f"{keys}/id", "/")
@@ -193,7 +193,7 @@ def test_key_directories_are_opened_only_by_a_grant_that_names_them(name: str) -
     assert not get_denial_reason(f"{keys}-backup", "/home/maria")
 
 
-def test_system_key_files_are_opened_only_by_a_grant_that_names_them() -> None:
+def test_system_key_files_are_opened_only_by_a_permission_that_names_them() -> None:
     assert get_denial_reason("/etc/shadow", "/etc")
     assert not get_denial_reason("/etc/shadow", "/etc/shadow")
     assert not get_denial_reason("/etc/hosts", "/etc")

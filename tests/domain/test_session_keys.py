@@ -32,7 +32,7 @@ def test_each_dm_scope_has_its_documented_session_key(scope: DmScope, peer: str,
     assert session_keys.parse_session_key(key) == made
 
 
-def test_a_linked_person_shares_a_key_across_platforms_only_in_per_peer_scope() -> None:
+def test_a_linked_person_shares_a_session_key_across_platforms_only_in_per_peer_scope() -> None:
     def key(scope: DmScope, channel: str, peer: str) -> str:
         return str(session_keys.direct_key("ada", scope=scope, platform=channel, account="a", peer=peer, links=LINKS))
 
@@ -62,7 +62,9 @@ def test_a_linked_person_shares_a_key_across_platforms_only_in_per_peer_scope() 
         (session_keys.group_key("ada", platform="matrix", id="!r:host"), "agent:ada:matrix:group:!r%3ahost"),
     ],
 )
-def test_group_topic_thread_cron_hook_and_subagent_keys_have_the_documented_form(made: SessionKey, key: str) -> None:
+def test_session_keys_of_groups_topics_threads_cron_hooks_and_subagents_have_the_documented_form(
+    made: SessionKey, key: str
+) -> None:
     assert str(made) == key
     assert session_keys.parse_session_key(key) == made
     assert session_keys.parse_session_key(key.upper()) == made, "mixed case created duplicate sessions"
@@ -109,7 +111,7 @@ def test_a_direct_session_key_with_any_ids_round_trips(peer: str, account: str, 
 
 
 @pytest.mark.parametrize("account", ["direct", "dm", "group", "channel", "topic", "main", "cron"])
-def test_an_account_may_have_the_name_of_a_key_kind(account: str) -> None:
+def test_an_account_in_a_session_key_may_have_the_name_of_a_key_kind(account: str) -> None:
     scope = DmScope.PER_ACCOUNT_CHANNEL_PEER
     for peer in ("7", "topic", "direct", "thread"):
         made = session_keys.direct_key("ada", scope=scope, platform="telegram", account=account, peer=peer)

@@ -62,7 +62,7 @@ def parse_inline(text: str) -> tuple[list[tuple[str, str]], str]:
         ("/dance_2 all night", None, "all night"),
     ],
 )
-def test_a_command_is_one_word_after_a_slash_in_any_case_and_keeps_its_arguments(
+def test_a_slash_command_is_one_word_in_any_case_and_keeps_its_arguments(
     text: str, name: CommandName | None, rest: str
 ) -> None:
     command = parse_single(text)
@@ -89,7 +89,7 @@ def test_a_command_is_one_word_after_a_slash_in_any_case_and_keeps_its_arguments
         "stop the music",
     ],
 )
-def test_text_without_a_command_is_not_parsed_as_one(text: str) -> None:
+def test_text_without_a_slash_command_is_not_parsed_as_a_command(text: str) -> None:
     assert parse_commands(text) is None
 
 
@@ -107,19 +107,19 @@ def test_text_without_a_command_is_not_parsed_as_one(text: str) -> None:
         ("`/think low` means /think low", [("think", "low")], "`/think low` means"),
     ],
 )
-def test_inline_directives_are_found_and_removed_from_the_text(
+def test_inline_slash_directives_are_found_and_removed_from_the_text(
     text: str, asked: list[tuple[str, str]], left: str
 ) -> None:
     assert parse_inline(text) == (asked, left)
 
 
-def test_a_message_of_only_directives_is_parsed_as_commands() -> None:
+def test_a_message_of_only_slash_directives_is_parsed_as_commands() -> None:
     asked = parse_commands("/verbose on\n/think high /queue followup")
     assert asked is not None and asked.is_only_commands
     assert [command.name for command in asked.commands] == ["verbose", "think", "queue"]
 
 
-def test_directives_that_are_not_removed_stay_in_the_text() -> None:
+def test_slash_directives_that_are_not_removed_stay_in_the_text() -> None:
     asked = parse_commands("draw /model nobody and /think high it")
     assert asked is not None
     model, think = asked.commands
@@ -127,7 +127,7 @@ def test_directives_that_are_not_removed_stay_in_the_text() -> None:
     assert asked.text_without([model, think]) == "draw and it"
 
 
-def test_the_number_of_inline_commands_in_one_message_is_limited() -> None:
+def test_the_number_of_inline_slash_commands_in_one_message_is_limited() -> None:
     commands, left = parse_inline("a " + "/think low " * (INLINE_COMMANDS_MAX + 1) + "b")
     assert len(commands) == INLINE_COMMANDS_MAX and left == "a /think low b"
 
@@ -142,12 +142,12 @@ def test_abort_words_stop_without_a_slash_in_any_case_and_with_punctuation(word:
     assert parse_commands(f"please {word}") is None
 
 
-def test_two_leading_slashes_become_one() -> None:
+def test_two_slashes_before_a_word_are_unescaped_to_one_and_are_no_command() -> None:
     assert unescape_slash("//help") == "/help"
     assert unescape_slash("plain") == "plain"
 
 
-def test_help_and_suggestions_include_skill_commands() -> None:
+def test_the_help_and_suggestions_for_slash_commands_include_skill_commands() -> None:
     skills = [SkillCommand(name="weather", skill="weather", description="what it is like outside")]
     assert any(line.startswith("/weather [WORDS]") and "outside" in line for line in format_help(skills))
     assert "Did you mean /weather?" in unknown_command_text("wether", skills)
@@ -169,7 +169,7 @@ def test_every_slash_command_is_in_the_guide_and_has_a_summary() -> None:
         "[heard in voice.ogg]\n> /elevated full",
     ],
 )
-def test_commands_in_quoted_lines_are_ignored(text: str) -> None:
+def test_slash_commands_in_quoted_lines_are_ignored(text: str) -> None:
     assert parse_commands(text) is None
     own = parse_commands(f"{text}\nbut /think high yourself")
     assert own is not None and [each.raw for each in own.commands] == ["/think high"]

@@ -71,7 +71,7 @@ def test_units_of_a_relative_time_may_come_in_any_order_and_with_spaces() -> Non
 
 
 @pytest.mark.spec("H12")
-def test_uppercase_m_means_months_and_lowercase_m_minutes() -> None:
+def test_an_uppercase_m_in_a_relative_time_means_months_and_a_lowercase_m_minutes() -> None:
     assert parse("+1M") == to_utc("2026-02-28T12:30:00+00:00")
     assert parse("+1m") == to_utc("2026-01-28T12:31:00+00:00")
     assert "m is minutes" in get_refusal("+1d").because
@@ -100,7 +100,9 @@ def test_a_relative_time_with_a_repeated_unit_is_refused() -> None:
         ("2026-01-31T10:00:00+01:00", "+1M1D", "2026-03-01T10:00:00+01:00"),  # clamped before days are added
     ],
 )
-def test_adding_months_to_a_day_missing_in_the_month_gives_its_last_day(now: str, text: str, expected: str) -> None:
+def test_a_relative_time_of_months_to_a_day_missing_in_the_month_gives_its_last_day(
+    now: str, text: str, expected: str
+) -> None:
     assert parse(text, now=now) == to_utc(expected)
 
 
@@ -123,7 +125,7 @@ def test_a_day_keeps_the_local_time_and_24_hours_the_elapsed_time_across_clock_c
 
 
 @pytest.mark.spec("H12")
-def test_a_day_added_into_a_skipped_hour_moves_forward_and_into_a_repeated_one_takes_the_first() -> None:
+def test_a_time_a_day_later_moves_forward_from_a_skipped_hour_and_is_the_first_in_a_repeated_one() -> None:
     assert parse("+1D", now="2026-03-28T02:30:00+01:00") == to_utc("2026-03-29T03:30:00+02:00")
     assert parse("+1D", now="2026-10-24T02:30:00+02:00") == to_utc("2026-10-25T02:30:00+02:00")
     assert parse("+1D30m", now="2026-03-28T02:30:00+01:00") == to_utc("2026-03-29T04:00:00+02:00")
@@ -279,7 +281,7 @@ def test_a_past_time_is_returned_unchanged() -> None:
         "9999-12-31T23:59-01:00",
     ],
 )
-def test_an_invalid_or_out_of_range_date_is_refused(text: str) -> None:
+def test_a_time_with_an_invalid_or_out_of_range_date_is_refused(text: str) -> None:
     get_refusal(text)
 
 
@@ -357,7 +359,7 @@ def test_a_time_is_formatted_with_seconds_and_the_offset_of_the_zone() -> None:
     assert format_time(datetime(9999, 12, 31, 23, tzinfo=UTC), SHANGHAI) == "9999-12-31T23:00:00+00:00"
 
 
-def test_milliseconds_are_exact_and_rounded_down() -> None:
+def test_a_time_in_milliseconds_is_exact_and_rounded_down() -> None:
     assert to_ms(datetime(1970, 1, 1, 0, 0, 0, 999, tzinfo=UTC)) == 0
     assert to_ms(datetime(1970, 1, 1, 0, 0, 0, 1000, tzinfo=UTC)) == 1
     assert to_ms(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)) == -1
@@ -367,12 +369,12 @@ def test_milliseconds_are_exact_and_rounded_down() -> None:
 
 @settings(deadline=None)
 @given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
-def test_milliseconds_round_trip(ms: int) -> None:
+def test_a_time_in_milliseconds_round_trips(ms: int) -> None:
     assert to_ms(from_ms(ms)) == ms
     assert from_ms(ms).tzinfo is UTC
 
 
-def test_milliseconds_beyond_the_calendar_are_refused() -> None:
+def test_a_time_in_milliseconds_beyond_the_calendar_is_refused() -> None:
     for ms in (253_402_300_800_000, 10**30, -(10**30), 10**5000):
         with pytest.raises(Invalid) as caught:
             from_ms(ms)

@@ -251,7 +251,7 @@ def user_text(prompt: ModelPrompt) -> str:
 
 
 @pytest.mark.parametrize("point", ["model.before", "model.after"])
-async def test_an_interrupted_summary_call_is_charged_and_marked_as_unknown_cost(
+async def test_a_compaction_call_interrupted_by_a_power_cut_is_charged_and_marked_as_unknown_cost(
     instance: LocalInstance, point: str
 ) -> None:
     async with instance.run() as server:
@@ -276,7 +276,7 @@ async def test_an_interrupted_summary_call_is_charged_and_marked_as_unknown_cost
         assert sorted(state for (state,) in left) == ["closed", "interrupted"]
 
 
-async def test_a_note_added_before_a_compaction_is_stored_before_the_model_reads_it(instance: LocalInstance) -> None:
+async def test_a_note_added_before_a_compaction_is_committed_before_the_model_reads_it(instance: LocalInstance) -> None:
     """Otherwise the prompt and the stored context could differ after a crash."""
     instance.model.price_microusd = 0
     instance.tools = [LookTool(spec=ToolSpec(name="write", description="", parameters=schema_of(NoArguments)))]
@@ -296,7 +296,7 @@ def contains_note(prompt: ModelPrompt) -> bool:
     return any(isinstance(record.body, Note) for record in prompt.records)
 
 
-async def test_a_message_is_answered_without_compaction_if_the_budget_refuses_the_summary_call(
+async def test_no_compaction_is_committed_if_the_budget_refuses_it_and_the_message_is_answered(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     """The model for summaries had no price: with a budget, that error became the answer to a long conversation."""

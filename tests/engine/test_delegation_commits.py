@@ -16,7 +16,7 @@ from retinue.testing.local_instance import LocalInstance
 from retinue.testing.scripted_model import ScriptedReply
 
 
-async def test_a_delegation_from_a_run_that_has_ended_is_refused_and_stores_nothing(tmp_path: Path) -> None:
+async def test_a_delegation_from_a_run_that_has_ended_is_refused_and_commits_nothing(tmp_path: Path) -> None:
     """Its intent was stored when another worker ended the run, and the call then waited forever."""
     instance = LocalInstance(tmp_path)
     instance.agents = tuple(Agent(name=name, model="scripted") for name in ("ada", "bo"))
@@ -33,7 +33,7 @@ async def test_a_delegation_from_a_run_that_has_ended_is_refused_and_stores_noth
         assert await server.execute_sql("SELECT id FROM delegations") == []
 
 
-async def test_a_repeated_delegation_call_keeps_the_failure_notice_of_its_background_job(tmp_path: Path) -> None:
+async def test_a_delegation_call_repeated_after_its_commit_keeps_the_failure_notice_of_its_job(tmp_path: Path) -> None:
     """The call's result only reports a job. It once consumed the notice of the job's failure, so no model read it."""
     instance = LocalInstance(tmp_path, slots=SlotLimits(main=1, background=0))  # the job waits
     instance.model.will_reply(ScriptedReply(text="started", after_s=10), "noted")

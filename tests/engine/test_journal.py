@@ -58,7 +58,7 @@ def setup(tmp_path: Path) -> JournalSetup:
     return setup
 
 
-async def test_a_run_takes_two_commits_four_with_a_tool_call_and_three_with_a_read_only_call(
+async def test_the_journal_of_a_run_takes_two_commits_or_four_with_a_call_or_three_if_it_is_read_only(
     setup: JournalSetup,
 ) -> None:
     setup.instance.model.will_reply(
@@ -78,7 +78,7 @@ async def test_a_run_takes_two_commits_four_with_a_tool_call_and_three_with_a_re
         assert setup.points == ["accept", "step", "finish"]
 
 
-async def test_a_run_that_follows_another_in_its_lane_needs_no_claim_commit(setup: JournalSetup) -> None:
+async def test_the_journal_of_a_run_that_follows_another_in_its_lane_needs_no_claim_commit(setup: JournalSetup) -> None:
     model = setup.instance.model
     model.will_reply(text_reply("one", after_s=1), "two")
     async with setup.open() as server:
@@ -104,7 +104,9 @@ class ObservingModel(ScriptedModel):
             yield chunk
 
 
-async def test_a_step_is_stored_before_it_is_performed_and_its_result_with_the_next_step(setup: JournalSetup) -> None:
+async def test_the_journal_stores_a_step_before_it_is_performed_and_its_result_with_the_next_step(
+    setup: JournalSetup,
+) -> None:
     instance = setup.instance
     model = ObservingModel(instance.clock, name="curious")
     instance.models = (model,)
@@ -132,7 +134,9 @@ async def test_a_step_is_stored_before_it_is_performed_and_its_result_with_the_n
     ]
 
 
-async def test_a_worker_cannot_write_after_the_epoch_of_its_session_was_raised(setup: JournalSetup) -> None:
+async def test_a_worker_cannot_write_to_the_journal_after_the_epoch_of_its_session_was_raised(
+    setup: JournalSetup,
+) -> None:
     """The worker was paused; meanwhile another one has raised the epoch."""
     instance = setup.instance
     instance.model.will_reply(tool_call_reply("append_line", text="never"), text_reply("by the new worker"))
@@ -182,7 +186,9 @@ async def test_a_session_update_with_an_old_epoch_raises_stale_epoch(setup: Jour
         assert await server.get_session(receipt.session) == session
 
 
-async def test_money_is_reserved_before_a_model_call_and_settled_with_its_reply(setup: JournalSetup) -> None:
+async def test_the_journal_reserves_money_before_a_model_call_and_settles_it_with_the_reply(
+    setup: JournalSetup,
+) -> None:
     instance = setup.instance
     instance.model.price_microusd = 1000
     instance.model.will_reply(
@@ -200,7 +206,9 @@ async def test_money_is_reserved_before_a_model_call_and_settled_with_its_reply(
         ]
 
 
-async def test_an_interrupted_model_call_is_charged_and_its_retry_reserves_again(setup: JournalSetup) -> None:
+async def test_the_journal_charges_an_interrupted_model_call_and_reserves_again_for_its_retry(
+    setup: JournalSetup,
+) -> None:
     instance = setup.instance
     instance.model.price_microusd = 1000
     instance.model.will_reply(text_reply("never", after_s=100))
@@ -223,7 +231,7 @@ class ModelPricedByInput(ScriptedModel):
         return replace(ScriptedModel.facts.fget(self), price=Price(input=1_000_000))  # pyright: ignore[reportOptionalCall]
 
 
-async def test_a_model_call_reserves_money_for_a_steered_message_that_it_reads(setup: JournalSetup) -> None:
+async def test_the_journal_reserves_money_for_a_steered_message_that_a_model_call_reads(setup: JournalSetup) -> None:
     """A steered message is read by the call reserved in the same commit, but its price was once not reserved."""
     instance = setup.instance
     model = ModelPricedByInput(instance.clock, name="metered")
@@ -241,7 +249,9 @@ async def test_a_model_call_reserves_money_for_a_steered_message_that_it_reads(s
         assert reserved > 10_000
 
 
-async def test_records_have_the_same_sequence_numbers_in_prompts_and_in_the_store(setup: JournalSetup) -> None:
+async def test_journaled_records_have_the_same_sequence_numbers_in_prompts_and_in_the_store(
+    setup: JournalSetup,
+) -> None:
     instance = setup.instance
     instance.agents = (Agent(name="ada", model="scripted", tools=ToolRules(deny=("read",))),)
     instance.model.will_reply(
@@ -265,7 +275,7 @@ async def test_records_have_the_same_sequence_numbers_in_prompts_and_in_the_stor
         assert stored[1].kind is RecordKind.START
 
 
-async def test_a_failed_run_keeps_its_replies_and_tool_results(setup: JournalSetup) -> None:
+async def test_a_failed_run_keeps_its_journaled_replies_and_tool_results(setup: JournalSetup) -> None:
     instance = setup.instance
     instance.model.will_reply(
         ScriptedReply(text="let me see", calls=(("session_status", {}),)), ScriptedReply(fails="tired")
@@ -290,7 +300,7 @@ def approval(*asked: Call, state: ApprovalState = ApprovalState.ALLOWED) -> Appr
     )
 
 
-def test_an_approval_applies_only_to_the_call_with_the_same_id_tool_and_arguments() -> None:
+def test_an_approval_in_the_journal_applies_only_to_the_call_with_the_same_id_tool_and_arguments() -> None:
     asked = Call(id="1", tool="append_line", arguments={"text": "x", "n": [1, 2]})
     answers = ApprovalAnswers([approval(asked)])
     assert answers.state_of(asked) is ApprovalState.ALLOWED
@@ -308,7 +318,7 @@ def test_an_approval_applies_only_to_the_call_with_the_same_id_tool_and_argument
         assert answers.short_id_of(other) == ""
 
 
-def test_each_of_several_approvals_keeps_its_own_state() -> None:
+def test_each_of_several_approvals_in_the_journal_keeps_its_own_state() -> None:
     one, two = Call(id="1", tool="t"), Call(id="2", tool="t")
     answers = ApprovalAnswers([approval(one), approval(two, state=ApprovalState.DENIED)])
     assert (answers.state_of(one), answers.state_of(two)) == (ApprovalState.ALLOWED, ApprovalState.DENIED)

@@ -68,12 +68,12 @@ def release(ready: LaneQueue, wake: LaneWake) -> None:
     ready.release_slot(wake.agent, wake.lane)
 
 
-def test_a_batch_is_empty_if_no_envelope_is_due() -> None:
+def test_the_batch_of_a_lane_is_empty_if_no_envelope_is_due() -> None:
     batch = next_batch([], COLLECT_POLICY)
     assert (batch.silent, batch.envelopes) == ((), ())
 
 
-def test_a_batch_has_one_sender_and_at_most_ten_envelopes() -> None:
+def test_the_batch_of_a_lane_has_one_sender_and_at_most_ten_envelopes() -> None:
     assert sequence_numbers(next_batch([make_envelope(n) for n in range(15)], COLLECT_POLICY).envelopes) == list(
         range(BATCH_MAX)
     )
@@ -92,24 +92,24 @@ def test_a_batch_has_one_sender_and_at_most_ten_envelopes() -> None:
     ],
     ids=["another name", "another account", "another id", "no answer owed", "a decision"],
 )
-def test_a_batch_ends_at_an_envelope_with_another_speaker_or_kind(other: dict[str, Any]) -> None:
+def test_the_batch_of_a_lane_ends_at_an_envelope_with_another_speaker_or_kind(other: dict[str, Any]) -> None:
     assert sequence_numbers(
         next_batch([make_envelope(1), make_envelope(2, **other), make_envelope(3)], COLLECT_POLICY).envelopes
     ) == [1]
 
 
-def test_another_platform_message_id_does_not_end_a_batch() -> None:
+def test_another_platform_message_id_does_not_end_the_batch_of_a_lane() -> None:
     """Each message has its own id on its platform, but belongs to the same conversation."""
     apart = [make_envelope(n, context=EnvelopeContext(sender_name="Alice", platform_id=f"{n}")) for n in range(3)]
     assert sequence_numbers(next_batch(apart, COLLECT_POLICY).envelopes) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("mode", [QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG])
-def test_a_batch_has_one_envelope_in_followup_and_steer_backlog_modes(mode: QueueMode) -> None:
+def test_the_batch_of_a_lane_has_one_envelope_in_followup_and_steer_backlog_modes(mode: QueueMode) -> None:
     assert sequence_numbers(next_batch([make_envelope(1), make_envelope(2)], QueuePolicy(mode=mode)).envelopes) == [1]
 
 
-def test_silent_envelopes_are_collected_separately_and_do_not_split_a_batch() -> None:
+def test_a_lane_collects_silent_envelopes_separately_without_splitting_its_batch() -> None:
     batch = next_batch(
         [
             make_envelope(1),
@@ -123,7 +123,7 @@ def test_silent_envelopes_are_collected_separately_and_do_not_split_a_batch() ->
     assert sequence_numbers(batch.envelopes) == [1, 3]
 
 
-def test_a_decision_envelope_has_a_batch_of_its_own() -> None:
+def test_a_decision_envelope_has_a_batch_of_its_own_in_a_lane() -> None:
     assert sequence_numbers(
         next_batch([make_envelope(1, kind=EnvelopeKind.DECISION), make_envelope(2)], COLLECT_POLICY).envelopes
     ) == [1]
@@ -288,7 +288,7 @@ async def test_an_idle_engine_keeps_no_lanes_in_memory(tmp_path: Path) -> None:
         assert set(kept["_concurrency"]) == {"ada"}
 
 
-async def test_all_interrupted_runs_are_resumed_even_if_one_scan_does_not_find_them_all(
+async def test_the_lanes_of_all_interrupted_runs_are_resumed_even_if_one_scan_does_not_find_them_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their envelopes are claimed, not due, so only the sessions lead to them."""

@@ -50,7 +50,7 @@ async def get_open_run(server: LocalServer, session: str | None) -> Any:
     return await server.store.read(lambda conn: runs.get_open(conn, session))
 
 
-async def test_an_envelope_for_an_idle_lane_starts_its_run_in_the_accepting_commit(
+async def test_an_envelope_for_an_idle_lane_reserves_a_slot_and_starts_its_run_in_the_accepting_commit(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     async with instance.run() as server:
@@ -70,7 +70,7 @@ async def test_an_envelope_for_an_idle_lane_starts_its_run_in_the_accepting_comm
         await assert_ledger_balances(server)
 
 
-async def test_an_envelope_for_a_busy_lane_stays_pending_until_the_lane_is_free(
+async def test_an_envelope_for_a_busy_lane_reserves_no_slot_and_stays_pending_until_the_lane_is_free(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     async with instance.run() as server:
@@ -84,7 +84,7 @@ async def test_an_envelope_for_a_busy_lane_stays_pending_until_the_lane_is_free(
         await assert_ledger_balances(server)
 
 
-async def test_an_envelope_is_answered_even_if_its_sender_cancels_the_accept(
+async def test_an_envelope_with_a_reserved_slot_is_answered_even_if_its_sender_cancels_the_accept(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     async with instance.run() as server:
@@ -99,7 +99,7 @@ async def test_an_envelope_is_answered_even_if_its_sender_cancels_the_accept(
         assert len(instance.model.prompts) == 1
 
 
-async def test_an_envelope_does_not_overtake_a_scheduled_one_that_is_already_due(
+async def test_an_envelope_with_a_reserved_slot_does_not_overtake_a_scheduled_one_already_due(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     """A reminder that is due, but for which the timer has not fired yet, is read first."""
@@ -126,7 +126,7 @@ async def test_a_reserved_slot_is_released_if_the_envelope_is_refused(instance: 
         assert await server.wait_for_answer((await server.send("hello")).envelope) == "ok"
 
 
-async def test_no_more_runs_start_on_accept_than_there_are_slots(
+async def test_accepted_envelopes_reserve_no_more_slots_than_there_are(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     instance.slots = SlotLimits(main=2)
@@ -143,7 +143,7 @@ async def test_no_more_runs_start_on_accept_than_there_are_slots(
             assert await server.wait_for_answer(receipt.envelope) == "ok"
 
 
-async def test_the_concurrency_limit_of_an_agent_applies_to_runs_started_on_accept(
+async def test_the_concurrency_limit_of_an_agent_applies_to_slots_reserved_on_accept(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     instance.agents = (replace(ADA_AGENT, concurrency=1),)
@@ -155,7 +155,9 @@ async def test_the_concurrency_limit_of_an_agent_applies_to_runs_started_on_acce
         assert await server.wait_for_answer(other.envelope) == "ok"
 
 
-async def test_a_queue_limit_of_zero_refuses_every_envelope(instance: LocalInstance) -> None:
+async def test_a_queue_limit_of_zero_refuses_every_envelope_even_if_a_slot_could_be_reserved(
+    instance: LocalInstance,
+) -> None:
     instance.agents = (replace(ADA_AGENT, queue=QueuePolicy(cap=0)),)
     async with instance.run() as server:
         receipt = await server.send("hello")
@@ -163,7 +165,7 @@ async def test_a_queue_limit_of_zero_refuses_every_envelope(instance: LocalInsta
         assert instance.model.prompts == []
 
 
-async def test_a_claim_leaves_a_run_that_was_just_started_on_accept_to_its_worker(
+async def test_a_claim_leaves_a_run_that_just_started_in_a_reserved_slot_to_its_worker(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     """The claim finds an open run that was not interrupted: with `at-most-once`, it would otherwise never run."""
@@ -183,7 +185,7 @@ async def test_a_claim_leaves_a_run_that_was_just_started_on_accept_to_its_worke
         await assert_ledger_balances(server)
 
 
-async def test_a_run_started_while_the_last_one_finishes_is_executed_next(
+async def test_a_run_that_reserves_the_slot_of_a_finishing_run_is_executed_next(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     """The finish is committed but not confirmed when the next envelope arrives."""
@@ -201,7 +203,7 @@ async def test_a_run_started_while_the_last_one_finishes_is_executed_next(
         await assert_ledger_balances(server)
 
 
-async def test_cancelling_a_session_cancels_a_run_that_waits_for_its_worker(
+async def test_cancelling_a_session_cancels_a_run_that_has_a_reserved_slot_and_waits_for_its_worker(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     async with instance.run() as server:
@@ -218,7 +220,7 @@ async def test_cancelling_a_session_cancels_a_run_that_waits_for_its_worker(
         assert await server.wait_for_answer((await server.send("three")).envelope) == "ok"
 
 
-async def test_an_envelope_is_accepted_and_answered_even_if_starting_its_run_on_accept_fails(
+async def test_an_envelope_is_answered_even_if_starting_its_run_in_the_reserved_slot_fails(
     instance: LocalInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raise_error(*_args: Any, **_kw: Any) -> Any:
@@ -231,7 +233,9 @@ async def test_an_envelope_is_accepted_and_answered_even_if_starting_its_run_on_
         await assert_ledger_balances(server)
 
 
-async def test_a_run_whose_commit_was_not_confirmed_is_found_and_executed(instance: LocalInstance) -> None:
+async def test_a_run_in_a_reserved_slot_is_executed_even_if_its_commit_was_not_confirmed(
+    instance: LocalInstance,
+) -> None:
     """The database committed, but the response was lost."""
     async with instance.run() as server:
         lost_response = LostCommitResponse(server.store, "accept")
@@ -248,7 +252,7 @@ async def test_a_run_whose_commit_was_not_confirmed_is_found_and_executed(instan
         await assert_ledger_balances(server)
 
 
-async def test_an_envelope_accepted_while_the_engine_stops_is_answered_after_the_next_start(
+async def test_an_envelope_that_reserves_a_slot_while_the_engine_stops_is_answered_after_a_restart(
     instance: LocalInstance, store_control: StoreControl
 ) -> None:
     async with instance.run(drain_s=0) as server:

@@ -134,7 +134,7 @@ async def test_a_cached_transcript_that_does_not_match_the_session_is_read_again
     assert store.scans == 2
 
 
-async def test_a_transcript_that_was_not_checked_in_is_read_again(store: CountingStore) -> None:
+async def test_a_transcript_that_was_not_checked_in_to_the_cache_is_read_again(store: CountingStore) -> None:
     """A run that was interrupted may have left anything in it."""
     kept = TranscriptCache(store)
     await write(store, record(1))
@@ -172,7 +172,9 @@ async def test_a_transcript_larger_than_the_cache_limit_is_not_kept(store: Count
 
 
 @pytest.mark.spec("C102")
-async def test_a_transcript_that_grew_while_checked_out_is_counted_with_its_new_size(store: CountingStore) -> None:
+async def test_a_transcript_that_grew_while_checked_out_of_the_cache_is_counted_with_its_new_size(
+    store: CountingStore,
+) -> None:
     kept = TranscriptCache(store, bytes_max=10_000)
     await write(store, record(1))
     taken = await kept.check_out(session(1), ())
@@ -202,7 +204,7 @@ async def test_a_transcript_that_grew_while_checked_out_is_counted_with_its_new_
         ContextStart(text="x" * 9000),
     ],
 )
-def test_the_size_of_a_record_includes_every_kind_of_content(body: Any) -> None:
+def test_the_size_of_a_record_in_the_transcript_cache_includes_every_kind_of_content(body: Any) -> None:
     assert record_size_bytes(record(1, body)) >= 9000
 
 
@@ -235,7 +237,7 @@ def make_delta(
     return Delta(session=SESSION, run=RunId(run), turn=turn, attempt=attempt, kind=kind, offset=0, text=text)
 
 
-def test_a_delta_of_a_higher_attempt_or_turn_replaces_the_partial_reply() -> None:
+def test_a_broadcast_delta_of_a_higher_attempt_or_turn_replaces_the_partial_reply() -> None:
     live = EventBroadcast()
     live.on_delta(make_delta("half a"))
     live.on_delta(make_delta("I think", kind=DeltaKind.THINKING))
@@ -250,7 +252,7 @@ def test_a_delta_of_a_higher_attempt_or_turn_replaces_the_partial_reply() -> Non
 
 
 @pytest.mark.spec("C102")
-def test_partial_replies_are_limited_in_length_and_removed_when_their_run_ends() -> None:
+def test_broadcast_partial_replies_are_limited_in_length_and_removed_when_their_run_ends() -> None:
     live = EventBroadcast()
     piece = "x" * 100_000
     for _ in range(2 * PARTIAL_CHARS_MAX // len(piece)):
@@ -266,7 +268,7 @@ def test_partial_replies_are_limited_in_length_and_removed_when_their_run_ends()
 
 
 @pytest.mark.spec("C102")
-async def test_a_slow_subscriber_is_marked_as_having_missed_deltas_and_its_queue_stays_limited() -> None:
+async def test_a_slow_subscriber_to_the_event_broadcast_has_a_limited_queue_and_a_missed_deltas_mark() -> None:
     live = EventBroadcast()
     slow, other = live.subscribe(SESSION), live.subscribe(SessionId("another"))
     for _ in range(3 * DELTAS_QUEUED_MAX):
@@ -283,7 +285,7 @@ async def test_a_slow_subscriber_is_marked_as_having_missed_deltas_and_its_queue
 
 
 @pytest.mark.spec("C102")
-async def test_an_idle_server_keeps_no_partial_replies(tmp_path: Path) -> None:
+async def test_the_event_broadcast_of_an_idle_server_keeps_no_partial_replies(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     instance.model.will_reply("a", text_reply("", fails="tired"), text_reply("never", after_s=100))
     async with instance.run(drain_s=0) as server:
@@ -316,7 +318,7 @@ def test_the_encoded_context_cache_is_limited_in_bytes() -> None:
     assert cache.size_bytes <= 1000
 
 
-def test_a_record_is_encoded_once_while_it_fits_in_the_cache() -> None:
+def test_a_record_is_encoded_once_while_it_fits_in_the_encoded_context_cache() -> None:
     cache = EncodedContextCache(bytes_max=1000)
     times: list[int] = []
 
@@ -332,7 +334,7 @@ def test_a_record_is_encoded_once_while_it_fits_in_the_cache() -> None:
     assert times == [1, 2, 3]
 
 
-def test_a_record_that_replaced_another_with_the_same_number_is_encoded_again() -> None:
+def test_a_record_that_replaced_a_cached_one_with_the_same_number_is_encoded_again() -> None:
     """A reply that could not be stored is gone; its replacement has the same number."""
     cache = EncodedContextCache()
     first = record(1)
@@ -347,7 +349,7 @@ def test_a_record_that_replaced_another_with_the_same_number_is_encoded_again() 
     assert cache.size_bytes == len(b"number 1kept")
 
 
-def test_a_context_that_lost_its_end_or_middle_is_encoded_as_it_is_now() -> None:
+def test_a_cached_context_that_lost_its_end_or_middle_is_encoded_as_it_is_now() -> None:
     cache = EncodedContextCache()
     context = [record(n) for n in range(1, 5)]
     cache.encode_records(SESSION, context, encode_text)
@@ -357,7 +359,7 @@ def test_a_context_that_lost_its_end_or_middle_is_encoded_as_it_is_now() -> None
     assert cache.size_bytes == len(b"number 1number 4")
 
 
-def test_placeholder_results_are_not_confused_with_the_record_of_the_same_number() -> None:
+def test_placeholder_results_are_not_confused_with_the_cached_record_of_the_same_number() -> None:
     cache = EncodedContextCache()
     made = [record(1, ToolResult(call=f"{n}", tool="t", output=f"lost {n}", failed=True)) for n in range(2)]
     assert list(cache.encode_records(SESSION, [record(1), *made], encode_text)) == [b"number 1", b"lost 0", b"lost 1"]
@@ -377,7 +379,9 @@ RECORD_BODIES = (
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from(RECORD_BODIES), st.sampled_from(list(Trust))), max_size=4), max_size=8)
 )
-def test_the_least_trust_of_a_transcript_is_correct_after_every_change(talk: list[list[tuple[Any, Trust]]]) -> None:
+def test_the_least_trust_of_a_cached_transcript_is_correct_after_every_change(
+    talk: list[list[tuple[Any, Trust]]],
+) -> None:
     transcript = CachedTranscript(SESSION, 1, [])
     for number, added in enumerate(talk, 1):
         for body, trust in added:
@@ -392,7 +396,7 @@ def test_the_least_trust_of_a_transcript_is_correct_after_every_change(talk: lis
             assert transcript.least_trust() is least_trust_in(transcript.records)
 
 
-def test_an_untrusted_record_replaced_by_a_summary_no_longer_lowers_the_trust() -> None:
+def test_an_untrusted_record_of_a_cached_transcript_no_longer_lowers_its_trust_once_summarized() -> None:
     outside = record(1)._replace(trust=Trust.UNTRUSTED)
     transcript = CachedTranscript(SESSION, 1, [outside, record(2)._replace(trust=Trust.OWNER)])
     assert transcript.least_trust() is Trust.UNTRUSTED

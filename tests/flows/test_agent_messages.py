@@ -45,7 +45,7 @@ async def last_result(server: ScriptedServer, session: str) -> str:
 
 
 @pytest.mark.spec("D6")
-async def test_a_subagent_message_reaches_the_parent_session_and_the_person_gets_the_parents_reply(
+async def test_an_agent_message_of_a_subagent_reaches_the_parent_session_and_the_person_gets_a_reply(
     tmp_path: Path,
 ) -> None:
     out = SendOut()
@@ -122,7 +122,9 @@ async def test_an_agent_message_is_marked_with_its_origin_and_cannot_forge_a_ser
 
 
 @pytest.mark.spec("D76.refused")
-async def test_an_unknown_session_strategy_is_refused_and_the_error_lists_the_valid_ones(tmp_path: Path) -> None:
+async def test_an_agent_message_with_an_unknown_session_strategy_is_refused_and_valid_ones_are_listed(
+    tmp_path: Path,
+) -> None:
     async with open_scripted_server(tmp_path) as server:
         session = await server.turn("Tell.", agent_message_call(strategy="loudest"), "I cannot.")
         result = await last_result(server, session)
@@ -132,7 +134,7 @@ async def test_an_unknown_session_strategy_is_refused_and_the_error_lists_the_va
 
 
 @pytest.mark.spec("D76.strategies")
-async def test_a_session_strategy_selects_the_latest_session_of_its_kind(tmp_path: Path) -> None:
+async def test_the_session_strategy_of_an_agent_message_selects_the_latest_session_of_its_kind(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         at = Origin(OriginKind.HEARTBEAT, "heartbeat")
         beat = await server.turn("It is time.", "Beating.", to="agent:bo", sender=SCHEDULE_ADDRESS, at=at)
@@ -152,7 +154,7 @@ async def test_a_session_strategy_selects_the_latest_session_of_its_kind(tmp_pat
 
 @pytest.mark.spec("D76.foreground", "D76.background")
 @pytest.mark.parametrize("origin", [CHAT, WEB, TERMINAL])
-async def test_a_newer_schedule_heartbeat_or_subagent_session_is_never_the_most_recent_foreground(
+async def test_an_agent_message_to_the_most_recent_foreground_ignores_newer_background_sessions(
     tmp_path: Path, origin: Origin
 ) -> None:
     async with open_scripted_server(tmp_path) as server:
@@ -229,7 +231,7 @@ async def test_a_run_started_by_an_agent_message_cannot_send_another_agent_messa
         assert [word.recipient.name for word in await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM)] == ["bo"]
 
 
-async def test_an_agent_on_behalf_of_a_guest_cannot_message_another_persons_session(tmp_path: Path) -> None:
+async def test_an_agent_message_on_behalf_of_a_guest_cannot_reach_another_persons_session(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         await add_people(server, gus=Role.GUEST)
         owner_session = await server.turn("Hello, bo.", "Hello.", to="agent:bo")
@@ -245,7 +247,9 @@ async def test_an_agent_on_behalf_of_a_guest_cannot_message_another_persons_sess
         assert await list_envelopes_of_kind(server, EnvelopeKind.SYSTEM) == []
 
 
-async def test_a_guest_session_cannot_message_the_owners_session_that_once_wrote_into_it(tmp_path: Path) -> None:
+async def test_an_agent_message_from_a_guest_session_cannot_reach_the_owners_session_that_wrote_to_it(
+    tmp_path: Path,
+) -> None:
     wide = replace(ADA, delegation=DelegationRules(other_sessions=True, exchanges_max=0))
     async with open_scripted_server(
         tmp_path, staff=(wide, replace(BO, delegation=DelegationRules(other_sessions=True)))

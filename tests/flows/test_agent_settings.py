@@ -29,7 +29,7 @@ async def outputs(server: ScriptedServer, session: str) -> list[str]:
 
 
 @pytest.mark.spec("C113.default")
-async def test_a_message_without_a_recipient_goes_to_the_default_agent(tmp_path: Path) -> None:
+async def test_the_default_agent_setting_decides_who_gets_a_message_without_a_recipient(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home", config='[server]\ndefault_agent = "BO"') as server:
         assert (await server.ask("server.status"))["default_agent"] == "bo"
         server.model.will_reply("Here.")
@@ -43,7 +43,7 @@ async def test_a_message_without_a_recipient_goes_to_the_default_agent(tmp_path:
         assert "agent: bo" in invoked["output"]
 
 
-async def test_without_a_setting_the_default_agent_is_main_or_else_the_first_by_name(tmp_path: Path) -> None:
+async def test_without_a_default_agent_setting_the_default_is_main_or_else_the_first_by_name(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home", staff=[BO, ADA]) as server:
         assert (await server.ask("server.status"))["default_agent"] == "ada"
         await server.ask("agent.register", name="Main", model="scripted")
@@ -59,7 +59,7 @@ async def test_without_a_setting_the_default_agent_is_main_or_else_the_first_by_
 
 
 @pytest.mark.spec("C113.workspace")
-async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> None:
+async def test_the_workspace_setting_of_an_agent_decides_where_it_works(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     async with open_scripted_server(tmp_path / "home") as server:
         await server.ask("agent.set", name="ada", workspace=str(elsewhere))
@@ -94,7 +94,7 @@ async def test_an_agent_without_a_workspace_setting_works_in_its_own_agent_direc
 
 
 @pytest.mark.spec("C114.workspace")
-async def test_a_default_workspace_has_a_separate_subdirectory_for_each_agent(tmp_path: Path) -> None:
+async def test_the_default_workspace_setting_gives_each_agent_a_separate_subdirectory(tmp_path: Path) -> None:
     config = f'[defaults]\nworkspace = "{tmp_path / "work"}"'
     async with open_scripted_server(tmp_path / "home", config=config) as server:
         for name in ("ada", "bo"):
@@ -107,7 +107,7 @@ async def test_a_default_workspace_has_a_separate_subdirectory_for_each_agent(tm
         assert (await server.results(session))[-1].failed or await server.asked()
 
 
-async def test_a_run_fails_with_an_error_if_its_workspace_cannot_be_created(tmp_path: Path) -> None:
+async def test_a_run_fails_with_an_error_if_the_workspace_setting_of_its_agent_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with open_scripted_server(tmp_path / "home") as server:
         await server.ask("agent.set", name="ada", workspace=str(tmp_path / "file/below"))
@@ -121,7 +121,7 @@ async def test_a_run_fails_with_an_error_if_its_workspace_cannot_be_created(tmp_
 
 
 @pytest.mark.spec("C113.sandbox_workspace", "C113.sandbox_browser")
-async def test_the_sandbox_rules_of_an_agent_can_be_stricter_than_the_defaults(tmp_path: Path) -> None:
+async def test_the_sandbox_rules_in_agent_settings_can_be_stricter_than_the_defaults(tmp_path: Path) -> None:
     strict = SandboxRules(workspace=WorkspaceAccess.READ, browser=False)
     staff = [ADA, replace(BO, sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
     async with open_scripted_server(tmp_path / "home", staff=staff) as server:
@@ -141,7 +141,7 @@ async def test_the_sandbox_rules_of_an_agent_can_be_stricter_than_the_defaults(t
 
 @pytest.mark.spec("C113.sandbox_mode")
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
-async def test_an_agent_can_be_sandboxed_while_the_sandbox_is_off_by_default(tmp_path: Path) -> None:
+async def test_agent_settings_can_turn_the_sandbox_on_for_an_agent_while_it_is_off_by_default(tmp_path: Path) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("seen from the host")
     config = '[sandbox]\nkind = "bubblewrap"\nmode = "off"\n[tools.exec]\nsecurity = "full"\nask = "off"\n'
@@ -157,7 +157,7 @@ async def test_an_agent_can_be_sandboxed_while_the_sandbox_is_off_by_default(tmp
 
 
 @pytest.mark.spec("C114.thinking")
-async def test_the_effort_of_an_agent_overrides_the_default_effort(tmp_path: Path) -> None:
+async def test_the_effort_setting_of_an_agent_overrides_the_default_effort(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home", config='[defaults]\neffort = "low"') as server:
         await server.ask("agent.set", name="bo", effort="high")
         await server.turn("One.", "1")
@@ -166,7 +166,7 @@ async def test_the_effort_of_an_agent_overrides_the_default_effort(tmp_path: Pat
 
 
 @pytest.mark.spec("C114.timeout")
-async def test_the_run_time_limit_of_an_agent_overrides_the_default_limit(tmp_path: Path) -> None:
+async def test_the_run_time_limit_setting_of_an_agent_overrides_the_default_limit(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home", config="[defaults]\nrun_seconds_max = 1") as server:
         await server.ask("agent.set", name="bo", run_seconds_max=3600)
 
@@ -188,7 +188,7 @@ async def test_the_run_time_limit_of_an_agent_overrides_the_default_limit(tmp_pa
 
 
 @pytest.mark.spec("C114.max_concurrent")
-async def test_the_concurrency_of_an_agent_overrides_the_default_concurrency(tmp_path: Path) -> None:
+async def test_the_concurrency_setting_of_an_agent_overrides_the_default_concurrency(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home", config="[defaults]\nconcurrency = 1") as server:
         await server.ask("agent.set", name="bo", concurrency=2)
         most = {"ada": 0, "bo": 0}
@@ -213,7 +213,7 @@ async def test_the_concurrency_of_an_agent_overrides_the_default_concurrency(tmp
 
 @pytest.mark.spec("C114.time_format")
 @pytest.mark.parametrize(("format", "half"), [("auto", False), ("24", False), ("12", True)])
-async def test_session_status_shows_the_time_in_the_configured_time_format(
+async def test_the_time_format_setting_for_agents_applies_to_the_time_in_session_status(
     tmp_path: Path, format: str, half: bool
 ) -> None:
     async with open_scripted_server(tmp_path / "home", config=f'[defaults]\ntime_format = "{format}"') as server:
@@ -223,7 +223,7 @@ async def test_session_status_shows_the_time_in_the_configured_time_format(
 
 
 @pytest.mark.spec("C114.context_tokens")
-async def test_the_context_tokens_setting_is_shown_by_the_context_command(tmp_path: Path) -> None:
+async def test_the_context_tokens_setting_for_agents_is_shown_by_the_context_command(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home", config="[defaults]\ncontext_tokens = 20000") as server:
         session = await server.turn("Hello.", "Hi.")
         receipt = await server.post("/context")
@@ -286,7 +286,7 @@ async def test_agent_show_lists_each_effective_setting_with_its_source_and_key(t
 
 
 @pytest.mark.spec("C113.name", "C113.identity")
-async def test_the_system_prompt_introduces_the_agent_by_its_display_name(tmp_path: Path) -> None:
+async def test_the_display_name_setting_of_an_agent_introduces_it_in_the_system_prompt(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path / "home") as server:
         await server.ask("agent.set", name="ada", display_name="Ada of the night", icon="\N{CRESCENT MOON}")
         await server.turn("Who are you?", "Ada.")
@@ -296,7 +296,9 @@ async def test_the_system_prompt_introduces_the_agent_by_its_display_name(tmp_pa
 
 
 @pytest.mark.spec("A29")
-async def test_hidden_and_denied_agents_are_neither_listed_nor_reachable_by_message(tmp_path: Path) -> None:
+async def test_agents_hidden_or_denied_by_agent_settings_are_neither_listed_nor_reachable_by_message(
+    tmp_path: Path,
+) -> None:
     staff = [ADA, BO, replace(BO, name="cy"), replace(BO, name="ghost", visible=False)]
     async with open_scripted_server(tmp_path / "home", staff=staff) as server:
         await server.ask("agent.set", name="ada", delegation_deny=["c*"])
@@ -312,7 +314,7 @@ async def test_hidden_and_denied_agents_are_neither_listed_nor_reachable_by_mess
 
 
 @pytest.mark.spec("A4")
-async def test_the_runner_of_an_agent_is_selectable_and_unset_fields_use_the_defaults(tmp_path: Path) -> None:
+async def test_the_runner_setting_of_an_agent_is_selectable_and_unset_fields_use_the_defaults(tmp_path: Path) -> None:
     config = '[models]\ndefault = "scripted"'
     async with open_scripted_server(tmp_path / "home", config=config) as server:
         plain = await server.ask("agent.register", name="cy")

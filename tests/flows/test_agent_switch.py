@@ -83,7 +83,7 @@ async def test_switching_continues_the_most_recent_session_of_that_person_with_t
 
 
 @pytest.mark.spec("A81")
-async def test_switching_back_with_a_summary_sends_it_as_a_message_to_the_earlier_session(server: LocalServer) -> None:
+async def test_switching_back_to_an_agent_with_a_summary_sends_it_to_the_earlier_session(server: LocalServer) -> None:
     await send_and_wait_for_answer(server, "hello")
     (ada,) = await list_session_ids(server, "ada")
     await send_and_wait_for_answer(server, "/switch bo what is for dinner?")
@@ -131,13 +131,15 @@ async def test_switching_back_without_text_copies_the_last_reply_with_no_more_th
         ("/switch back", "You were not switched here from another agent. /switch AGENT switches to one."),
     ],
 )
-async def test_an_invalid_switch_is_explained_and_changes_nothing(server: LocalServer, text: str, answer: str) -> None:
+async def test_an_invalid_switch_to_another_agent_is_explained_and_changes_nothing(
+    server: LocalServer, text: str, answer: str
+) -> None:
     await send_and_wait_for_answer(server, "hello")
     assert await send_and_wait_for_answer(server, text) == answer
     assert len(await server.execute_sql("SELECT id FROM sessions")) == 1 and await list_switch_events(server) == []
 
 
-async def test_switching_back_does_not_open_a_session_of_another_person(server: LocalServer) -> None:
+async def test_switching_back_to_an_agent_does_not_open_a_session_of_another_person(server: LocalServer) -> None:
     """The session stores where a switch came from, so anyone who may change the session can change that."""
     await send_and_wait_for_answer(server, "secret", sender="person:owner", origin=terminal_origin("owner"))
     (owners,) = await list_session_ids(server, "ada")
@@ -152,7 +154,7 @@ async def test_switching_back_does_not_open_a_session_of_another_person(server: 
     assert rows[0].n == 2, "only the owner's own two envelopes"
 
 
-async def test_switching_in_a_channel_answers_there_and_later_messages_go_to_the_same_agent(
+async def test_switching_agents_in_a_channel_answers_there_and_leaves_later_messages_to_the_earlier_agent(
     server: LocalServer,
 ) -> None:
     receipt = await server.send("/switch bo what is for dinner?", sender="channel:quiet:42", trust=Trust.PERSON)

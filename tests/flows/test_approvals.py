@@ -137,7 +137,7 @@ async def test_an_always_approval_applies_only_in_sessions_opened_by_a_person(
     assert read_witness_lines(server.instance) == ["one", "two"], "a session without a person needs an approval"
 
 
-async def test_a_grant_survives_a_restart_and_so_does_its_revocation(instance: LocalInstance) -> None:
+async def test_an_always_approval_survives_a_restart_and_so_does_its_revocation(instance: LocalInstance) -> None:
     async with open_operations_server(instance) as operations:
         instance.model.rule = follow_instruction
         first, approval = await send_and_wait_for_approval(
@@ -159,7 +159,7 @@ async def test_a_grant_survives_a_restart_and_so_does_its_revocation(instance: L
         assert read_witness_lines(instance) == ["one", "two"]
 
 
-async def test_revoking_a_grant_during_a_reply_stops_its_next_call(
+async def test_revoking_the_grant_of_an_always_approval_during_a_reply_stops_its_next_call(
     instance: LocalInstance, operations: OperationsServer
 ) -> None:
     """Two calls of one reply are decided together. A grant revoked during the first does not allow the second."""
@@ -260,7 +260,7 @@ async def test_an_approval_for_a_guests_message_is_sent_to_the_owner(operations:
     await operations.server.wait_for_outcome(first)
 
 
-async def test_a_member_demoted_to_guest_can_no_longer_answer_by_command_or_operation(
+async def test_a_member_demoted_to_guest_can_no_longer_answer_an_approval_by_command_or_operation(
     operations: OperationsServer,
 ) -> None:
     server = operations.server
@@ -313,7 +313,7 @@ def _is_asked(conn: sa.Connection, approval: str, who: str) -> bool:
     return who in str(found)
 
 
-async def test_escalation_ends_if_nobody_on_the_list_may_answer(
+async def test_the_escalation_of_an_approval_ends_if_none_of_the_listed_people_may_answer(
     instance: LocalInstance, operations: OperationsServer
 ) -> None:
     instance.approval_settings = ApprovalSettings(escalate_after_s=60.0, escalate_to=("nobody", "gus"))
@@ -360,7 +360,9 @@ async def test_an_approval_can_be_answered_days_and_restarts_later_by_operation_
 
 
 @pytest.mark.spec("C61.chat")
-async def test_the_owner_is_asked_and_answers_in_the_channel_where_they_write(instance: LocalInstance) -> None:
+async def test_the_owner_is_asked_for_approval_and_answers_in_the_channel_where_they_write(
+    instance: LocalInstance,
+) -> None:
     connector = instance.connectors["quiet"] = FakeConnector(instance.clock)
     async with open_operations_server(instance) as operations:
         instance.model.rule = follow_instruction
@@ -544,7 +546,7 @@ async def test_answering_an_approval_of_a_deleted_agent_changes_nothing(
     assert await list_grants(operations) == [] and read_witness_lines(instance) == []
 
 
-async def test_a_new_agent_with_the_name_of_a_deleted_agent_inherits_no_grants(
+async def test_a_new_agent_with_the_name_of_a_deleted_one_inherits_no_grants_and_asks_for_approval(
     instance: LocalInstance, operations: OperationsServer
 ) -> None:
     server = operations.server

@@ -1,6 +1,6 @@
 """The interaction patterns and communication flows of the Assistant excerpt, on a real server.
 
-Each test is named after its figure. The flow to a CLI agent is tested with the CLI runner.
+Each test covers one pattern or flow of the excerpt. The flow to a CLI agent is tested with the CLI runner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FigureServer]:
         yield opened
 
 
-async def test_pattern_1_direct_interaction(figures: FigureServer) -> None:
+async def test_in_the_direct_interaction_pattern_a_person_switches_agents_and_continues_there(
+    figures: FigureServer,
+) -> None:
     """The person switches to an agent's most recent session, or to a new one, and continues there."""
     figures.set_replies(
         direct1=["Hello from general."], direct2=["Hello from the journal."], direct3=["Still the journal."]
@@ -34,7 +36,7 @@ async def test_pattern_1_direct_interaction(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("A31", "A77.arguments")
-async def test_pattern_2_delegation_ask_tell(figures: FigureServer) -> None:
+async def test_in_the_delegation_pattern_an_agent_asks_another_while_the_person_stays(figures: FigureServer) -> None:
     """The current agent asks another, which uses its own tools. The result comes back; the person stays."""
     figures.set_replies(
         ask2=[
@@ -59,7 +61,7 @@ async def test_pattern_2_delegation_ask_tell(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("A81")
-async def test_pattern_3_switch_with_context(figures: FigureServer) -> None:
+async def test_in_the_switch_pattern_a_first_message_goes_along_and_a_summary_comes_back(figures: FigureServer) -> None:
     """To B with a first message, several turns there, and back to A with what was decided."""
     figures.set_replies(
         home3=["At home."],
@@ -84,7 +86,9 @@ async def test_pattern_3_switch_with_context(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("A24")
-async def test_flow_built_in_agent_to_built_in_agent(figures: FigureServer) -> None:
+async def test_in_the_pattern_of_two_built_in_agents_the_caller_gets_the_answer_calls_and_thinking(
+    figures: FigureServer,
+) -> None:
     figures.set_replies(
         built4=[tool_call_line("agents_message", agentId="notes", content="note4", mode="sync"), "Noted by notes."],
         note4=[{"thinking": "where to put it"} | tool_call_line("session_status"), "Written down."],
@@ -98,7 +102,9 @@ async def test_flow_built_in_agent_to_built_in_agent(figures: FigureServer) -> N
 
 
 @pytest.mark.spec("A26", "A78.notify_off")
-async def test_flow_async_mode_fire_and_forget(figures: FigureServer) -> None:
+async def test_in_the_async_pattern_the_caller_continues_and_the_result_starts_a_turn_unless_notify_is_off(
+    figures: FigureServer,
+) -> None:
     """The caller continues at once. The result starts one more turn of the caller, unless it asked for none."""
     figures.set_replies(
         fire5=[tool_call_line("agents_message", agentId="notes", content="later5", mode="async"), "Sent off."],

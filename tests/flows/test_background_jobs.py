@@ -427,7 +427,7 @@ async def test_a_delayed_background_job_starts_at_its_time_and_can_be_cancelled_
         await assert_store_ledger_is_ok(server)
 
 
-def test_render_job_lists_attachments_by_name_kind_and_size() -> None:
+def test_the_text_of_a_background_job_lists_attachments_by_name_kind_and_size() -> None:
     """The rendered text is compared as a whole, so that a job on another runner can be given the same text."""
     from retinue.domain import address
     from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeStatus

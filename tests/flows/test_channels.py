@@ -80,7 +80,7 @@ async def test_an_answer_is_delivered_to_the_channel_of_its_question(instance: L
 
 
 @pytest.mark.spec("D77")
-async def test_a_connector_replaced_during_a_run_delivers_the_answer(instance: LocalInstance) -> None:
+async def test_a_connector_replaced_during_a_run_delivers_the_answer_to_its_channel(instance: LocalInstance) -> None:
     old = add_fake_connector(instance)
     instance.model.will_reply(text_reply("Good morning.", after_s=60.0))
     async with instance.run() as server:
@@ -101,7 +101,9 @@ async def test_a_connector_replaced_during_a_run_delivers_the_answer(instance: L
 
 
 @pytest.mark.spec("D77")
-async def test_a_connector_replaced_while_the_server_was_stopped_delivers_the_answer(instance: LocalInstance) -> None:
+async def test_a_connector_replaced_while_the_server_was_stopped_delivers_the_answer_to_its_channel(
+    instance: LocalInstance,
+) -> None:
     old = add_fake_connector(instance)
     instance.model.will_reply(text_reply("never heard", after_s=3600.0))
     async with instance.run() as server:
@@ -130,7 +132,7 @@ async def test_a_channel_message_is_answered_once_wherever_the_server_crashes(
 
 
 @pytest.mark.parametrize("point", DELIVERY_POINTS)
-async def test_an_answer_that_cannot_be_resent_is_never_duplicated_and_a_lost_one_is_reported(
+async def test_an_answer_to_a_channel_that_cannot_be_resent_is_never_duplicated_and_a_lost_one_is_reported(
     instance: LocalInstance, point: str
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)

@@ -94,7 +94,7 @@ async def test_the_context_command_works_before_the_first_message(server: Script
 
 
 @pytest.mark.spec("C30")
-async def test_a_session_is_elevated_only_if_settings_agent_and_person_allow_it(server: ScriptedServer) -> None:
+async def test_the_elevated_command_reports_whether_settings_agent_and_person_allow_it(server: ScriptedServer) -> None:
     session = await server.turn("hello", "Yes.")
     assert await send_and_read_answer(server, "/elevated on") == "Not elevated: `tools.exec.elevated` is off."
     set_elevated_policy(server, ElevatedPolicy.ASK)
@@ -128,7 +128,7 @@ async def test_a_session_is_elevated_only_if_settings_agent_and_person_allow_it(
 
 @pytest.mark.spec("C30")
 @pytest.mark.skipif(not HAS_BUBBLEWRAP, reason="needs bubblewrap")
-async def test_commands_of_an_elevated_session_leave_the_sandbox_as_far_as_its_level_allows(
+async def test_the_elevated_command_lets_shell_commands_leave_the_sandbox_as_far_as_its_level_allows(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside.txt"
@@ -167,7 +167,9 @@ async def test_commands_of_an_elevated_session_leave_the_sandbox_as_far_as_its_l
 @pytest.mark.parametrize(
     ("level", "seen", "asked"), [("off", False, 0), ("ask", False, 1), ("on", False, 1), ("full", True, 0)]
 )
-async def test_a_default_elevation_applies_to_new_sessions(tmp_path: Path, level: str, seen: bool, asked: int) -> None:
+async def test_a_default_elevation_applies_to_shell_commands_of_new_sessions(
+    tmp_path: Path, level: str, seen: bool, asked: int
+) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("seen from the host")
     config = f'{CONFIG}[defaults]\nelevated = "{level}"\n'

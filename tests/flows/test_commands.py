@@ -90,7 +90,7 @@ def last_prompt_text(server: LocalServer) -> str:
         ("person:owner", EnvelopeKind.SYSTEM, Trust.OWNER),
     ],
 )
-async def test_commands_from_agents_schedules_and_the_server_are_plain_text_and_reset_nothing(
+async def test_slash_commands_from_agents_schedules_and_the_server_are_plain_text_and_reset_nothing(
     server: LocalServer, text: str, sender: str, kind: EnvelopeKind, trust: Trust
 ) -> None:
     server.instance.model.rule = lambda _: text_reply("Yes.")
@@ -110,7 +110,7 @@ async def test_commands_from_agents_schedules_and_the_server_are_plain_text_and_
 
 @pytest.mark.spec("C27")
 @pytest.mark.parametrize("text", ["tell me /think high about it", "hey /status", "stop"])
-async def test_an_inline_command_from_a_stranger_stays_plain_text(server: LocalServer, text: str) -> None:
+async def test_an_inline_slash_command_from_a_stranger_stays_plain_text(server: LocalServer, text: str) -> None:
     server.instance.model.rule = lambda _: text_reply("Yes.")
     receipt = await server.send(text, sender="channel:quiet:lobby", trust=Trust.UNTRUSTED)
     await server.wait_for_outcome(receipt.envelope)
@@ -118,7 +118,7 @@ async def test_an_inline_command_from_a_stranger_stays_plain_text(server: LocalS
 
 
 @pytest.mark.parametrize("text", ["/stop", "/think high tell me", "/dance", "/skill weather", "/switch bo hello"])
-async def test_a_strangers_command_is_refused_recorded_and_not_answered(server: LocalServer, text: str) -> None:
+async def test_a_strangers_slash_command_is_refused_recorded_and_not_answered(server: LocalServer, text: str) -> None:
     working = await start_long_run(server)
     receipt = await server.send(
         text, sender="channel:quiet:lobby", origin=terminal_origin("maria"), trust=Trust.UNTRUSTED
@@ -155,7 +155,7 @@ async def test_an_inline_directive_applies_to_one_message_and_is_hidden_from_the
 
 
 @pytest.mark.spec("C27", "C28.whoami")
-async def test_inline_shortcuts_are_answered_and_the_remaining_text_goes_to_the_model(server: LocalServer) -> None:
+async def test_inline_slash_commands_are_answered_and_the_remaining_text_goes_to_the_model(server: LocalServer) -> None:
     server.instance.model.rule = lambda _: text_reply("Yes.")
     assert await send_and_wait_for_answer(server, "hey /whoami /status what now?", key="k") == "Yes."
     assert "hey what now?" in last_prompt_text(server)
@@ -181,7 +181,9 @@ async def test_a_directive_with_an_attachment_applies_to_that_message(server: Lo
 
 @pytest.mark.spec("C29")
 @pytest.mark.parametrize("word", sorted(ABORT_WORDS))
-async def test_an_abort_word_stops_a_run_and_is_plain_text_when_nothing_runs(server: LocalServer, word: str) -> None:
+async def test_an_abort_word_is_a_stop_command_during_a_run_and_plain_text_when_nothing_runs(
+    server: LocalServer, word: str
+) -> None:
     working = await start_long_run(server)
     waiting = await send_from_terminal(server, "and more")
     assert await send_and_wait_for_answer(server, f"{word.capitalize()}!") == "1 run stopped, 1 waiting cleared."
@@ -194,7 +196,7 @@ async def test_an_abort_word_stops_a_run_and_is_plain_text_when_nothing_runs(ser
 
 @pytest.mark.spec("C29")
 @pytest.mark.parametrize("command", ["/stop", "/abort", "stop"])
-async def test_stopping_includes_subagents_reports_their_count_and_informs_the_next_turn(
+async def test_the_stop_command_stops_and_counts_subagents_and_the_next_turn_reads_of_it(
     server: LocalServer, command: str
 ) -> None:
     model = server.instance.model
@@ -215,7 +217,7 @@ async def test_stopping_includes_subagents_reports_their_count_and_informs_the_n
 
 
 @pytest.mark.spec("C29")
-async def test_an_abort_word_stops_the_subagents_of_an_idle_session(server: LocalServer) -> None:
+async def test_an_abort_word_is_a_stop_command_for_the_subagents_of_an_idle_session(server: LocalServer) -> None:
     model = server.instance.model
     model.will_reply("Yes.", text_reply("too late", after_s=3600))
     await send_and_wait_for_answer(server, "hello")
@@ -247,11 +249,13 @@ async def test_the_status_command_reports_only_the_current_session(server: Local
 
 
 @pytest.mark.parametrize(("command", "words"), [("/commands", "/switch AGENT"), ("/id", "You are person:maria")])
-async def test_command_aliases_do_the_same_as_the_commands(server: LocalServer, command: str, words: str) -> None:
+async def test_aliases_of_slash_commands_do_the_same_as_the_commands(
+    server: LocalServer, command: str, words: str
+) -> None:
     assert words in await send_and_wait_for_answer(server, command)
 
 
-async def test_the_agents_command_lists_agents_without_hidden_ones(server: LocalServer) -> None:
+async def test_the_agents_slash_command_lists_agents_without_hidden_ones(server: LocalServer) -> None:
     assert (await send_and_wait_for_answer(server, "/agents")).splitlines() == [
         "* ada: Keeps the books.",
         "  bo: Cooks.",
@@ -262,7 +266,7 @@ async def test_the_agents_command_lists_agents_without_hidden_ones(server: Local
 # --- queue ---
 
 
-async def test_the_queue_command_sets_and_resets_queue_rules(server: LocalServer) -> None:
+async def test_the_queue_slash_command_sets_and_resets_queue_rules(server: LocalServer) -> None:
     assert (
         await send_and_wait_for_answer(server, "/queue")
         == "Queue: collect debounce:0s cap:20 drop:refuse. /queue default clears these."
@@ -288,14 +292,16 @@ async def test_the_queue_command_sets_and_resets_queue_rules(server: LocalServer
         ("debounce:61s", "Invalid debounce '61s'. It must be a time"),
     ],
 )
-async def test_an_invalid_queue_rule_is_explained_and_changes_nothing(
+async def test_an_invalid_rule_in_a_queue_command_is_explained_and_changes_nothing(
     server: LocalServer, words: str, said: str
 ) -> None:
     assert (await send_and_wait_for_answer(server, f"/queue {words}")).startswith(said)
     assert (await server.get_session(await session_of(server))).queue == QueueOverride()
 
 
-async def test_debounced_messages_wait_until_none_arrives_for_the_debounce_time(server: LocalServer) -> None:
+async def test_messages_debounced_by_a_queue_command_wait_until_none_arrives_for_the_debounce_time(
+    server: LocalServer,
+) -> None:
     clock, model = server.instance.clock, server.instance.model
     await send_and_wait_for_answer(server, "/queue debounce:10s")
     model.will_reply(text_reply("First.", after_s=5))
@@ -317,7 +323,7 @@ async def test_debounced_messages_wait_until_none_arrives_for_the_debounce_time(
     assert "two" in last_prompt_text(server) and "three" in last_prompt_text(server)
 
 
-async def test_debounced_messages_are_answered_after_a_restart(instance: LocalInstance) -> None:
+async def test_messages_debounced_by_a_queue_command_are_answered_after_a_restart(instance: LocalInstance) -> None:
     async with instance.run() as server:
         await send_and_wait_for_answer(server, "/queue debounce:10s")
         instance.model.will_reply(text_reply("First.", after_s=5))
@@ -337,7 +343,7 @@ async def test_debounced_messages_are_answered_after_a_restart(instance: LocalIn
 # --- PostgreSQL ---
 
 
-async def test_commands_do_the_same_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
+async def test_slash_commands_do_the_same_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
     instance = LocalInstance(tmp_path, agents=STAFF, url=postgres_url)
     instance.model.rule = lambda _: text_reply("Yes.")
     async with instance.run() as server:

@@ -69,7 +69,9 @@ def assert_asked_or_performed(
 
 
 @GUEST_OR_OWNER
-async def test_a_guests_request_stays_limited_by_guest_rules_across_two_delegations(tmp_path: Path, who: str) -> None:
+async def test_an_agent_that_is_the_deputy_of_a_guest_two_delegations_away_is_limited_by_guest_rules(
+    tmp_path: Path, who: str
+) -> None:
     far = DelegationRules(depth_max=3)
     staff = (replace(ADA, delegation=far), replace(BO, delegation=far), CY)
     async with open_scripted_server(tmp_path, staff=staff, config=GUEST_RULES) as server:
@@ -87,7 +89,9 @@ async def test_a_guests_request_stays_limited_by_guest_rules_across_two_delegati
 
 
 @GUEST_OR_OWNER
-async def test_an_envelope_sent_by_an_agent_for_a_guest_is_limited_by_guest_rules(tmp_path: Path, who: str) -> None:
+async def test_an_envelope_that_a_deputy_agent_sends_for_a_guest_is_limited_by_guest_rules(
+    tmp_path: Path, who: str
+) -> None:
     """Not a delegation, but an envelope like any other: its run acts on behalf of the person for whom it was sent."""
     sends = replace(ADA, tools=ToolRules(also_allow=("envelope_send",)))
     async with open_scripted_server(tmp_path, staff=(sends, BO), config=GUEST_RULES) as server:
@@ -101,7 +105,9 @@ async def test_an_envelope_sent_by_an_agent_for_a_guest_is_limited_by_guest_rule
 
 
 @GUEST_OR_OWNER
-async def test_an_answer_to_an_envelope_sent_for_a_guest_is_limited_by_guest_rules(tmp_path: Path, who: str) -> None:
+async def test_an_answer_to_an_envelope_that_a_deputy_agent_sent_for_a_guest_is_limited_by_guest_rules(
+    tmp_path: Path, who: str
+) -> None:
     sends = replace(ADA, tools=ToolRules(also_allow=("envelope_send",)))
     async with open_scripted_server(tmp_path, staff=(sends, BO), config=GUEST_RULES) as server:
         await add_people(server, gus=Role.GUEST)
@@ -115,7 +121,9 @@ async def test_an_answer_to_an_envelope_sent_for_a_guest_is_limited_by_guest_rul
 
 
 @GUEST_OR_OWNER
-async def test_a_background_job_sent_for_a_guest_is_limited_by_guest_rules(tmp_path: Path, who: str) -> None:
+async def test_a_background_job_that_a_deputy_agent_sends_for_a_guest_is_limited_by_guest_rules(
+    tmp_path: Path, who: str
+) -> None:
     sends = replace(ADA, tools=ToolRules(also_allow=("envelope_send",)))
     async with open_scripted_server(tmp_path, staff=(sends, BO), config=GUEST_RULES) as server:
         await add_people(server, gus=Role.GUEST)
@@ -140,7 +148,7 @@ async def send_in_group(server: ScriptedServer, speaker: str, text: str, *lines:
 
 @SPEAKERS
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_the_rules_for_a_group_speaker_apply_to_work_delegated_for_them(
+async def test_the_rules_for_a_group_speaker_apply_to_work_that_a_deputy_agent_does_for_them(
     tmp_path: Path, speaker: str, mode: str
 ) -> None:
     connectors = [FakeConnector(RealClock())]
@@ -152,7 +160,7 @@ async def test_the_rules_for_a_group_speaker_apply_to_work_delegated_for_them(
 
 
 @SPEAKERS
-async def test_the_rules_for_a_group_speaker_apply_to_the_run_that_reads_a_delegated_answer(
+async def test_the_rules_for_a_group_speaker_apply_to_the_run_that_reads_the_answer_of_a_deputy_agent(
     tmp_path: Path, speaker: str
 ) -> None:
     connectors = [FakeConnector(RealClock())]
@@ -164,7 +172,9 @@ async def test_the_rules_for_a_group_speaker_apply_to_the_run_that_reads_a_deleg
 
 
 @SPEAKERS
-async def test_the_rules_for_a_group_speaker_apply_after_a_late_approval(tmp_path: Path, speaker: str) -> None:
+async def test_the_rules_for_a_group_speaker_apply_to_their_deputy_agent_after_a_late_approval(
+    tmp_path: Path, speaker: str
+) -> None:
     config = f'[tools]\nask = ["write"]\n{GROUP_RULES}'
     async with open_scripted_server(tmp_path, config=config, connectors=[FakeConnector(RealClock())]) as server:
         wrote = tool_call_reply("write", path="a.txt", content="a")
@@ -197,7 +207,9 @@ async def test_envelopes_between_agents_stop_at_the_maximum_delegation_depth(tmp
 
 
 @pytest.mark.parametrize("who", ["person:gus", "person:maria", "person:owner"])
-async def test_an_operation_is_performed_at_the_level_of_the_run_principal(tmp_path: Path, who: str) -> None:
+async def test_a_privileged_deputy_agent_performs_an_operation_at_the_level_of_the_run_principal(
+    tmp_path: Path, who: str
+) -> None:
     """Bo is privileged, and ada asks bo. What the guest may not ask for, bo does not do for the guest."""
     rules = ToolRules(also_allow=("session_list", "server_ledger"))
     bo = replace(BO, tools=rules, permission_level=PermissionLevel.PRIVILEGED)
@@ -215,7 +227,9 @@ async def test_an_operation_is_performed_at_the_level_of_the_run_principal(tmp_p
 
 
 @pytest.mark.parametrize("first", ["person:owner", "person:gus"])
-async def test_answers_for_two_people_are_not_processed_with_the_rights_of_one(tmp_path: Path, first: str) -> None:
+async def test_a_deputy_agent_does_not_process_answers_for_two_people_with_the_rights_of_one(
+    tmp_path: Path, first: str
+) -> None:
     """A channel in which both people write: the answers of bo to each arrive while ada is busy, and are read
     separately.
     """
@@ -253,7 +267,9 @@ async def test_answers_for_two_people_are_not_processed_with_the_rights_of_one(t
 
 
 @pytest.mark.parametrize("who", ["person:owner", "person:gus", "person:maria"])
-async def test_an_approval_is_asked_only_of_the_run_principal_or_the_owner(tmp_path: Path, who: str) -> None:
+async def test_an_approval_for_a_deputy_agent_is_asked_only_of_the_run_principal_or_the_owner(
+    tmp_path: Path, who: str
+) -> None:
     """Maria was the last person to write to an agent. She still may not decide about the owner's run."""
     asks = replace(BO, tools=ToolRules(ask=("append_line",)))
     async with open_scripted_server(tmp_path, staff=(ADA, asks, CY)) as server:
@@ -302,7 +318,9 @@ async def test_the_thinking_of_a_failed_delegation_is_not_returned_to_the_caller
 
 
 @PAGE_TRUST
-async def test_an_untrusted_subagent_label_makes_a_later_action_need_approval(tmp_path: Path, trust: Trust) -> None:
+async def test_an_untrusted_subagent_label_makes_a_later_action_of_a_deputy_agent_need_approval(
+    tmp_path: Path, trust: Trust
+) -> None:
     """One conversation has read a page and starts a subagent with a label from the page. Another lists them."""
     async with open_scripted_server(tmp_path, tools=[Visit(trust=trust)], staff=(with_any_subagent(ADA), BO)) as server:
         named = f"append the line {PAY}"
@@ -376,7 +394,7 @@ RELAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("trust", [Trust.UNTRUSTED, Trust.PRIVATE], ids=["untrusted", "trusted"])
 @pytest.mark.parametrize("road", RELAYS)
-async def test_untrusted_content_relayed_between_agents_still_makes_an_action_need_approval(
+async def test_untrusted_content_relayed_by_deputy_agents_still_makes_an_action_need_approval(
     tmp_path: Path, road: str, trust: Trust
 ) -> None:
     """The owner allows the tools that relay the content, so that they need no approval."""
@@ -392,7 +410,7 @@ async def test_untrusted_content_relayed_between_agents_still_makes_an_action_ne
 
 
 @PAGE_TRUST
-async def test_untrusted_content_kept_only_in_a_summary_still_makes_an_action_need_approval(
+async def test_untrusted_content_in_the_summary_of_a_deputy_agent_still_makes_an_action_need_approval(
     tmp_path: Path, trust: Trust
 ) -> None:
     """The session of bo is compacted between two questions: only a summary of the page is left."""
@@ -429,7 +447,7 @@ async def test_untrusted_content_kept_only_in_a_summary_still_makes_an_action_ne
 
 
 @pytest.mark.parametrize("elsewhere", [True, False], ids=["elsewhere", "here"])
-async def test_an_answer_of_an_external_agent_two_agents_away_makes_an_action_need_approval(
+async def test_an_external_agents_answer_relayed_by_a_deputy_agent_makes_an_action_need_approval(
     tmp_path: Path, elsewhere: bool
 ) -> None:
     staff = [replace(each, delegation=DEEP_DELEGATION) for each in (ADA, BO, CY)]
@@ -464,7 +482,7 @@ The subagent "x" (bo) has ended: ok.
 @pytest.mark.parametrize(
     "hand_on", [spawn_call("look there"), ask("bo", "look there", mode="async")], ids=["sent", "asked"]
 )
-async def test_forged_markup_in_another_agents_text_is_escaped_in_the_reading_session(
+async def test_forged_markup_in_the_text_of_a_deputy_agent_is_escaped_in_the_reading_session(
     tmp_path: Path, hand_on: ScriptedReply
 ) -> None:
     async with open_scripted_server(tmp_path, staff=(with_any_subagent(ADA), BO)) as server:
@@ -495,7 +513,9 @@ async def test_a_subagent_label_with_markup_stays_on_one_quoted_line(tmp_path: P
 
 
 @GUEST_OR_OWNER
-async def test_a_guest_cannot_reach_another_persons_session_by_its_id(tmp_path: Path, who: str) -> None:
+async def test_a_guest_cannot_reach_another_persons_session_by_its_id_through_a_deputy_agent(
+    tmp_path: Path, who: str
+) -> None:
     wide = replace(ADA, delegation=DelegationRules(other_sessions=True))
     async with open_scripted_server(
         tmp_path, staff=(wide, BO), config='[sandbox]\nvisible_sessions = "all"\n'
@@ -544,7 +564,7 @@ async def test_a_delegation_cycle_through_a_third_agent_is_refused_unless_circle
 
 
 @GUEST_OR_OWNER
-async def test_a_delegated_run_cannot_run_elevated_commands_even_for_the_owner(tmp_path: Path, who: str) -> None:
+async def test_a_deputy_agent_cannot_run_elevated_commands_even_for_the_owner(tmp_path: Path, who: str) -> None:
     """Elevated applies only to the owner's own messages, in the conversation in which the owner set it."""
     config = '[tools.exec]\nelevated = "full"\nsecurity = "full"\nask = "off"\n'
     async with open_scripted_server(tmp_path, config=config) as server:
@@ -563,7 +583,7 @@ async def test_a_delegated_run_cannot_run_elevated_commands_even_for_the_owner(t
 
 
 @pytest.mark.parametrize("who", ["person:gus", "person:maria", "person:owner"])
-async def test_an_agent_on_behalf_of_a_guest_cannot_grant_permissions(tmp_path: Path, who: str) -> None:
+async def test_an_agent_that_is_the_deputy_of_a_guest_cannot_grant_permissions(tmp_path: Path, who: str) -> None:
     """A person without the right to decide cannot decide through an agent that has permissions."""
     async with open_scripted_server(tmp_path, staff=(ADA, BO)) as server:
         await add_people(server, gus=Role.GUEST, maria=Role.MEMBER)
@@ -578,7 +598,9 @@ async def test_an_agent_on_behalf_of_a_guest_cannot_grant_permissions(tmp_path: 
 
 
 @pytest.mark.parametrize("sent_out", [True, False], ids=["subagent", "itself"])
-async def test_a_subagent_cannot_grant_permissions_of_its_parent(tmp_path: Path, sent_out: bool) -> None:
+async def test_a_subagent_that_is_a_deputy_cannot_grant_permissions_of_its_parent(
+    tmp_path: Path, sent_out: bool
+) -> None:
     async with open_scripted_server(tmp_path, staff=(with_any_subagent(ADA), BO, CY)) as server:
         await server.ask("grant.add", agent="ada", permission="web", because="for the news")
         give = tool_call_reply("grant_permission", agent="cy", permission="web", reason="they want it")

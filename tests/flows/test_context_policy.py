@@ -263,7 +263,7 @@ async def test_a_compaction_sends_no_notice_in_agent_schedule_and_subagent_sessi
     ],
     ids=["empty", "silent", "refused", "too-long", "longer-than-what-it-tells"],
 )
-async def test_a_failed_summary_leaves_the_context_unchanged_and_the_run_continues(
+async def test_a_failed_compaction_leaves_the_context_unchanged_and_the_run_continues(
     instance: LocalInstance, line: ScriptedReply
 ) -> None:
     async with instance.run() as server:
@@ -290,7 +290,7 @@ async def test_a_failed_summary_leaves_the_context_unchanged_and_the_run_continu
 
 
 @pytest.mark.spec("C42", "D24")
-async def test_a_summary_that_times_out_is_abandoned_and_its_cost_is_recorded_as_unknown(
+async def test_a_compaction_that_times_out_is_abandoned_and_its_cost_is_recorded_as_unknown(
     instance: LocalInstance,
 ) -> None:
     instance.model.price_microusd = 700
@@ -400,7 +400,9 @@ async def test_the_compaction_count_of_a_run_restarts_after_each_successful_mode
 
 
 @pytest.mark.spec("C40", "C45")
-async def test_results_are_truncated_in_the_prompt_if_no_summary_is_possible(tmp_path: Path) -> None:
+async def test_the_context_policy_truncates_tool_results_in_the_prompt_if_no_summary_is_possible(
+    tmp_path: Path,
+) -> None:
     """One question with one very long result: there are no earlier records to summarize."""
     instance = LocalInstance(tmp_path, tools=[FixedResultTool("line\n" * 9_000)])
 
@@ -424,7 +426,7 @@ async def test_results_are_truncated_in_the_prompt_if_no_summary_is_possible(tmp
 
 @pytest.mark.spec("D25")
 @pytest.mark.parametrize("failure", [ModelFailureKind.RATE_LIMIT, ModelFailureKind.OVERLOADED])
-async def test_rate_limit_and_overload_failures_never_compact_or_reset_a_session(
+async def test_the_context_policy_compacts_and_resets_no_session_after_rate_limit_and_overload_failures(
     instance: LocalInstance, failure: ModelFailureKind
 ) -> None:
     async with instance.run() as server:
@@ -468,9 +470,9 @@ async def test_a_context_at_the_emergency_limit_is_reset_and_one_token_below_is_
             4
         ]
         heads = 2 * (turn - len("hello"))
-        letters = (limit - short_by) * 4 - heads - len("hello") - said
+        padding = (limit - short_by) * 4 - heads - len("hello") - said
         begun = len(instance.model.prompts)
-        assert answer in await send_and_wait_for_answer(server, "x" * letters)
+        assert answer in await send_and_wait_for_answer(server, "x" * padding)
         if short_by:
             assert (await server.get_session(session)).revision == 0
         else:
@@ -572,7 +574,7 @@ async def test_a_person_who_steers_a_run_gets_only_one_compaction_notice(tmp_pat
 
 
 @pytest.mark.spec("C42", "C116", "C114.compaction")
-async def test_a_safeguard_summary_lists_changed_files_and_tool_failures(tmp_path: Path) -> None:
+async def test_the_safeguard_summary_of_a_compaction_lists_changed_files_and_tool_failures(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path, tools=[FixedResultTool("fine\n" * 5_000, name="write")])
     flush_off = MemoryFlushSettings(enabled=False)
     instance.settings = settings(
@@ -630,7 +632,7 @@ async def test_an_agent_that_can_write_is_prompted_to_save_memory_once_before_ea
 
 
 @pytest.mark.spec("C43")
-async def test_a_memory_flush_writes_a_real_file_and_sends_no_notice(tmp_path: Path) -> None:
+async def test_a_memory_flush_before_a_compaction_writes_a_real_file_and_sends_no_notice(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path, tools=[])
     async with instance.run() as server:
         ground = FileServices(
@@ -659,7 +661,9 @@ async def test_a_memory_flush_writes_a_real_file_and_sends_no_notice(tmp_path: P
 
 
 @pytest.mark.spec("C43")
-async def test_an_agent_with_a_read_only_workspace_gets_no_memory_flush_prompt(tmp_path: Path) -> None:
+async def test_an_agent_with_a_read_only_workspace_gets_no_memory_flush_prompt_before_a_compaction(
+    tmp_path: Path,
+) -> None:
     """In a read-only workspace `write` is not available, so there is no memory flush."""
     instance = LocalInstance(tmp_path, tools=[FixedResultTool("written", name="write")])
     instance.run_resources = RunResources(is_read_only=True)
@@ -673,7 +677,7 @@ async def test_an_agent_with_a_read_only_workspace_gets_no_memory_flush_prompt(t
 
 @pytest.mark.spec("C116")
 @pytest.mark.parametrize("switched_off", [False, True])
-async def test_an_agent_that_cannot_write_or_has_the_flush_disabled_gets_no_memory_flush_prompt(
+async def test_an_agent_that_cannot_write_or_has_it_disabled_gets_no_memory_flush_before_a_compaction(
     instance: LocalInstance, switched_off: bool
 ) -> None:
     if switched_off:
@@ -695,7 +699,7 @@ async def test_an_agent_that_cannot_write_or_has_the_flush_disabled_gets_no_memo
 
 
 @pytest.mark.spec("C44", "C117")
-async def test_old_results_are_pruned_in_the_prompt_but_not_in_the_history(tmp_path: Path) -> None:
+async def test_old_tool_results_are_pruned_in_the_context_but_not_in_the_history(tmp_path: Path) -> None:
     pruning = PruningSettings(
         mode=PruningMode.CACHE_TTL, ttl_s=300, keep_last_assistants=1, soft_trim_ratio=0.0, soft_trim=SoftTrimSettings()
     )
@@ -722,7 +726,7 @@ async def test_old_results_are_pruned_in_the_prompt_but_not_in_the_history(tmp_p
 
 
 @pytest.mark.spec("C45")
-async def test_a_single_result_is_limited_to_a_share_of_the_context_window(tmp_path: Path) -> None:
+async def test_the_context_policy_limits_a_single_tool_result_to_a_share_of_the_context_window(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path, tools=[FixedResultTool("line\n" * 9_000)])
     instance.model.window_tokens = 32_000
     async with instance.run() as server:

@@ -1,7 +1,8 @@
-"""The delivery flows of both Daycare excerpts, on a real server. Each test is named after its figure.
+"""The delivery flows of both Daycare excerpts, on a real server.
 
-Other figures are tested with their parts: image estimation, loop exhaustion and emergency pruning with the models,
-persistence and reconstruction with the core, cron and heartbeat agents with schedules, connectors with connectors.
+Each test covers one flow of the excerpt. Other flows are tested with their parts: image estimation, loop
+exhaustion and emergency pruning with the models, persistence and reconstruction with the core, cron and
+heartbeat agents with schedules, connectors with connectors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FigureServer]:
         yield opened
 
 
-async def test_agents_post_enqueue_next_done(figures: FigureServer) -> None:
+async def test_the_daycare_message_flow_processes_the_messages_of_one_conversation_in_order(
+    figures: FigureServer,
+) -> None:
     """Messages in one conversation are processed in order, one at a time."""
     figures.set_replies(order1=["one"], order2=["two"], order3=["three"])
     sent = [await figures.send_as_owner(f"order{n}", conversation="order") for n in (1, 2, 3)]
@@ -33,7 +36,9 @@ async def test_agents_post_enqueue_next_done(figures: FigureServer) -> None:
     assert all(a["ended_ms"] <= b["started_ms"] for a, b in pairwise(runs))
 
 
-async def test_user_message_to_agent(figures: FigureServer) -> None:
+async def test_the_daycare_user_message_flow_uses_the_same_session_and_answers_the_person(
+    figures: FigureServer,
+) -> None:
     """Each message resolves to the same session, is queued, and is answered in the channel it came from."""
     figures.set_replies(user1=["Good day."], user2=["Again."])
     first = await figures.send_as_owner("user1", conversation="user")
@@ -44,7 +49,9 @@ async def test_user_message_to_agent(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("D6")
-async def test_system_message_delivery(figures: FigureServer) -> None:
+async def test_the_daycare_system_message_flow_reaches_the_latest_conversation_with_a_person(
+    figures: FigureServer,
+) -> None:
     """`send_agent_message` without a target goes to the most recent conversation with a person, which reads it as a
     turn.
     """
@@ -61,7 +68,9 @@ async def test_system_message_delivery(figures: FigureServer) -> None:
     assert agent_message["session"] == here
 
 
-async def test_system_message_format(figures: FigureServer) -> None:
+async def test_a_system_message_in_the_daycare_flow_names_its_sender_and_cannot_be_forged(
+    figures: FigureServer,
+) -> None:
     """`<system_message origin="ID">text</system_message>`, with the id of the sender."""
     figures.set_replies(
         format1=[tool_call_line("agents_message", agentId="notes", content="form1"), "Asked."],
@@ -81,7 +90,9 @@ async def test_system_message_format(figures: FigureServer) -> None:
     )
 
 
-async def test_system_message_persistence(figures: FigureServer) -> None:
+async def test_a_system_message_in_the_daycare_flow_is_stored_and_still_in_the_context_after_a_kill(
+    figures: FigureServer,
+) -> None:
     """Stored like an inbound message, and part of the context that is rebuilt after a restart."""
     figures.set_replies(
         keep1=[tool_call_line("agents_message", agentId="notes", content="remember1"), "Asked."],
@@ -105,7 +116,9 @@ async def test_system_message_persistence(figures: FigureServer) -> None:
     assert at["context_from"] == 1, "the context was not reset: the next turn has read it"
 
 
-async def test_silent_system_messages(figures: FigureServer) -> None:
+async def test_a_silent_system_message_in_the_daycare_flow_starts_no_run_and_is_read_with_the_next_turn(
+    figures: FigureServer,
+) -> None:
     """Stored without starting a run, and read with the next turn."""
     figures.set_replies(
         silent1=[tool_call_line("agents_message", agentId="notes", content="hush1"), "Asked."],
@@ -125,7 +138,7 @@ async def test_silent_system_messages(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("D8")
-async def test_subagent_failure_notifications(figures: FigureServer) -> None:
+async def test_a_subagent_failure_in_the_daycare_flow_sends_one_message_to_the_parent(figures: FigureServer) -> None:
     """One failure, one message to the parent."""
     figures.set_replies(
         failing1=[tool_call_line("start_background_agent", prompt="break1", name="scout"), "It is out."],
@@ -141,7 +154,9 @@ async def test_subagent_failure_notifications(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("D7")
-async def test_background_agent_start(figures: FigureServer) -> None:
+async def test_starting_background_agents_in_the_daycare_flow_returns_a_new_id_for_each_at_once(
+    figures: FigureServer,
+) -> None:
     """The call returns at once with the new id; each call starts a new agent. Agent to subagent."""
     figures.set_replies(
         start1=[
@@ -167,7 +182,9 @@ async def test_background_agent_start(figures: FigureServer) -> None:
 
 
 @pytest.mark.spec("D79.report_first")
-async def test_background_agent_reporting(figures: FigureServer) -> None:
+async def test_the_report_of_a_background_agent_in_the_daycare_flow_arrives_before_its_result(
+    figures: FigureServer,
+) -> None:
     """A report of a running subagent reaches its parent before the end does. Subagent back to user."""
     figures.set_replies(
         report1=[
@@ -188,7 +205,9 @@ async def test_background_agent_reporting(figures: FigureServer) -> None:
 
 
 @pytest.mark.parametrize("tool", ["request_permission", "request_permission_via_parent"])
-async def test_permission_request_forwarding(figures: FigureServer, tool: str) -> None:
+async def test_a_background_permission_request_in_the_daycare_flow_is_forwarded_to_the_person(
+    figures: FigureServer, tool: str
+) -> None:
     """From a background agent: shown to the person, sent to the foreground agent twice, decided for the requester."""
     word = tool.rpartition("_")[2]
     figures.set_replies(

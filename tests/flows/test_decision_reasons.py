@@ -29,7 +29,7 @@ async def explain_envelope(operations: OperationsServer, envelope: str) -> list[
     return [told.partition("  ")[2] for told in found.format_lines(ZoneInfo("UTC"))]
 
 
-async def test_a_call_allowed_because_no_rule_denies_it_records_that_reason(tmp_path: Path) -> None:
+async def test_the_recorded_reason_of_a_decision_can_be_that_no_rule_denies_the_call(tmp_path: Path) -> None:
     instance = asking_instance(tmp_path, ask=())
     async with open_operations_server(instance) as operations:
         instance.model.rule = follow_instruction
@@ -41,7 +41,7 @@ async def test_a_call_allowed_because_no_rule_denies_it_records_that_reason(tmp_
         )
 
 
-async def test_an_approved_call_records_its_approval_and_a_later_call_its_grant(tmp_path: Path) -> None:
+async def test_the_reason_of_a_decision_is_the_approval_of_a_call_and_the_grant_of_a_later_one(tmp_path: Path) -> None:
     instance = asking_instance(tmp_path)
     async with open_operations_server(instance) as operations:
         instance.model.rule = follow_instruction
@@ -61,7 +61,7 @@ async def test_an_approved_call_records_its_approval_and_a_later_call_its_grant(
         assert await list_allow_reasons(operations) == [yes, "tool:append_line was granted"]
 
 
-async def test_a_call_performed_after_a_late_approval_records_that_approval(tmp_path: Path) -> None:
+async def test_the_recorded_reason_of_a_decision_after_a_late_approval_is_that_approval(tmp_path: Path) -> None:
     instance = asking_instance(tmp_path)
     async with open_operations_server(instance) as operations:
         instance.model.rule = follow_instruction

@@ -80,7 +80,7 @@ async def test_a_delegation_tree_is_listed_and_stopped_from_its_root(tmp_path: P
         )
 
 
-async def test_a_waiting_delegation_is_withdrawn_while_a_working_one_continues(tmp_path: Path) -> None:
+async def test_a_waiting_delegation_in_the_list_is_stopped_while_a_working_one_continues(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         both = ScriptedReply(
             calls=(
@@ -137,7 +137,7 @@ async def test_delegation_costs_and_failures_are_listed_in_pages(tmp_path: Path)
                 await list_delegations(server, **wrong)
 
 
-async def test_a_member_sees_and_stops_only_delegations_of_their_own_sessions(tmp_path: Path) -> None:
+async def test_a_member_lists_and_stops_only_delegations_of_their_own_sessions(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path, staff=(ADA, BO)) as server:
         await add_people(server, maria=Role.MEMBER)
         maria = person("maria")
@@ -165,7 +165,9 @@ async def test_a_member_sees_and_stops_only_delegations_of_their_own_sessions(tm
 
 
 @pytest.mark.parametrize("own", [False, True])
-async def test_a_prompt_preview_shows_sections_files_changes_and_template_errors(tmp_path: Path, own: bool) -> None:
+async def test_the_agent_prompt_preview_shows_sections_files_changes_and_template_errors(
+    tmp_path: Path, own: bool
+) -> None:
     async with open_scripted_server(tmp_path) as server:
         (server.home() / "AGENTS.md").write_text("Count twice.")
         session = await server.turn("Hello.", "Good day.")

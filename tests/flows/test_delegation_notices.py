@@ -154,7 +154,7 @@ async def test_a_failed_delegation_is_reported_once_according_to_its_notify_mode
 
 
 @pytest.mark.spec("A26")
-async def test_an_answer_to_a_deleted_session_is_refused_and_starts_no_run(tmp_path: Path) -> None:
+async def test_the_answer_of_a_delegation_to_a_deleted_session_is_refused_and_starts_no_run(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         deleted = asyncio.Event()
         server.model.rule = scripted_rule(

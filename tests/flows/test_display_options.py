@@ -69,7 +69,7 @@ class DeltaRecorder:
     ("level", "notices"),
     [("off", []), ("on", ["→ append_line text=milk"]), ("full", ["→ append_line text=milk", "← append_line: "])],
 )
-async def test_tool_calls_are_shown_according_to_the_verbose_level(
+async def test_the_verbose_display_option_decides_how_tool_calls_are_shown(
     server: LocalServer, level: str, notices: list[str]
 ) -> None:
     said = {"off": "Tool calls are not", "on": "Each tool call is shown when", "full": "Each tool call is shown, with"}
@@ -95,7 +95,7 @@ async def test_an_inline_verbose_directive_applies_to_one_message_and_is_hidden_
 
 
 @pytest.mark.spec("C30", "C114.verbose")
-async def test_verbosity_is_taken_from_message_then_session_then_agent_then_default(
+async def test_the_verbose_display_option_comes_from_message_then_session_then_agent_then_default(
     tmp_path: Path,
 ) -> None:
     defaults = AgentDefaults(verbose=Verbosity.ON)
@@ -121,7 +121,9 @@ async def test_verbosity_is_taken_from_message_then_session_then_agent_then_defa
         assert await count_notices(server, "hello", "bo") == 0, "the setting of the agent applies again"
 
 
-async def test_tool_call_notices_are_sent_once_even_if_the_run_resumes_after_a_crash(instance: LocalInstance) -> None:
+async def test_displayed_tool_calls_are_sent_once_even_if_the_run_resumes_after_a_crash(
+    instance: LocalInstance,
+) -> None:
     instance.agents = (Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",))),)
     async with instance.run() as server:
         await send_and_wait_for_answer(server, "/verbose full")
@@ -146,7 +148,7 @@ async def test_tool_call_notices_are_sent_once_even_if_the_run_resumes_after_a_c
         await assert_ledger_balances(server)
 
 
-async def test_an_agent_that_asks_another_agent_gets_no_tool_call_notices(instance: LocalInstance) -> None:
+async def test_tool_calls_are_not_displayed_to_an_agent_that_asks_another_agent(instance: LocalInstance) -> None:
     """The run of another agent is shown in its own session."""
     instance.agents = tuple(Agent(name=name, model="scripted", verbose=Verbosity.FULL) for name in ("ada", "bo"))
     async with instance.run() as server:
@@ -165,7 +167,7 @@ async def test_an_agent_that_asks_another_agent_gets_no_tool_call_notices(instan
     ("level", "sent", "shown"),
     [("off", [], ""), ("on", ["Reasoning:\nMilk, then."], ""), ("stream", [], "Milk, then."), ("", [], "Milk, then.")],
 )
-async def test_thinking_is_sent_streamed_or_hidden_according_to_the_reasoning_level(
+async def test_the_reasoning_display_option_sends_streams_or_hides_thinking(
     server: LocalServer, monkeypatch: pytest.MonkeyPatch, level: str, sent: list[str], shown: str
 ) -> None:
     if level:
@@ -192,7 +194,7 @@ async def test_thinking_is_sent_streamed_or_hidden_according_to_the_reasoning_le
         ("full", "\n\n[1,200 tokens in, 34 out; $0.0015; 1,234 tokens in context; scripted]"),
     ],
 )
-async def test_the_usage_footer_shows_tokens_and_cost_according_to_its_level(
+async def test_the_usage_display_option_shows_tokens_and_cost_in_a_footer_according_to_its_level(
     server: LocalServer, level: str, line: str
 ) -> None:
     assert (await send_and_wait_for_answer(server, f"/usage {level}")).startswith(
@@ -215,7 +217,9 @@ async def test_the_usage_command_counts_only_the_current_session(server: LocalSe
 
 
 @pytest.mark.spec("C27")
-async def test_standalone_directives_are_stored_with_the_session_and_answered_together(instance: LocalInstance) -> None:
+async def test_standalone_display_directives_are_stored_with_the_session_and_answered_together(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         answer = await send_and_wait_for_answer(server, "/verbose on /reasoning on\n/queue followup cap:3")
         assert [line.split(":")[0] for line in answer.splitlines()] == ["Verbose", "Reasoning", "Queue"]

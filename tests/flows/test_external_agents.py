@@ -143,7 +143,9 @@ async def test_a_request_to_an_external_agent_that_times_out_is_retried(
         assert await list_texts_to(server) == ["Here I am."]
 
 
-async def test_a_message_without_an_answer_in_time_fails_once_and_a_late_answer_still_arrives(tmp_path: Path) -> None:
+async def test_a_message_to_an_external_agent_without_an_answer_fails_once_and_a_late_answer_arrives(
+    tmp_path: Path,
+) -> None:
     async with run_external_agent() as fake_agent, open_server_with(tmp_path, fake_agent, timeout_s=2.0) as server:
         receipt = await server.post("Hello?", to=REX)
         received_envelope = await fake_agent.received_envelope()
@@ -438,7 +440,7 @@ async def test_the_answer_of_an_external_agent_makes_a_later_action_need_approva
 
 
 @pytest.mark.parametrize("when", ["waiting", "answered"])
-async def test_a_server_stopped_between_a_request_and_its_callback_continues_after_a_restart(
+async def test_a_server_stopped_before_the_callback_of_an_external_agent_continues_after_a_restart(
     tmp_path: Path, when: str
 ) -> None:
     async with run_external_agent() as fake_agent:
@@ -482,7 +484,7 @@ async def test_an_external_agent_receives_the_external_id_attached_to_its_sessio
         assert (await list_texts_to(server))[-1] == "Are you there?"
 
 
-async def test_the_example_agent_of_the_guide_works_unchanged(tmp_path: Path) -> None:
+async def test_the_example_external_agent_of_the_guide_works_unchanged(tmp_path: Path) -> None:
     example = tmp_path / "rex.py"
     example.write_text(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)[0])
     port = free_port()
@@ -499,7 +501,9 @@ async def test_the_example_agent_of_the_guide_works_unchanged(tmp_path: Path) ->
         await rex.wait()
 
 
-async def test_a_private_host_that_the_owner_did_not_allow_is_not_contacted(tmp_path: Path) -> None:
+async def test_an_external_agent_on_a_private_host_that_the_owner_did_not_allow_is_not_contacted(
+    tmp_path: Path,
+) -> None:
     async with (
         run_external_agent() as fake_agent,
         run_external_agent() as other,
@@ -513,7 +517,9 @@ async def test_a_private_host_that_the_owner_did_not_allow_is_not_contacted(tmp_
         assert "external.no_answer" in text
 
 
-async def test_without_a_signing_key_nothing_is_sent_and_no_callback_is_accepted(tmp_path: Path) -> None:
+async def test_without_a_signing_key_an_external_agent_gets_nothing_and_its_callbacks_are_refused(
+    tmp_path: Path,
+) -> None:
     async with run_external_agent() as fake_agent, open_server_with(tmp_path, fake_agent) as server:
         await server.ask("agent.set", name="rex", external_secret="env:RETINUE_TEST_NO_SUCH_KEY")
         receipt = await server.post("Hello?", to=REX)
@@ -523,7 +529,7 @@ async def test_without_a_signing_key_nothing_is_sent_and_no_callback_is_accepted
         assert (await fake_agent.post_callback(url, receipt.session or "", "Hello.", key="")).status == 401
 
 
-async def test_an_agent_cannot_send_envelopes_through_the_external_channel(tmp_path: Path) -> None:
+async def test_an_agent_cannot_send_envelopes_through_the_channel_of_an_external_agent(tmp_path: Path) -> None:
     async with run_external_agent() as fake_agent, open_server_with(tmp_path, fake_agent) as server:
         receipt = await server.post("Hello?", to=REX)
         await fake_agent.answer(await fake_agent.received_envelope(), "Hello.")

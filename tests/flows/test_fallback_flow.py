@@ -128,7 +128,9 @@ def accept_only_key(key: str) -> Callable[[Asked], Any]:
 
 
 @pytest.mark.spec("C107")
-async def test_a_rejected_key_is_followed_by_the_next_key_of_the_provider(three_providers: ThreeProviders) -> None:
+async def test_the_first_fallback_after_a_rejected_key_is_the_next_key_of_the_provider(
+    three_providers: ThreeProviders,
+) -> None:
     three_providers.a.rule = accept_only_key("A_KEY")
     async with three_providers.instance.run() as server:
         await add_second_key(server)
@@ -142,7 +144,7 @@ async def test_a_rejected_key_is_followed_by_the_next_key_of_the_provider(three_
 
 
 @pytest.mark.spec("C107", "D64")
-async def test_a_rate_limit_starts_a_cooldown_and_the_next_model_answers_with_a_note(
+async def test_a_rate_limit_starts_a_cooldown_and_the_fallback_model_answers_with_a_note(
     three_providers: ThreeProviders,
 ) -> None:
     three_providers.a.always(RATE_LIMITED)
@@ -176,7 +178,7 @@ async def test_a_model_that_times_out_falls_back_to_the_next_model(
 
 
 @pytest.mark.spec("D64")
-async def test_if_all_models_fail_one_message_lists_each_failure(three_providers: ThreeProviders) -> None:
+async def test_if_all_fallback_models_fail_one_message_lists_each_failure(three_providers: ThreeProviders) -> None:
     three_providers.a.always(RATE_LIMITED)
     three_providers.b.always(error_answer(404, "not_found", type_="not_found_error"))
     three_providers.c.always(error_answer(403, "not for you"))
@@ -229,7 +231,9 @@ async def test_a_model_chosen_for_a_session_falls_back_through_the_chain_to_the_
 
 
 @pytest.mark.spec("C37", "C38")
-async def test_a_cooldown_survives_a_restart_and_ends_with_the_next_success(three_providers: ThreeProviders) -> None:
+async def test_a_cooldown_with_a_fallback_model_survives_a_restart_and_ends_with_the_next_success(
+    three_providers: ThreeProviders,
+) -> None:
     three_providers.a.add_replies(RATE_LIMITED)
     async with three_providers.instance.run() as server:
         assert "instead of a/m1" in await send_and_wait_for_answer(server)
@@ -261,7 +265,9 @@ async def test_without_a_fallback_a_cooldown_is_kept_and_explained(tmp_path: Pat
 
 
 @pytest.mark.spec("C36")
-async def test_a_session_keeps_its_key_within_a_run_and_across_runs(three_providers: ThreeProviders) -> None:
+async def test_a_session_keeps_its_provider_credential_within_a_run_and_across_runs(
+    three_providers: ThreeProviders,
+) -> None:
     three_providers.a.add_replies(calls_reply(("session_status", {})), says("Done."))
     async with three_providers.instance.run() as server:
         await add_second_key(server)
@@ -279,7 +285,7 @@ async def test_a_session_keeps_its_key_within_a_run_and_across_runs(three_provid
 
 @pytest.mark.spec("C36")
 @pytest.mark.parametrize("command", ["/reset", "/compact"])
-async def test_a_reset_or_compacted_session_switches_to_the_key_that_has_been_idle(
+async def test_a_reset_or_compacted_session_switches_to_the_provider_credential_that_has_been_idle(
     three_providers: ThreeProviders, command: str
 ) -> None:
     long = "A long story. " * 2_000
@@ -300,7 +306,7 @@ async def test_a_reset_or_compacted_session_switches_to_the_key_that_has_been_id
 
 
 @pytest.mark.spec("C36")
-async def test_a_key_chosen_by_a_person_is_never_replaced(three_providers: ThreeProviders) -> None:
+async def test_a_provider_key_chosen_by_a_person_has_no_other_key_as_fallback(three_providers: ThreeProviders) -> None:
     three_providers.a.rule = accept_only_key("A_KEY")
     async with three_providers.instance.run() as server:
         await add_second_key(server)
@@ -317,7 +323,7 @@ async def test_a_key_chosen_by_a_person_is_never_replaced(three_providers: Three
 
 
 @pytest.mark.spec("C100")
-async def test_a_call_beyond_the_requests_per_minute_waits_for_the_next_minute(tmp_path: Path) -> None:
+async def test_a_model_call_beyond_the_requests_per_minute_waits_and_uses_no_fallback(tmp_path: Path) -> None:
     async with run_three_providers(tmp_path, more_of_a="requests_per_minute = 1") as made:
         async with made.instance.run() as server:
             assert await send_and_wait_for_answer(server) == "This is a."
@@ -336,7 +342,7 @@ def _is_claimed(conn: sa.Connection, envelope: str) -> bool:
 
 
 @pytest.mark.spec("C100")
-async def test_summaries_use_the_utility_model(tmp_path: Path) -> None:
+async def test_the_utility_model_writes_summaries_and_the_main_model_answers(tmp_path: Path) -> None:
     async with run_three_providers(tmp_path, more='[models.utility]\nprimary = "b/small"') as made:
         made.a.add_replies(*(says("A long story. " * 2_000) for _ in range(3)))
         made.b.always(says("## Decisions\nThey talked at length."))
@@ -371,7 +377,7 @@ async def send_and_show_run(operations: OperationsServer, text: str = "hello", *
 
 
 @pytest.mark.spec("C108", "C107")
-async def test_the_result_of_a_run_lists_its_status_model_usage_and_failed_calls(
+async def test_the_result_of_a_run_with_fallback_lists_its_status_model_usage_and_failed_calls(
     three_providers: ThreeProviders,
 ) -> None:
     three_providers.a.add_replies(says("Here.", input_tokens=30, output_tokens=7))

@@ -13,14 +13,14 @@ def instance(tmp_path: Path) -> LocalInstance:
     return LocalInstance(tmp_path)
 
 
-async def test_a_message_to_an_agent_is_answered(instance: LocalInstance) -> None:
+async def test_a_first_message_to_an_agent_is_answered(instance: LocalInstance) -> None:
     async with instance.run() as server:
         instance.model.will_reply("Lunch with Noor.")
         receipt = await server.send("What is on today?")
         assert await server.wait_for_answer(receipt.envelope) == "Lunch with Noor."
 
 
-async def test_an_agent_calls_a_tool_and_answers(instance: LocalInstance) -> None:
+async def test_an_agent_calls_a_tool_for_its_first_message_and_answers(instance: LocalInstance) -> None:
     async with instance.run() as server:
         instance.model.will_reply(tool_call_reply("append_line", text="hello"), "done")
         receipt = await server.send("do it")

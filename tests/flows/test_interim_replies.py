@@ -59,7 +59,9 @@ async def wait_until_delivered(server: LocalServer, asked: Receipt) -> None:
 
 
 @pytest.mark.spec("D19")
-async def test_text_before_a_tool_call_is_delivered_while_the_run_continues(instance: LocalInstance) -> None:
+async def test_an_interim_reply_before_a_tool_call_is_delivered_while_the_run_continues(
+    instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(instance)
     instance.model.will_reply(text_with_call("Let me look."), text_reply("Lunch with Noor.", after_s=60.0))
     async with instance.run() as server:
@@ -75,7 +77,7 @@ async def test_text_before_a_tool_call_is_delivered_while_the_run_continues(inst
 
 
 @pytest.mark.spec("D19")
-async def test_with_intermediate_off_only_the_answer_is_delivered(instance: LocalInstance) -> None:
+async def test_with_intermediate_off_the_answer_is_delivered_without_interim_replies(instance: LocalInstance) -> None:
     instance.reply_delivery = ReplyDelivery(interim=False)
     connector = add_fake_connector(instance)
     instance.model.will_reply(text_with_call("Let me look."), text_reply("Lunch with Noor."))
@@ -85,7 +87,9 @@ async def test_with_intermediate_off_only_the_answer_is_delivered(instance: Loca
     assert connector.list_texts("42") == ["Lunch with Noor."]
 
 
-async def test_a_person_outside_a_channel_gets_only_the_final_answer(instance: LocalInstance) -> None:
+async def test_a_person_outside_a_channel_gets_only_the_final_answer_and_no_interim_reply(
+    instance: LocalInstance,
+) -> None:
     instance.model.will_reply(text_with_call("Let me look."), text_reply("Lunch with Noor."))
     async with instance.run() as server:
         asked = await server.send("What is on today?", sender="person:owner", recipient="agent:ada")
@@ -96,7 +100,7 @@ async def test_a_person_outside_a_channel_gets_only_the_final_answer(instance: L
 
 @pytest.mark.spec("D19")
 @pytest.mark.parametrize("point", ["step.after-commit", "tool.before", "tool.after", "finish.before-commit"])
-async def test_after_a_crash_no_interim_text_is_delivered_twice(instance: LocalInstance, point: str) -> None:
+async def test_no_interim_reply_is_delivered_twice_after_a_crash(instance: LocalInstance, point: str) -> None:
     connector = add_fake_connector(instance)
     instance.model.will_reply(text_with_call("Let me look."))
     instance.model.rule = lambda _prompt: text_reply("Lunch with Noor.")
@@ -113,7 +117,7 @@ async def test_after_a_crash_no_interim_text_is_delivered_twice(instance: LocalI
 
 
 @pytest.mark.spec("C81")
-async def test_in_block_mode_short_interim_texts_are_joined_and_precede_the_answer(
+async def test_in_block_mode_short_interim_replies_are_joined_and_precede_the_answer(
     instance: LocalInstance,
 ) -> None:
     instance.reply_delivery = ReplyDelivery(stream=StreamMode.BLOCKS, block_idle_ms=1000)
@@ -128,7 +132,7 @@ async def test_in_block_mode_short_interim_texts_are_joined_and_precede_the_answ
 
 
 @pytest.mark.spec("C81")
-async def test_in_block_mode_a_short_interim_text_is_sent_after_the_idle_time(instance: LocalInstance) -> None:
+async def test_in_block_mode_a_short_interim_reply_is_sent_after_the_idle_time(instance: LocalInstance) -> None:
     instance.reply_delivery = ReplyDelivery(stream=StreamMode.BLOCKS, block_idle_ms=1000)
     connector = add_fake_connector(instance)
     instance.model.will_reply(text_with_call("Let me look."), text_reply("Lunch with Noor.", after_s=600.0))
@@ -154,7 +158,7 @@ async def test_in_block_mode_a_long_answer_is_sent_in_blocks(instance: LocalInst
 
 
 @pytest.mark.spec("C83")
-def test_remove_repeated_text_removes_what_was_already_sent() -> None:
+def test_repeated_text_that_an_interim_reply_already_sent_is_removed_from_the_answer() -> None:
     assert remove_repeated_text("I have told them.", ["Dinner is at eight."]) == "I have told them."
     assert remove_repeated_text("Dinner is  at eight.", ["Dinner is at eight."]) == ""
     assert remove_repeated_text("dinner is at eight", ["Listen: Dinner is at eight. Bring wine."]) == ""
@@ -165,7 +169,7 @@ def test_remove_repeated_text_removes_what_was_already_sent() -> None:
 
 @pytest.mark.spec("C83")
 @pytest.mark.parametrize(
-    ("room", "final", "heard"),
+    ("channel", "final", "heard"),
     [
         ("42", "Dinner is at eight.", ["Dinner is at eight."]),
         ("42", "Dinner is at eight. Bring wine.", ["Dinner is at eight.", "Bring wine."]),
@@ -173,7 +177,7 @@ def test_remove_repeated_text_removes_what_was_already_sent() -> None:
     ],
 )
 async def test_text_sent_by_the_message_tool_is_not_repeated_in_the_answer_to_that_channel(
-    instance: LocalInstance, room: str, final: str, heard: list[str]
+    instance: LocalInstance, channel: str, final: str, heard: list[str]
 ) -> None:
     class IntakeProxy:
         """Passes the envelopes of the message tool to the running server."""
@@ -186,14 +190,14 @@ async def test_text_sent_by_the_message_tool_is_not_repeated_in_the_answer_to_th
     intake_proxy = IntakeProxy()
     instance.create_tools = lambda store, asks: [MessageTool(intake_proxy, None, None)]  # type: ignore[arg-type]
     connector = add_fake_connector(instance)
-    sent = ScriptedReply(calls=(("message", {"to": f"channel:quiet:{room}", "text": "Dinner is at eight."}),))
+    sent = ScriptedReply(calls=(("message", {"to": f"channel:quiet:{channel}", "text": "Dinner is at eight."}),))
     instance.model.will_reply(sent, text_reply(final))
     async with instance.run() as server:
         intake_proxy.server = server
         asked = await send_question(connector)
         settled = await server.wait_for_outcome(asked.envelope)
         await wait_until_delivered(server, asked)
-        await poll_until(lambda: bool(connector.list_texts(room)), "the message was sent")
+        await poll_until(lambda: bool(connector.list_texts(channel)), "the message was sent")
 
     assert settled.outcome is Outcome.ANSWERED
     assert connector.list_texts("42") == heard

@@ -80,7 +80,7 @@ async def test_the_model_command_lists_numbered_models_and_marks_the_current_one
 
 @pytest.mark.spec("C31")
 @pytest.mark.parametrize("said", ["2", "big", "BIG", "mock/large"])
-async def test_a_model_is_selected_by_number_alias_or_reference_and_kept_after_a_restart(
+async def test_the_model_command_selects_by_number_alias_or_reference_and_survives_a_restart(
     instance: LocalInstance, mock_provider: Provider, said: str
 ) -> None:
     async with instance.run() as server:
@@ -104,7 +104,7 @@ async def test_a_model_is_selected_by_number_alias_or_reference_and_kept_after_a
 
 
 @pytest.mark.spec("C31")
-async def test_a_credential_pinned_with_a_model_is_used_and_its_value_is_never_shown(
+async def test_a_credential_pinned_by_a_model_command_is_used_and_its_value_is_never_shown(
     instance: LocalInstance, mock_provider: Provider
 ) -> None:
     spare = Credential(id="mock:spare", provider="mock", source="env:SPARE_KEY")
@@ -147,7 +147,7 @@ async def test_the_model_status_command_shows_the_next_model_and_its_credential(
         ("nobody/at-all", ("nobody", "Because", "Try: ")),
     ],
 )
-async def test_an_unavailable_model_is_explained_with_alternatives_and_changes_nothing(
+async def test_a_model_command_for_an_unavailable_model_gets_alternatives_and_changes_nothing(
     instance: LocalInstance, mock_provider: Provider, said: str, words: tuple[str, ...]
 ) -> None:
     async with instance.run() as server:
@@ -158,7 +158,7 @@ async def test_an_unavailable_model_is_explained_with_alternatives_and_changes_n
         assert mock_provider.asked[-1].model == "large" and (await read_session_options(server)).model == "mock/large"
 
 
-async def test_a_selected_model_that_becomes_forbidden_is_no_longer_used(
+async def test_a_model_selected_by_command_that_becomes_forbidden_is_no_longer_used(
     instance: LocalInstance, mock_provider: Provider
 ) -> None:
     async with instance.run() as server:
@@ -170,7 +170,9 @@ async def test_a_selected_model_that_becomes_forbidden_is_no_longer_used(
         assert [asked.model for asked in mock_provider.asked] == ["large", "m1"]
 
 
-async def test_each_session_keeps_its_own_model(instance: LocalInstance, mock_provider: Provider) -> None:
+async def test_each_session_keeps_the_model_of_its_own_model_command(
+    instance: LocalInstance, mock_provider: Provider
+) -> None:
     async with instance.run() as server:
         await send_and_wait_for_answer(server, "/model big")
         await server.wait_for_answer((await server.send("hello", sender="person:owner")).envelope)
@@ -180,7 +182,7 @@ async def test_each_session_keeps_its_own_model(instance: LocalInstance, mock_pr
 
 @pytest.mark.spec("C31")
 @pytest.mark.parametrize("command", ["/new", "/reset", "/new hello", "/reset mind the cat"])
-async def test_a_reset_keeps_the_model_and_the_effort(
+async def test_a_reset_keeps_the_model_and_the_effort_set_by_command(
     instance: LocalInstance, mock_provider: Provider, command: str
 ) -> None:
     async with instance.run() as server:
@@ -268,7 +270,7 @@ async def test_an_inline_model_directive_applies_to_one_message(
 
 
 @pytest.mark.spec("H80")
-async def test_an_invalid_or_unsupported_effort_is_reported_and_not_dropped(
+async def test_an_effort_command_that_is_invalid_or_unsupported_by_the_model_is_reported_and_not_dropped(
     instance: LocalInstance, mock_provider: Provider
 ) -> None:
     async with instance.run() as server:

@@ -94,7 +94,7 @@ def all_of_it(asked: Asked, *, input_tokens: int = 20) -> FakeReply:
 
 
 @pytest.mark.spec("D21")
-async def test_the_cost_of_a_call_is_recorded_by_run_session_agent_person_day_and_model(
+async def test_the_money_a_model_call_costs_is_recorded_by_run_session_agent_person_day_and_model(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     provider_server.add_replies(calls(("session_status", {}), input_tokens=100, output_tokens=10))
@@ -128,7 +128,7 @@ async def costs(operations: OperationsServer, by: str) -> dict[str, int]:
     return {row["key"]: row["cost_microusd"] for row in (await operations.ask(OWNER, "usage.show", by=by))["rows"]}
 
 
-async def test_a_failed_attempt_is_charged_only_if_it_may_have_cost_something(
+async def test_a_failed_model_call_is_charged_only_if_it_may_have_cost_money(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     begun = Answer(body='data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\n', cut=True)
@@ -144,7 +144,7 @@ async def test_a_failed_attempt_is_charged_only_if_it_may_have_cost_something(
     assert refused.reserved_microusd == cut.reserved_microusd == replied.reserved_microusd > 0
 
 
-async def test_a_reply_without_usage_is_charged_at_the_reserved_maximum(
+async def test_a_model_reply_without_usage_is_charged_all_the_money_reserved_for_it(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     provider_server.add_replies(says("Hello.", reports_usage=False))
@@ -234,7 +234,7 @@ async def test_a_model_without_a_price_is_not_called_if_a_budget_applies(
     assert provider_server.asked == []
 
 
-async def test_a_call_that_costs_more_than_reserved_is_reported_and_blocks_the_next_call(
+async def test_a_model_call_that_costs_more_money_than_reserved_is_reported_and_blocks_the_next_call(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     provider_server.always(says("Oh.", input_tokens=100_000, output_tokens=5))

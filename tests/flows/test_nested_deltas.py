@@ -68,7 +68,7 @@ def nested_text(messages: list[FeedMessage]) -> str:
 
 
 @pytest.mark.spec("A32")
-async def test_a_watcher_of_a_waiting_call_sees_the_text_and_tool_names_of_the_other_agent(tmp_path: Path) -> None:
+async def test_a_watcher_of_a_waiting_call_sees_nested_text_and_tool_names_of_the_other_agent(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path, tools=[Visit(says="secret shed", trust=Trust.PRIVATE)]) as server:
         session = await server.turn("Hello.", "Hello.")
         server.model.rule = scripted_rule(
@@ -128,7 +128,7 @@ async def test_a_late_watcher_gets_the_nested_activity_so_far(tmp_path: Path) ->
 
 
 @pytest.mark.spec("A78.stream")
-async def test_a_watcher_of_an_async_delegation_sees_the_same_events_as_for_any_run(tmp_path: Path) -> None:
+async def test_a_watcher_of_an_async_delegation_sees_the_same_deltas_and_events_as_for_any_run(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path, tools=[Visit(says="a shed", trust=Trust.PRIVATE)]) as server:
         server.model.rule = scripted_rule(
             {

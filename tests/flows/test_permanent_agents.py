@@ -41,7 +41,7 @@ async def find_agent(server: ScriptedServer, name: str) -> Agent | None:
 
 
 @pytest.mark.spec("D15")
-async def test_creating_an_agent_needs_approval_and_it_works_inside_its_creators_workspace(
+async def test_creating_a_permanent_agent_needs_approval_and_it_works_inside_its_creators_workspace(
     server: ScriptedServer,
 ) -> None:
     await server.turn("Get help for the night.", tool_call_reply(TOOL_NAME, **AGENT_FIELDS))
@@ -76,7 +76,7 @@ async def test_creating_an_agent_needs_approval_and_it_works_inside_its_creators
 
 
 @pytest.mark.spec("D15")
-async def test_a_created_agent_is_changed_by_name_or_id_and_only_by_its_creator(server: ScriptedServer) -> None:
+async def test_a_permanent_agent_is_changed_by_name_or_id_and_only_by_its_creator(server: ScriptedServer) -> None:
     made = await server.ask("agent.create_permanent", who=ADA_PRINCIPAL, **AGENT_FIELDS)
     assert (made["name"], made["created"], made["version"]) == ("night-clerk", True, 1)
 
@@ -120,7 +120,9 @@ async def test_a_created_agent_is_changed_by_name_or_id_and_only_by_its_creator(
 
 @pytest.mark.spec("D15")
 @pytest.mark.parametrize("folder", ["../bo", "/etc", "staff", ".", "internal_space", "staff/../../bo", "staff/out/x"])
-async def test_a_workspace_outside_the_creators_directory_is_refused(server: ScriptedServer, folder: str) -> None:
+async def test_a_permanent_agent_gets_no_workspace_outside_the_directory_of_its_creator(
+    server: ScriptedServer, folder: str
+) -> None:
     (server.home("ada") / "staff").mkdir(parents=True)
     (server.home("ada") / "staff" / "out").symlink_to(server.home("bo"))
     with pytest.raises(Invalid) as refused:
@@ -129,7 +131,7 @@ async def test_a_workspace_outside_the_creators_directory_is_refused(server: Scr
     assert await find_agent(server, "night-clerk") is None
 
 
-async def test_a_workspace_that_its_creator_replaces_by_a_link_is_not_used(
+async def test_the_workspace_of_a_permanent_agent_is_not_used_after_its_creator_replaced_it_by_a_link(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     made = await server.ask("agent.create_permanent", who=ADA_PRINCIPAL, **AGENT_FIELDS)

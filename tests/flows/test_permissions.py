@@ -98,7 +98,7 @@ async def test_a_permission_request_returns_at_once_and_its_decision_starts_a_ru
 @pytest.mark.parametrize(
     "origin", [SCHEDULE_ORIGIN, Origin(OriginKind.AGENT, "agent:bo"), Origin(OriginKind.EXTERNAL, "job")]
 )
-async def test_a_background_request_goes_to_the_last_active_person_and_their_agent_is_notified(
+async def test_a_background_permission_request_goes_to_the_last_active_person_and_notifies_their_agent(
     instance: LocalInstance, operations: OperationsServer, tool: str, origin: Origin
 ) -> None:
     server = operations.server
@@ -194,7 +194,7 @@ async def test_a_guests_session_gets_no_notice_of_a_permission_request(
 
 
 @pytest.mark.parametrize("boss", [True, False])
-async def test_a_background_request_goes_to_a_channel_only_if_the_owner_alone_writes_there(
+async def test_a_background_permission_request_goes_to_a_channel_only_if_the_owner_alone_writes_there(
     instance: LocalInstance, boss: bool
 ) -> None:
     connector = instance.connectors["quiet"] = FakeConnector(instance.clock)
@@ -276,7 +276,7 @@ async def test_a_pending_permission_request_survives_a_restart_or_expires_with_a
         assert [grant["permission"] for grant in await list_grants(operations)] == ["web"]
 
 
-async def test_a_requested_path_is_resolved_when_it_is_requested(
+async def test_the_path_of_a_permission_request_is_resolved_when_it_is_requested(
     instance: LocalInstance, operations: OperationsServer, tmp_path: Path
 ) -> None:
     real, other = tmp_path / "real", tmp_path / "other"
@@ -298,7 +298,7 @@ async def test_a_requested_path_is_resolved_when_it_is_requested(
     assert added["permission"] == f"write:{other}", "also for a grant added by the owner"
 
 
-async def test_a_path_with_invisible_characters_is_not_requested(
+async def test_a_permission_for_a_path_with_invisible_characters_is_not_requested(
     instance: LocalInstance, operations: OperationsServer
 ) -> None:
     request_instruction = tool_instruction("request_permission", permission="read:/srv/\u202egpj.exe", reason="to read")
@@ -436,7 +436,7 @@ async def test_a_session_permission_is_passed_on_for_at_most_a_day(
     assert [grant["agent"] for grant in await list_grants(operations)] == ["ada"]
 
 
-async def test_an_approval_of_an_erased_person_can_be_answered_by_the_owner(
+async def test_a_permission_request_of_an_erased_person_can_be_answered_by_the_owner(
     instance: LocalInstance, operations: OperationsServer
 ) -> None:
     server = operations.server

@@ -272,7 +272,7 @@ async def check_case(sources: CallSources, case: Case) -> None:
 
 @pytest.mark.timeout(300)  # one run and one approval for each example, also on a busy machine
 @pytest.mark.spec("A37", "C57", "C93")
-def test_every_call_source_decides_as_the_rules_do_and_policy_explain_predicts_it(tmp_path: Path) -> None:
+def test_the_policy_decides_the_same_for_every_call_source_and_policy_explain_predicts_it(tmp_path: Path) -> None:
     fake_tools = tools()
     opened = open_scripted_server(tmp_path / "home", tools=fake_tools, staff=(ADA,))
     with asyncio.Runner() as runner:
@@ -306,7 +306,9 @@ def test_every_call_source_decides_as_the_rules_do_and_policy_explain_predicts_i
 
 @pytest.mark.parametrize("key", ["mock/m1", "mock"])
 @pytest.mark.spec("A37")
-async def test_a_tool_denied_for_a_model_is_neither_offered_nor_performed(tmp_path: Path, key: str) -> None:
+async def test_a_tool_that_the_policy_denies_for_a_model_is_neither_offered_nor_performed(
+    tmp_path: Path, key: str
+) -> None:
     """It was offered under the short model name, but judged by the full name, so no rule ever matched."""
     rules = ToolRules(by_provider={key: ToolLists(deny=("read",)), "mock/m2": ToolLists(deny=("write",))})
     staff = (replace(ADA, model="mock/m1", tools=rules),)

@@ -313,7 +313,7 @@ TRANSIENT_FAULTS = {
 
 
 @pytest.mark.parametrize("name", TRANSIENT_FAULTS)
-async def test_a_transient_fault_is_retried_and_the_answer_arrives_once(tmp_path: Path, name: str) -> None:
+async def test_a_transient_provider_fault_is_retried_and_the_answer_arrives_once(tmp_path: Path, name: str) -> None:
     async with (
         provider(TRANSIENT_FAULTS[name], says("Good morning.")) as provider_server,
         run_server_with_provider(tmp_path, provider_server) as (_, server),
@@ -328,7 +328,7 @@ async def test_a_transient_fault_is_retried_and_the_answer_arrives_once(tmp_path
     assert rows[1].failure is None
 
 
-async def test_an_empty_reply_is_requested_once_more_and_then_reported(tmp_path: Path) -> None:
+async def test_an_empty_reply_of_a_provider_is_requested_once_more_and_then_reported(tmp_path: Path) -> None:
     async with (
         provider(FakeReply(), FakeReply(text=" \n")) as provider_server,
         run_server_with_provider(tmp_path, provider_server) as (_, server),
@@ -387,7 +387,7 @@ async def test_a_rate_limited_call_is_retried_after_the_time_the_provider_asked_
     ],
     ids=["413", "overflow"],
 )
-async def test_a_request_that_is_too_large_even_when_compacted_leads_to_a_reset(
+async def test_a_request_too_large_for_a_provider_even_when_compacted_leads_to_a_reset(
     tmp_path: Path, answer: Answer, failure: str
 ) -> None:
     async with provider() as provider_server:
@@ -408,7 +408,7 @@ async def test_a_request_that_is_too_large_even_when_compacted_leads_to_a_reset(
 
 
 @pytest.mark.parametrize("type_", ["text/plain", "application/octet-stream", "application/json", "nonsense"])
-async def test_a_reply_with_a_wrong_content_type_is_parsed(tmp_path: Path, type_: str) -> None:
+async def test_a_provider_reply_with_a_wrong_content_type_is_parsed(tmp_path: Path, type_: str) -> None:
     complete_reply = {
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Whole."}, "finish_reason": "stop"}]
     }
@@ -447,7 +447,7 @@ async def send_to_unreachable(root: Path, provider_server: Provider) -> tuple[st
         return text, await calls_made(server)
 
 
-async def test_a_server_with_an_invalid_certificate_gets_no_key(
+async def test_a_provider_with_an_invalid_certificate_gets_no_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, self_signed: ssl.SSLContext
 ) -> None:
     async with provider(secure=self_signed) as provider_server:
@@ -464,7 +464,7 @@ async def test_a_server_with_an_invalid_certificate_gets_no_key(
     assert find_secret(tmp_path, caplog, KEY) == []
 
 
-async def test_a_plain_http_server_behind_an_https_url_is_reported_as_a_tls_failure(
+async def test_a_plain_http_provider_behind_an_https_url_is_reported_as_a_tls_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with provider() as provider_server:
@@ -478,7 +478,7 @@ async def test_a_plain_http_server_behind_an_https_url_is_reported_as_a_tls_fail
     assert find_secret(tmp_path, caplog, KEY) == []
 
 
-async def test_a_refused_connection_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_connection_to_a_provider_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with provider() as provider_server:
         pass
     text, rows = await send_to_unreachable(tmp_path, provider_server)

@@ -81,7 +81,7 @@ class FailingTool:
 
 @pytest.mark.spec("D17")
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_errors_of_calls_are_results_that_the_model_reads(
+async def test_errors_of_calls_are_results_that_the_provider_model_reads_in_the_next_turn(
     tmp_path: Path, provider_server: Provider, format_: str
 ) -> None:
     wrong = [("fly", {}), ("append_line", {"text": 7}), ("append_line", '{"text": "no end'), ("breaks", {})]
@@ -105,7 +105,7 @@ async def test_errors_of_calls_are_results_that_the_model_reads(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_parallel_calls_are_all_performed_and_their_results_keep_the_order(
+async def test_parallel_calls_of_one_provider_turn_are_all_performed_and_their_results_keep_the_order(
     tmp_path: Path, provider_server: Provider, format_: str
 ) -> None:
     provider_server.add_replies(
@@ -119,7 +119,7 @@ async def test_parallel_calls_are_all_performed_and_their_results_keep_the_order
     assert len(provider_server.asked) == 2
 
 
-async def test_after_a_restart_the_model_gets_the_identical_request_prefix(
+async def test_after_a_restart_the_next_turn_sends_the_provider_the_identical_request_prefix(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     picture = base64.b64encode(b"\x89PNG" + bytes(99)).decode()
@@ -165,7 +165,7 @@ async def test_a_turn_limit_reached_with_the_answer_is_not_reported(tmp_path: Pa
         assert await send_and_wait_for_answer(server) == "All done."
 
 
-async def test_endlessly_repeated_calls_end_the_run_with_an_explanation(
+async def test_endlessly_repeated_calls_in_provider_turns_end_the_run_with_an_explanation(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     provider_server.always(calls(("append_line", {"text": "again"})))
@@ -181,7 +181,7 @@ async def test_endlessly_repeated_calls_end_the_run_with_an_explanation(
 
 
 @pytest.mark.parametrize(("format_", "stop"), [("openai-chat", "content_filter"), ("anthropic", "refusal")])
-async def test_a_model_refusal_is_reported_as_a_refusal(
+async def test_a_provider_turn_with_a_refusal_is_reported_as_a_refusal(
     tmp_path: Path, provider_server: Provider, format_: str, stop: str
 ) -> None:
     provider_server.always(FakeReply(stop=stop))
@@ -198,7 +198,9 @@ async def test_a_model_refusal_is_reported_as_a_refusal(
     assert [(row.failure, row.next_action) for row in rows] == [("content_filter", "give_up")]
 
 
-async def test_a_paused_reply_continues_and_becomes_one_answer(tmp_path: Path, provider_server: Provider) -> None:
+async def test_a_paused_provider_turn_continues_and_becomes_one_answer(
+    tmp_path: Path, provider_server: Provider
+) -> None:
     provider_server.add_replies(
         says("It opens ", stop="pause_turn"),
         FakeReply(thinking="Hm.", stop="pause_turn"),
@@ -217,7 +219,7 @@ async def test_a_paused_reply_continues_and_becomes_one_answer(tmp_path: Path, p
 
 @pytest.mark.spec("C49", "D20.text", "D20.context")
 @pytest.mark.parametrize("token", ["NO_REPLY", "[[SILENT_REPLY]]", " NO_REPLY\n"])
-async def test_a_silent_token_suppresses_the_answer_only_if_it_is_the_entire_reply(
+async def test_a_silent_token_in_a_turn_suppresses_the_answer_only_if_it_is_the_entire_reply(
     tmp_path: Path, provider_server: Provider, token: str
 ) -> None:
     provider_server.add_replies(says(token), says(f"They said {token.strip()}."), says("Hm."))
@@ -234,7 +236,7 @@ async def test_a_silent_token_suppresses_the_answer_only_if_it_is_the_entire_rep
     assert assistant_texts == [f"They said {token.strip()}."], "NO_REPLY is not in the context"
 
 
-async def test_a_reply_that_reached_its_maximum_length_is_marked_as_cut_off(
+async def test_a_provider_turn_that_reached_its_maximum_length_is_marked_as_cut_off(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     provider_server.add_replies(says("Once upon a", stop="length"))
@@ -245,7 +247,9 @@ async def test_a_reply_that_reached_its_maximum_length_is_marked_as_cut_off(
         )
 
 
-async def test_thinking_that_uses_all_output_tokens_is_reported(tmp_path: Path, provider_server: Provider) -> None:
+async def test_a_provider_turn_whose_thinking_uses_all_output_tokens_is_reported(
+    tmp_path: Path, provider_server: Provider
+) -> None:
     provider_server.always(FakeReply(thinking="Hmm. " * 50, stop="length"))
     instance = build_provider_instance(tmp_path, provider_server)
     async with instance.run() as server, advancing_clock(instance):
@@ -284,7 +288,9 @@ def list_image_urls(asked: Asked) -> list[str]:
     return [part["image_url"]["url"] for part in parts if part.get("type") == "image_url"]
 
 
-async def test_a_picture_is_sent_to_a_model_with_vision(tmp_path: Path, provider_server: Provider) -> None:
+async def test_in_a_turn_of_a_provider_model_with_vision_the_model_gets_the_picture(
+    tmp_path: Path, provider_server: Provider
+) -> None:
     provider_server.always(says("A cat."))
     files = AttachmentFiles(tmp_path / "files")
     cat = files.store([CAT], name="cat.png", media_type="image/png")
@@ -295,7 +301,7 @@ async def test_a_picture_is_sent_to_a_model_with_vision(tmp_path: Path, provider
 
 
 @pytest.mark.spec("C105.image_model")
-async def test_a_picture_for_a_model_without_vision_goes_to_the_image_model(
+async def test_in_a_turn_of_a_provider_model_without_vision_a_picture_goes_to_the_image_model(
     tmp_path: Path, provider_server: Provider
 ) -> None:
     provider_server.always(says("A cat."))

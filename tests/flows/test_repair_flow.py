@@ -64,7 +64,7 @@ def reply_to_unverified(asked: Asked) -> Answer:
     )
 
 
-async def test_an_unverified_organization_gets_an_answer_without_reasoning_summary_and_pays_once(
+async def test_the_repaired_request_of_an_unverified_organization_has_no_reasoning_summary_and_pays_once(
     tmp_path: Path,
 ) -> None:
     ref = "mock/gpt-6.1-sol"
@@ -143,7 +143,7 @@ def sealed(provider_server: Provider) -> list[int]:
     return [asked.raw.count(b'"signature"') for asked in provider_server.asked]
 
 
-async def test_a_claude_session_with_changed_instructions_drops_bound_thinking_once_and_continues(
+async def test_the_repair_of_a_claude_session_with_changed_instructions_drops_bound_thinking_once(
     tmp_path: Path,
 ) -> None:
     ref = "mock/claude-opus-5-5"
@@ -169,7 +169,9 @@ async def test_a_claude_session_with_changed_instructions_drops_bound_thinking_o
     assert [(row.failure, row.settled_microusd, row.held_microusd) for row in rows] == [(None, 70, 0)] * 6
 
 
-async def test_a_compacted_claude_session_drops_bound_thinking_once_and_keeps_newer_thinking(tmp_path: Path) -> None:
+async def test_the_repair_of_a_compacted_claude_session_drops_bound_thinking_once_and_keeps_newer_thinking(
+    tmp_path: Path,
+) -> None:
     ref = "mock/claude-opus-5-5"
     thinking = PreservedThinking()
     thinking.input_tokens = None

@@ -46,7 +46,7 @@ async def test_stopping_a_run_that_waits_to_retry_leaves_no_reserved_money_and_r
         assert (await server.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))).is_ok
 
 
-async def test_an_empty_reply_is_charged_exactly_as_reported(tmp_path: Path) -> None:
+async def test_an_empty_reply_before_a_retry_is_charged_exactly_as_reported(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     instance.model.price_microusd = 1000
     usage = Usage(input_tokens=10, output_tokens=5, cost_microusd=300)

@@ -171,7 +171,7 @@ async def test_a_session_idle_longer_than_the_timeout_is_reset_with_a_reason(tmp
 
 
 @pytest.mark.spec("H41")
-async def test_idle_time_counts_from_the_end_of_a_long_run(tmp_path: Path) -> None:
+async def test_the_idle_time_before_a_session_reset_counts_from_the_end_of_a_long_run(tmp_path: Path) -> None:
     instance = build_instance_with(tmp_path, "[sessions.reset]\nidle_minutes = 30")
     async with instance.run() as server:
         instance.model.will_reply(text_reply("At last.", after_s=3000))
@@ -186,7 +186,7 @@ async def test_idle_time_counts_from_the_end_of_a_long_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("place", [ScheduleSession.MAIN, ScheduleSession.OWN])
-async def test_schedule_messages_do_not_count_as_activity_of_a_persons_session(
+async def test_schedule_messages_do_not_postpone_the_idle_reset_of_a_persons_session(
     tmp_path: Path, place: ScheduleSession
 ) -> None:
     """A schedule sends a message to the conversation ten minutes before the person does, and once more to its own."""
@@ -238,7 +238,9 @@ async def test_a_context_above_its_token_limit_is_reset_before_the_next_run_and_
         assert len(await list_reset_reasons(server)) == 1
 
 
-async def test_a_message_queued_behind_a_run_that_exceeded_the_limit_is_read_in_a_new_context(tmp_path: Path) -> None:
+async def test_a_message_queued_behind_a_run_that_exceeded_the_token_limit_is_read_after_a_reset(
+    tmp_path: Path,
+) -> None:
     """The next run is claimed in the commit that ends the long one."""
     instance = build_instance_with(tmp_path, "[sessions.reset]\ncontext_tokens_max = 1000")
     async with instance.run() as server:
@@ -312,7 +314,9 @@ async def test_reset_rules_can_differ_by_session_kind_connector_and_agent(tmp_pa
 # --- what is not interrupted ---
 
 
-async def test_a_late_approval_continues_in_the_context_that_asked_for_it(tmp_path: Path) -> None:
+async def test_a_late_approval_continues_in_its_context_and_only_the_next_message_resets_the_session(
+    tmp_path: Path,
+) -> None:
     """A day passes between the request and its answer: the call is performed and read in the old context."""
     instance = build_instance_with(tmp_path, "[sessions.reset]\nidle_minutes = 10")
     instance.tool_settings = ToolSettings(ask=("append_line",))
@@ -426,7 +430,9 @@ def _texts_of(mail: list[Envelope]) -> list[str]:
 
 
 @pytest.mark.spec("C13.remainder", "C13.model_hint")
-async def test_text_after_the_new_command_is_processed_and_a_model_name_alone_selects_the_model(tmp_path: Path) -> None:
+async def test_text_after_the_new_command_is_read_after_the_reset_and_a_model_name_selects_the_model(
+    tmp_path: Path,
+) -> None:
     toml = """
     [models]
     default = { primary = "mock/m1" }
@@ -481,7 +487,7 @@ async def test_session_options_survive_a_reset(tmp_path: Path, command: str) -> 
         assert "plan the day" in read(instance.model.prompts[-1])
 
 
-async def test_a_file_sent_with_the_new_command_is_read_in_the_new_context(tmp_path: Path) -> None:
+async def test_a_file_sent_with_the_new_command_is_read_after_the_session_reset(tmp_path: Path) -> None:
     instance = build_instance_with(tmp_path)
     async with instance.run() as server:
         await send_and_wait_for_answer(server, "hello")
@@ -493,7 +499,7 @@ async def test_a_file_sent_with_the_new_command_is_read_in_the_new_context(tmp_p
 
 @pytest.mark.spec("C13.greeting")
 @pytest.mark.parametrize("greeting", [True, False])
-async def test_the_new_command_without_text_triggers_a_greeting_if_the_setting_is_on(
+async def test_a_reset_by_the_new_command_without_text_triggers_a_greeting_if_the_setting_is_on(
     tmp_path: Path, *, greeting: bool
 ) -> None:
     instance = build_instance_with(tmp_path, f"[sessions]\ngreeting = {str(greeting).lower()}")
@@ -592,7 +598,7 @@ async def send_and_read_delivery_outcome(
 
 
 @pytest.mark.spec("C15")
-async def test_an_answer_denied_by_a_send_rule_is_stored_with_the_reason_and_not_delivered(tmp_path: Path) -> None:
+async def test_an_answer_denied_by_the_send_policy_is_stored_with_the_reason_and_not_delivered(tmp_path: Path) -> None:
     toml = """
     [sessions.send.rules.quiet-kitchen]
     key_prefix = "channel:quiet:kitch"
@@ -614,7 +620,7 @@ async def test_an_answer_denied_by_a_send_rule_is_stored_with_the_reason_and_not
             0
         ] is Outcome.DELIVERED
         await server.wait_until_idle()
-        assert {letter.recipient.rest for letter in connector.delivered_envelopes} == {"cellar", "kitchenette"}
+        assert {envelope.recipient.rest for envelope in connector.delivered_envelopes} == {"cellar", "kitchenette"}
         ((held,),) = await server.execute_sql("SELECT envelope FROM outcomes WHERE outcome = 'refused'")
         explanation = await server.store.scan(lambda conn: explain(conn, held).format_lines(instance.zone))
         assert "the rule quiet-kitchen matches" in explanation[0]
@@ -625,7 +631,7 @@ async def test_an_answer_denied_by_a_send_rule_is_stored_with_the_reason_and_not
 
 
 @pytest.mark.spec("C15")
-async def test_the_owners_send_command_overrides_the_send_rules_and_survives_a_restart(tmp_path: Path) -> None:
+async def test_the_owners_send_command_overrides_the_send_policy_and_survives_a_restart(tmp_path: Path) -> None:
     instance = build_instance_with(tmp_path, '[sessions.send]\ndefault = "deny"')
     connector = channel(instance)
 
@@ -666,7 +672,7 @@ async def test_the_owners_send_command_overrides_the_send_rules_and_survives_a_r
 
 
 @pytest.mark.spec("C15")
-async def test_only_the_owner_sets_sending_by_operation(tmp_path: Path) -> None:
+async def test_only_the_owner_sets_the_send_policy_of_a_session_by_operation(tmp_path: Path) -> None:
     async with open_operations_server(build_instance_with(tmp_path)) as operations:
         _, session = await operations.converse(person("maria"), "hello")
         with pytest.raises(NotAllowed):

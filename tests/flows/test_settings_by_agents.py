@@ -61,7 +61,7 @@ async def test_a_settings_change_by_an_agent_always_needs_the_owners_approval(tm
         assert not (tmp_path / "retinue.toml").exists()
 
 
-async def test_an_approved_settings_change_is_applied_and_a_denied_one_is_not(tmp_path: Path) -> None:
+async def test_an_approved_settings_change_by_an_agent_is_applied_and_a_denied_one_is_not(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         hash_ = (await server.ask("config.show"))["hash"]
         changes = {"server": {"drain_s": 3}}
@@ -78,7 +78,7 @@ async def test_an_approved_settings_change_is_applied_and_a_denied_one_is_not(tm
         assert "drain_s = 3" in (tmp_path / "retinue.toml").read_text()
 
 
-async def test_reloading_settings_needs_approval_and_reading_them_does_not(tmp_path: Path) -> None:
+async def test_an_agent_needs_approval_to_reload_settings_and_none_to_read_them(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         looks = [tool_call_reply("gateway", action=action) for action in ("status", "config_show", "config_check")]
         await server.turn("Look.", *looks, "Seen.")
@@ -88,7 +88,7 @@ async def test_reloading_settings_needs_approval_and_reading_them_does_not(tmp_p
 
 
 @pytest.mark.parametrize("tool", ["config_reload", "agent_set", "plugin_reload", "grant_add"])
-async def test_administrative_operations_called_as_tools_need_approval(tmp_path: Path, tool: str) -> None:
+async def test_an_agent_that_calls_administrative_operations_as_tools_needs_approval(tmp_path: Path, tool: str) -> None:
     arguments: dict[str, dict[str, Any]] = {
         "agent_set": {"name": "ada", "permission_level": "boss"},
         "plugin_reload": {"name": "x"},
@@ -100,7 +100,7 @@ async def test_administrative_operations_called_as_tools_need_approval(tmp_path:
         assert [name for name, _ in await server.asked_for()] == [tool]
 
 
-async def test_an_approval_about_settings_is_only_for_the_owner(tmp_path: Path) -> None:
+async def test_an_approval_of_a_settings_change_by_an_agent_is_only_for_the_owner(tmp_path: Path) -> None:
     """Not for the next approver in the escalation, and not for a member on whose behalf the agent works."""
     config = '[approvals]\nescalate_after_s = 10\nescalate_to = ["mia"]\n'
     boss = replace(ADA, permission_level=PermissionLevel.BOSS, tools=ToolRules(also_allow=("config_reload",)))
@@ -116,7 +116,7 @@ async def test_an_approval_about_settings_is_only_for_the_owner(tmp_path: Path) 
         assert decision.is_denied and "only the owner may answer" in decision.because
 
 
-def test_every_privileged_operation_with_effects_is_decided_by_the_owner() -> None:
+def test_the_owner_decides_whether_an_agent_performs_a_privileged_operation_with_effects() -> None:
     asked = {
         tool_name(each)
         for each in OPERATIONS.values()

@@ -85,7 +85,7 @@ async def test_a_tool_that_needs_approval_for_the_parent_needs_it_for_its_subage
         assert server.lines == []
 
 
-async def test_a_tool_that_must_be_named_must_be_named_for_the_parent_too(tmp_path: Path) -> None:
+async def test_a_subagent_may_use_a_tool_that_must_be_named_only_if_its_parents_rules_name_it(tmp_path: Path) -> None:
     bo = Agent(name="bo", model="scripted", tools=ToolRules(also_allow=("session_list",)))
     async with open_scripted_server(tmp_path, staff=(ada(), bo)) as server:
         [result] = await call_as_subagent(server, tool_call_reply("session_list"))
@@ -204,7 +204,7 @@ async def test_a_guests_request_gains_no_rights_in_the_run_that_reads_the_answer
         assert server.lines == []
 
 
-async def test_rules_for_the_owner_do_not_apply_to_an_agent_asked_on_the_owners_behalf(tmp_path: Path) -> None:
+async def test_an_agent_asked_on_the_owners_behalf_gains_no_rights_from_rules_for_the_owner(tmp_path: Path) -> None:
     config = '[tools.by_sender."person:owner"]\nalso_allow = ["session_list"]\n'
     async with open_scripted_server(tmp_path, staff=(ada(), BO), config=config) as server:
         [result] = await call_directly(server, tool_call_reply("session_list"))
@@ -258,7 +258,7 @@ async def test_subagents_together_spend_no_more_than_the_remaining_budget_of_the
         assert len(told) == children and all("budget of this run and the runs" in text for text in told), told
 
 
-async def test_without_a_budget_subagents_continue(tmp_path: Path) -> None:
+async def test_subagents_of_a_parent_without_a_budget_are_not_stopped_by_their_costs(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path, staff=(ada(), BO)) as server:
         server.model.price_microusd = 1_000
         again = [tool_call_reply("append_line", text=f"line {n}") for n in range(6)]

@@ -69,7 +69,7 @@ async def test_an_agent_switches_a_person_with_a_first_message_and_back_with_a_s
 
 
 @pytest.mark.spec("A81")
-async def test_switching_to_an_agent_without_a_session_opens_one_with_the_person(tmp_path: Path) -> None:
+async def test_an_agent_that_switches_a_person_to_an_agent_without_a_session_opens_one_for_them(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         await add_people(server, maria=Role.MEMBER)
         owner_session = await server.turn("Hello, bo.", "Hello.", to="agent:bo")

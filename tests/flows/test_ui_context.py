@@ -30,7 +30,7 @@ async def snippet(server: LocalServer, session: str | None) -> str:
 
 
 @pytest.mark.spec("A61", "A60", "A88")
-async def test_a_context_line_reaches_the_model_and_is_stored_unchanged(tmp_path: Path) -> None:
+async def test_a_ui_context_line_reaches_the_model_and_is_stored_unchanged(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     async with instance.run() as server:
         instance.model.will_reply("Both.")
@@ -53,7 +53,7 @@ async def test_a_context_line_reaches_the_model_and_is_stored_unchanged(tmp_path
 
 
 @pytest.mark.spec("A60")
-async def test_a_session_snippet_shows_the_text_without_the_context_line(tmp_path: Path) -> None:
+async def test_a_session_snippet_shows_the_text_without_the_ui_context_line(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     async with instance.run() as server:
         instance.model.will_reply(text_reply("First.", after_s=60), "Second.")
@@ -68,7 +68,7 @@ async def test_a_session_snippet_shows_the_text_without_the_context_line(tmp_pat
 
 
 @pytest.mark.spec("A60")
-async def test_a_command_after_a_context_line_is_carried_out_and_an_escaped_one_is_text(tmp_path: Path) -> None:
+async def test_a_command_after_a_ui_context_line_is_carried_out_and_an_escaped_one_is_text(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     async with instance.run() as server:
         asked = await server.send(CONTEXT_LINE + "/help")
@@ -83,7 +83,7 @@ async def test_a_command_after_a_context_line_is_carried_out_and_an_escaped_one_
 
 
 @pytest.mark.spec("A60")
-async def test_only_an_exact_context_line_is_removed_from_a_snippet(tmp_path: Path) -> None:
+async def test_only_an_exact_ui_context_line_is_removed_from_a_snippet(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     async with instance.run() as server:
         instance.model.rule = lambda prompt: text_reply("ok")

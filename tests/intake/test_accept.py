@@ -136,7 +136,7 @@ async def open_intake(place: StoreLocation, *names: str, **changes: Any) -> Asyn
 # Idempotency
 
 
-async def test_the_same_key_with_the_same_content_is_the_same_envelope(place: StoreLocation) -> None:
+async def test_accepting_the_same_key_with_the_same_content_gives_the_same_envelope(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         first = await setup.post("hello", key="k", attachments=(ATTACHMENT,))
         again = await setup.post("hello", key="k", attachments=(ATTACHMENT,), recipient="agent:ADA")
@@ -159,7 +159,7 @@ CONFLICTING_CHANGES: list[dict[str, Any]] = [
 ]
 
 
-async def test_the_same_key_with_different_content_is_a_conflict(place: StoreLocation) -> None:
+async def test_accepting_the_same_key_with_different_content_is_a_conflict(place: StoreLocation) -> None:
     async with open_intake(place, "ada", "bob") as setup:
         await setup.post("hello", key="k")
         for other in CONFLICTING_CHANGES:
@@ -170,7 +170,7 @@ async def test_the_same_key_with_different_content_is_a_conflict(place: StoreLoc
         assert len(await setup.stored()) == 1
 
 
-async def test_an_envelope_to_a_session_sent_again_is_a_duplicate(place: StoreLocation) -> None:
+async def test_an_envelope_to_a_session_that_is_accepted_again_is_a_duplicate(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         session = (await setup.post("hello")).session
         first = await setup.post("more", key="k", recipient=f"agent:ada/{session}")
@@ -180,7 +180,7 @@ async def test_an_envelope_to_a_session_sent_again_is_a_duplicate(place: StoreLo
         assert first.session == session
 
 
-async def test_twenty_concurrent_sends_with_one_key_store_one_envelope(place: StoreLocation) -> None:
+async def test_of_twenty_concurrent_sends_with_one_key_one_envelope_is_accepted(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         receipts = await asyncio.gather(*(setup.post("hello", key="k") for _ in range(20)))
 
@@ -192,7 +192,7 @@ async def test_twenty_concurrent_sends_with_one_key_store_one_envelope(place: St
         ) == [1]
 
 
-async def test_twenty_concurrent_sends_with_one_key_and_different_texts_store_one_envelope(
+async def test_of_twenty_concurrent_sends_with_one_key_and_different_texts_one_envelope_is_accepted(
     place: StoreLocation,
 ) -> None:
     async with open_intake(place) as setup:
@@ -203,7 +203,7 @@ async def test_twenty_concurrent_sends_with_one_key_and_different_texts_store_on
         assert len(await setup.stored()) == 1
 
 
-async def test_concurrent_sends_through_two_stores_with_the_same_keys_store_each_envelope_once(
+async def test_concurrent_sends_through_two_stores_with_the_same_keys_accept_each_envelope_once(
     place: StoreLocation,
 ) -> None:
     async with open_intake(place) as setup, place.open() as other:
@@ -215,7 +215,7 @@ async def test_concurrent_sends_through_two_stores_with_the_same_keys_store_each
         assert [e.seq for e in await setup.stored()] == list(range(1, 21))
 
 
-async def test_the_receipt_of_a_repeated_send_contains_the_outcome(place: StoreLocation) -> None:
+async def test_the_receipt_of_an_envelope_that_was_accepted_before_contains_its_outcome(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         first = await setup.post("hello", key="k", recipient="person:owner")
         again = await setup.post("hello", key="k", recipient="person:owner")
@@ -386,7 +386,9 @@ def test_arbitrary_text_is_refused_or_parsed_into_an_address_that_round_trips(te
 
 @pytest.mark.spec("H11")
 @pytest.mark.parametrize("recipient", ["agent:ada", "person:maria", "channel:quiet:1"])
-async def test_a_future_deliver_at_waits_and_a_past_one_is_due_now(place: StoreLocation, recipient: str) -> None:
+async def test_an_accepted_envelope_with_a_future_deliver_at_waits_and_a_past_one_is_due_now(
+    place: StoreLocation, recipient: str
+) -> None:
     async with open_intake(place) as setup:
         now = setup.clock.now()
         later = await setup.post("later", recipient=recipient, deliver_at=now + timedelta(hours=1))
@@ -420,14 +422,14 @@ async def test_due_envelopes_for_people_are_not_listed_as_due_channels(place: St
         assert await setup.store.read(lambda conn: envelopes.list_due_channels(conn, at_ms, limit=9)) == [
             "channel:quiet:1"
         ]
-        rooms = await setup.store.read(lambda conn: deliveries.list_due_channels(conn, at_ms, after="", limit=9))
-        assert rooms == ["channel:quiet:1"]
+        channels = await setup.store.read(lambda conn: deliveries.list_due_channels(conn, at_ms, after="", limit=9))
+        assert channels == ["channel:quiet:1"]
         people_due = await setup.store.read(lambda conn: envelopes.list_due_for_people(conn, at_ms, limit=9))
         assert [str(e.recipient) for e in people_due] == ["person:maria"]
 
 
 @pytest.mark.spec("H11")
-async def test_a_running_server_delivers_at_deliver_at_and_past_times_at_once(
+async def test_a_running_server_delivers_accepted_envelopes_at_deliver_at_and_past_ones_at_once(
     place: StoreLocation, tmp_path: Path
 ) -> None:
     instance = LocalInstance(tmp_path, url=place.url)
@@ -488,7 +490,7 @@ async def test_acceptance_times_and_order_do_not_go_back_with_the_clock(place: S
 INVALID_TIMES = [(None, -1, "time.past"), (None, 0, "time.past"), (2, 2, "time.inverted"), (2, 1, "time.inverted")]
 
 
-async def test_an_envelope_that_expires_before_it_can_be_delivered_is_refused(place: StoreLocation) -> None:
+async def test_an_envelope_that_expires_before_it_can_be_delivered_is_not_accepted(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         now = setup.clock.now()
         for deliver, expires, code in INVALID_TIMES:
@@ -506,7 +508,9 @@ async def test_an_envelope_that_expires_before_it_can_be_delivered_is_refused(pl
 
 
 @pytest.mark.parametrize("key", ["", "k" * (IDEMPOTENCY_KEY_LENGTH_MAX + 1), "a\x00b", "\ud800"], ids=ascii)
-async def test_an_invalid_idempotency_key_is_refused(sqlite_place: StoreLocation, key: str) -> None:
+async def test_an_envelope_with_an_invalid_idempotency_key_is_not_accepted(
+    sqlite_place: StoreLocation, key: str
+) -> None:
     async with open_intake(sqlite_place) as setup:
         with pytest.raises(Invalid) as refused:
             await setup.post(key=key)
@@ -514,7 +518,7 @@ async def test_an_invalid_idempotency_key_is_refused(sqlite_place: StoreLocation
         assert await setup.is_empty()
 
 
-async def test_the_longest_sources_keys_and_origins_fit_every_index_and_longer_ones_are_refused(
+async def test_accepted_sources_keys_and_origins_fit_every_index_and_longer_ones_are_refused(
     place: StoreLocation,
 ) -> None:
     """A PostgreSQL index entry holds at most 2,704 bytes, so these values must fit in any script."""
@@ -538,7 +542,7 @@ async def test_the_longest_sources_keys_and_origins_fit_every_index_and_longer_o
             assert refused.value.code == "source.invalid"
 
 
-async def test_unstorable_text_in_the_envelope_context_is_refused(place: StoreLocation) -> None:
+async def test_an_envelope_with_unstorable_text_in_its_context_is_not_accepted(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         with pytest.raises(Invalid) as refused:
             await setup.post(context=EnvelopeContext(sender_name="\ud83d"))
@@ -551,7 +555,9 @@ async def test_unstorable_text_in_the_envelope_context_is_refused(place: StoreLo
         )
 
 
-async def test_more_than_the_maximum_number_of_attachments_is_refused(place: StoreLocation) -> None:
+async def test_an_envelope_with_more_than_the_maximum_number_of_attachments_is_not_accepted(
+    place: StoreLocation,
+) -> None:
     async with open_intake(place) as setup:
         receipt = await setup.post(attachments=(ATTACHMENT,) * ATTACHMENTS_MAX)
         assert (await setup.get(receipt)).attachments == (ATTACHMENT,) * ATTACHMENTS_MAX
@@ -624,7 +630,9 @@ def test_an_attachment_with_an_invalid_hash_or_size_is_refused(wrong: dict[str, 
     assert refused.value.code == "attachment.invalid"
 
 
-async def test_an_oversized_text_is_refused_and_the_longest_allowed_text_is_stored(place: StoreLocation) -> None:
+async def test_an_envelope_with_an_oversized_text_is_not_accepted_and_the_longest_allowed_text_is_stored(
+    place: StoreLocation,
+) -> None:
     async with open_intake(place) as setup:
         for text in ("x" * 10_000_000, "x" * (ENVELOPE_TEXT_BYTES_MAX + 1), "ü" * (ENVELOPE_TEXT_BYTES_MAX // 2 + 1)):
             with pytest.raises(TooLarge) as refused:
@@ -637,7 +645,9 @@ async def test_an_oversized_text_is_refused_and_the_longest_allowed_text_is_stor
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800", "ok \udfff", "\x00"], ids=ascii)
-async def test_text_with_nul_or_surrogates_is_refused_with_a_reason(sqlite_place: StoreLocation, text: str) -> None:
+async def test_an_envelope_text_with_nul_or_surrogates_is_not_accepted_and_the_reason_is_given(
+    sqlite_place: StoreLocation, text: str
+) -> None:
     async with open_intake(sqlite_place) as setup:
         with pytest.raises(Invalid) as refused:
             await setup.post(text)
@@ -646,7 +656,9 @@ async def test_text_with_nul_or_surrogates_is_refused_with_a_reason(sqlite_place
         assert await setup.is_empty()
 
 
-async def test_bidi_text_is_stored_unchanged_and_rendered_without_bidi_characters(place: StoreLocation) -> None:
+async def test_accepted_bidi_text_is_stored_unchanged_and_rendered_without_bidi_characters(
+    place: StoreLocation,
+) -> None:
     trick = "pay \u202e000,1\u202c euro \u2066hidden\u2069"
     async with open_intake(place) as setup:
         receipt = await setup.post(trick, context=EnvelopeContext(sender_name="Ma\u202eria"))
@@ -704,7 +716,7 @@ asyncio.run(main())
 """
 
 
-def test_memory_stays_bounded_while_fifty_clients_send_ten_megabytes_each(tmp_path: Path) -> None:
+def test_memory_stays_bounded_while_the_intake_gets_ten_megabytes_from_each_of_fifty_clients(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIFTY_CLIENTS, tmp_path / "retinue.db", Path(__file__).parent.parent],
         capture_output=True,
@@ -737,7 +749,9 @@ async def list_notice_texts(setup: IntakeSetup, person: str = "maria") -> list[s
 
 
 @pytest.mark.spec("C24")
-async def test_overflow_refuse_keeps_waiting_envelopes_and_notifies_the_late_sender(place: StoreLocation) -> None:
+async def test_overflow_refuse_accepts_nothing_beyond_the_queue_cap_and_notifies_the_late_sender(
+    place: StoreLocation,
+) -> None:
     async with open_intake(place, **small_queue(Overflow.REFUSE)) as setup:
         stored = [await setup.post(f"number {n}") for n in range(2)]
         late = await setup.post("number 2")
@@ -753,7 +767,9 @@ async def test_overflow_refuse_keeps_waiting_envelopes_and_notifies_the_late_sen
 
 
 @pytest.mark.spec("C24")
-async def test_overflow_oldest_drops_the_oldest_envelopes_for_new_ones(place: StoreLocation) -> None:
+async def test_overflow_oldest_drops_the_oldest_envelopes_for_accepted_ones_beyond_the_queue_cap(
+    place: StoreLocation,
+) -> None:
     async with open_intake(place, **small_queue(Overflow.OLDEST)) as setup:
         receipts = [await setup.post(f"number {n}") for n in range(5)]
 
@@ -766,7 +782,7 @@ async def test_overflow_oldest_drops_the_oldest_envelopes_for_new_ones(place: St
 
 
 @pytest.mark.spec("C24")
-async def test_overflow_summarize_leaves_a_line_for_each_dropped_envelope(place: StoreLocation) -> None:
+async def test_overflow_summarize_leaves_a_line_for_envelopes_dropped_for_accepted_ones(place: StoreLocation) -> None:
     async with open_intake(place, **small_queue(Overflow.SUMMARIZE)) as setup:
         await setup.post("first\nwords " + "x" * 500)
         receipts = [await setup.post(f"number {n}") for n in range(2)]
@@ -779,7 +795,7 @@ async def test_overflow_summarize_leaves_a_line_for_each_dropped_envelope(place:
         assert len(await list_notice_texts(setup)) == 1
 
 
-async def test_a_queue_cap_of_zero_refuses_every_message(place: StoreLocation) -> None:
+async def test_with_a_queue_cap_of_zero_no_message_is_accepted(place: StoreLocation) -> None:
     async with open_intake(place, **small_queue(Overflow.OLDEST, cap=0)) as setup:
         receipt = await setup.post("no room")
         assert receipt.outcome is Outcome.REFUSED
@@ -787,7 +803,9 @@ async def test_a_queue_cap_of_zero_refuses_every_message(place: StoreLocation) -
         assert await list_waiting_texts(setup, receipt.session) == []
 
 
-async def test_answers_notices_and_silent_envelopes_do_not_count_against_the_queue_cap(place: StoreLocation) -> None:
+async def test_accepted_answers_notices_and_silent_envelopes_do_not_count_against_the_queue_cap(
+    place: StoreLocation,
+) -> None:
     async with open_intake(place, "ada", "bob", **small_queue(Overflow.OLDEST)) as setup:
         session = (await setup.post("number 0")).session
         assert session is not None
@@ -840,9 +858,9 @@ async def test_an_internal_envelope_to_an_unknown_recipient_is_stored_as_refused
         drafts = [setup.draft(recipient=to) for to in ("agent:nobody", "person:nobody", "agent:ada/deadbeef")]
 
         def body(conn: sa.Connection) -> list[Outcome | None]:
-            page = Transaction(conn, 1)
-            outcomes = [accept_in_transaction(page, draft).receipt.outcome for draft in drafts]
-            page.close()
+            tx = Transaction(conn, 1)
+            outcomes = [accept_in_transaction(tx, draft).receipt.outcome for draft in drafts]
+            tx.close()
             return outcomes
 
         assert await setup.store.write(body, point="test") == [Outcome.REFUSED] * 3
@@ -864,7 +882,7 @@ async def test_a_receipt_contains_the_event_number_of_the_accepted_envelope(plac
         assert setup.wakes == [LaneWake(receipt.session, "ada", LaneKind.MAIN)]  # type: ignore[arg-type]
 
 
-async def test_concurrent_envelopes_from_fifty_senders_get_consecutive_numbers(place: StoreLocation) -> None:
+async def test_concurrently_accepted_envelopes_from_fifty_senders_get_consecutive_numbers(place: StoreLocation) -> None:
     async with open_intake(place) as setup:
         posts = [setup.post(f"number {n}", sender=f"channel:quiet:{n}") for n in range(50)]
         receipts = await asyncio.gather(*posts)

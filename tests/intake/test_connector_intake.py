@@ -86,7 +86,7 @@ async def count_connector_envelopes(server: LocalServer) -> int:
         ),
     ],
 )
-async def test_the_dm_scope_decides_which_direct_messages_share_a_session(
+async def test_the_dm_scope_decides_which_direct_messages_of_connectors_share_a_session(
     instance: LocalInstance, scope: DmScope, links: dict[str, tuple[str, ...]], keys: list[str]
 ) -> None:
     settings = SessionSettings(dm_scope=scope, identity_links=links)
@@ -121,7 +121,7 @@ async def test_the_dm_scope_decides_which_direct_messages_share_a_session(
         )
 
 
-async def test_a_message_becomes_an_envelope_from_its_channel(instance: LocalInstance) -> None:
+async def test_a_message_from_a_connector_becomes_an_envelope_from_its_channel(instance: LocalInstance) -> None:
     async with instance.run() as server:
         context = EnvelopeContext(
             sender_name="Alice", username="alice", chat_title="Kitchen", approval="forged", verdict="allow"
@@ -160,14 +160,14 @@ async def test_a_redelivered_platform_message_is_one_envelope(instance: LocalIns
         assert await count_connector_envelopes(server) == 1
 
 
-async def test_the_same_message_id_in_another_channel_is_another_envelope(instance: LocalInstance) -> None:
+async def test_the_same_platform_message_id_in_another_channel_is_another_envelope(instance: LocalInstance) -> None:
     async with instance.run() as server:
         await get_connector(instance).send_inbound("hello", channel="1", message_id="1")
         await get_connector(instance).send_inbound("hello", channel="2", message_id="1")
         assert await count_connector_envelopes(server) == 2
 
 
-async def test_an_edit_is_a_new_envelope_in_reply_to_the_original(instance: LocalInstance) -> None:
+async def test_an_edit_from_a_connector_is_a_new_envelope_in_reply_to_the_original(instance: LocalInstance) -> None:
     async with instance.run() as server:
         first = await accepted_envelope(
             server, await get_connector(instance).send_inbound("Lunch at one?", message_id="1")
@@ -185,7 +185,7 @@ async def test_an_edit_is_a_new_envelope_in_reply_to_the_original(instance: Loca
         assert await count_connector_envelopes(server) == 2
 
 
-async def test_text_changed_back_with_a_new_revision_is_another_edit(instance: LocalInstance) -> None:
+async def test_text_changed_back_on_the_platform_with_a_new_revision_is_another_edit(instance: LocalInstance) -> None:
     async with instance.run() as server:
         first = await accepted_envelope(server, await get_connector(instance).send_inbound("yes", message_id="1"))
         await get_connector(instance).send_inbound("no", message_id="1", revision="09:01")
@@ -198,7 +198,9 @@ async def test_text_changed_back_with_a_new_revision_is_another_edit(instance: L
         assert await count_connector_envelopes(server) == 3
 
 
-async def test_an_edit_of_an_unknown_message_is_stored_without_reply_to(instance: LocalInstance) -> None:
+async def test_an_edit_of_a_platform_message_unknown_to_the_intake_is_stored_without_reply_to(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         edit = await accepted_envelope(
             server, await get_connector(instance).send_inbound("yes", message_id="1", revision="09:01")
@@ -208,7 +210,7 @@ async def test_an_edit_of_an_unknown_message_is_stored_without_reply_to(instance
     assert edit.text == "[edit]\nyes"
 
 
-def test_idempotency_keys_of_different_messages_differ() -> None:
+def test_idempotency_keys_of_different_platform_messages_differ() -> None:
     messages = [("a", "b/c"), ("a/b", "c"), ("a", "b%2Fc"), ("a/b/c", "d"), ("a" * 500, "1"), ("a" * 500, "2")]
     messages += [("a", "1" * 500), ("a", "1" * 501), ("a" * 501, "1")]
 
@@ -218,7 +220,9 @@ def test_idempotency_keys_of_different_messages_differ() -> None:
     assert all(len(key) < IDEMPOTENCY_KEY_LENGTH_MAX for key in keys)
 
 
-async def test_oversized_and_malformed_messages_are_sanitized_and_stored(instance: LocalInstance) -> None:
+async def test_oversized_and_malformed_messages_from_a_connector_are_sanitized_and_stored(
+    instance: LocalInstance,
+) -> None:
     many = tuple(
         Attachment(hash=f"{number:064x}", name="x.png", media_type="image/png", size_bytes=1)
         for number in range(ATTACHMENTS_MAX + 3)
@@ -243,17 +247,17 @@ async def test_oversized_and_malformed_messages_are_sanitized_and_stored(instanc
         assert long_id is not None and again is not None and again.envelope == long_id.envelope
 
 
-@pytest.mark.parametrize("room", ["", "a\nb", "\u202e", "x" * 513])
-async def test_a_message_from_an_invalid_channel_is_dropped_and_the_next_is_accepted(
-    instance: LocalInstance, room: str
+@pytest.mark.parametrize("channel", ["", "a\nb", "\u202e", "x" * 513])
+async def test_a_connector_message_from_an_invalid_channel_is_dropped_and_the_next_is_accepted(
+    instance: LocalInstance, channel: str
 ) -> None:
     async with instance.run() as server:
-        assert await get_connector(instance).send_inbound("hello", channel=room) is None
+        assert await get_connector(instance).send_inbound("hello", channel=channel) is None
         assert await get_connector(instance).send_inbound("hello") is not None
         assert await count_connector_envelopes(server) == 1
 
 
-async def test_a_message_for_an_unbound_channel_is_dropped(instance: LocalInstance) -> None:
+async def test_a_connector_message_for_an_unbound_channel_is_dropped(instance: LocalInstance) -> None:
     async with instance.run() as server:
         custom_intake = ConnectorIntake(
             server.store, server.intake, instance.clock, instance.ids, AllowAllAccess(lambda _channel: None)
@@ -263,7 +267,7 @@ async def test_a_message_for_an_unbound_channel_is_dropped(instance: LocalInstan
         assert await count_connector_envelopes(server) == 0
 
 
-async def test_a_message_for_an_unknown_agent_is_dropped(instance: LocalInstance) -> None:
+async def test_a_connector_message_for_an_unknown_agent_is_dropped(instance: LocalInstance) -> None:
     async with instance.run() as server:
         nobody = address.agent_address("nobody")
         custom_intake = ConnectorIntake(
@@ -274,7 +278,9 @@ async def test_a_message_for_an_unknown_agent_is_dropped(instance: LocalInstance
         assert await count_connector_envelopes(server) == 0
 
 
-async def test_a_message_that_could_not_be_stored_is_offered_again_and_accepted(instance: LocalInstance) -> None:
+async def test_a_connector_message_that_could_not_be_stored_is_offered_again_and_accepted(
+    instance: LocalInstance,
+) -> None:
     instance.crash_points = StoreFailure("accept.before-commit", times=3)
     async with instance.run() as server, advancing_clock(server):
         receipt = await get_connector(instance).send_inbound("hello")

@@ -122,18 +122,20 @@ async def test_files_and_commands_flush_the_coalescing_window_and_are_accepted_a
         assert texts == [("look at this", 0), ("", 1), ("/status", 0)]
 
 
-async def test_texts_of_two_senders_in_one_channel_keep_their_order(chat: ChatInstance) -> None:
+async def test_coalesced_texts_of_two_senders_in_one_channel_keep_their_order(chat: ChatInstance) -> None:
     chat.set(group_policy=GroupPolicy.OPEN)
     async with chat.instance.run() as server:
         messages_in_turn = [
-            inbound_message(f"{by}{n}", by=by, room="-1", id_=f"{by}{n}", mentioned=True)
+            inbound_message(f"{by}{n}", by=by, channel="-1", id_=f"{by}{n}", mentioned=True)
             for by, n in (("a", 1), ("a", 2), ("b", 1), ("a", 3))
         ]
         await wait_for_receipts(chat, await accept_in_turn(server, *messages_in_turn))
         assert [each.text for each in await list_inbound_envelopes(server)] == ["a1\na2", "b1", "a3"]
 
 
-async def test_a_sender_who_never_pauses_is_stored_after_the_maximum_number_of_windows(chat: ChatInstance) -> None:
+async def test_coalesced_texts_of_a_sender_who_never_pauses_are_stored_after_the_maximum_number_of_windows(
+    chat: ChatInstance,
+) -> None:
     async with chat.instance.run() as server:
         tasks: list[AcceptTask] = []
         for number in range(WINDOWS_MAX * 2 + 2):
@@ -145,7 +147,7 @@ async def test_a_sender_who_never_pauses_is_stored_after_the_maximum_number_of_w
         assert texts.split("\n") == [str(number) for number in range(WINDOWS_MAX * 2 + 2)]
 
 
-async def test_at_most_the_maximum_number_of_texts_are_merged_into_one_envelope(chat: ChatInstance) -> None:
+async def test_at_most_the_maximum_number_of_texts_are_coalesced_into_one_envelope(chat: ChatInstance) -> None:
     async with chat.instance.run() as server:
         tasks = await accept_in_turn(
             server, *(inbound_message(str(number), id_=str(number)) for number in range(MERGED_MAX + 1))
@@ -184,7 +186,7 @@ async def test_a_later_message_is_not_stored_before_a_coalesced_text_that_failed
 async def test_ambient_messages_are_added_once_while_two_senders_wait_for_coalescing(chat: ChatInstance) -> None:
     chat.set(group_policy=GroupPolicy.OPEN)
     async with chat.instance.run() as server:
-        aside = partial(inbound_message, room="-1")
+        aside = partial(inbound_message, channel="-1")
         await server.connector_intake.accept("quiet", aside("it rains", by="c", id_="c1"))
         tasks = await accept_in_turn(server, aside("one", by="a", id_="a1", mentioned=True))
         tasks += await accept_in_turn(server, aside("two", by="b", id_="b1", mentioned=True))
@@ -197,7 +199,7 @@ async def test_ambient_messages_are_added_once_while_two_senders_wait_for_coales
 
 async def test_coalesced_texts_reach_each_bound_agent_once_after_a_partial_store_failure(chat: ChatInstance) -> None:
     chat.set(group_policy=GroupPolicy.OPEN)
-    texts = [inbound_message(text, room="-1", id_=text, mentioned=True) for text in ("one", "two")]
+    texts = [inbound_message(text, channel="-1", id_=text, mentioned=True) for text in ("one", "two")]
     chat.instance.crash_points = StoreFailure("accept.before-commit", times=1, after=1)
     async with chat.instance.run() as server:
         await add_binding(server, "ada", "bob")
@@ -210,7 +212,9 @@ async def test_coalesced_texts_reach_each_bound_agent_once_after_a_partial_store
         assert found == {("ada", "one\ntwo"), ("bob", "one\ntwo")}
 
 
-async def test_a_text_is_stored_even_if_its_connector_stops_waiting(chat: ChatInstance) -> None:
+async def test_a_text_in_the_coalescing_window_is_stored_even_if_its_connector_stops_waiting(
+    chat: ChatInstance,
+) -> None:
     async with chat.instance.run() as server:
         [task] = await accept_in_turn(server, inbound_message("one", id_="1"))
         task.cancel()

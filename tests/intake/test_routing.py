@@ -18,5 +18,5 @@ from retinue.intake.routing import get_answer_address
         (Origin(OriginKind.HEARTBEAT, "person:maria"), "person:owner"),
     ],
 )
-def test_the_answer_to_a_schedule_goes_to_the_owner_of_the_session_origin(origin: Origin, heard_by: str) -> None:
+def test_the_answer_to_a_schedule_is_routed_to_the_owner_of_the_session_origin(origin: Origin, heard_by: str) -> None:
     assert str(get_answer_address(address.parse_address("schedule:0123456789ab"), origin=origin)) == heard_by

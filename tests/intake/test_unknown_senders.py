@@ -105,7 +105,9 @@ async def count_connector_envelopes(server: LocalServer) -> int:
 
 
 @pytest.mark.spec("C16", "D56.inbound")
-async def test_a_stranger_with_the_owners_name_or_quotes_gets_no_access(bot_instance: BotInstance) -> None:
+async def test_an_unknown_sender_with_the_name_of_the_owner_or_with_quotes_gets_no_access(
+    bot_instance: BotInstance,
+) -> None:
     telegram = bot_instance.telegram
     async with bot_instance.instance.run() as server:
         await link(server, "owner", id_="42", service="telegram")
@@ -137,7 +139,7 @@ async def test_a_stranger_with_the_owners_name_or_quotes_gets_no_access(bot_inst
 
 
 @pytest.mark.spec("D56.callbacks")
-async def test_a_button_pressed_by_a_stranger_decides_nothing(bot_instance: BotInstance) -> None:
+async def test_an_unknown_sender_cannot_decide_an_approval_by_pressing_a_button(bot_instance: BotInstance) -> None:
     telegram = bot_instance.telegram
     bot_instance.access_settings = replace(
         bot_instance.access_settings, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS
@@ -225,7 +227,7 @@ def message_from_many_strangers(number: int) -> InboundMessage:
 
 
 def message_in_a_group(number: int) -> InboundMessage:
-    return inbound_message("spam", by=f"s{number}", room="-1", id_=str(number), mentioned=True)
+    return inbound_message("spam", by=f"s{number}", channel="-1", id_=str(number), mentioned=True)
 
 
 def press_by_stranger(number: int) -> InboundMessage:
@@ -255,7 +257,7 @@ FLOODS: dict[str, tuple[dict[str, Any], Callable[[int], InboundMessage], int]] =
 @pytest.mark.spec("D56.inbound")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("flood", FLOODS)
-async def test_a_flood_of_ten_thousand_messages_is_bounded_in_rows_memory_and_logs(
+async def test_a_flood_of_messages_from_unknown_senders_is_limited_in_rows_memory_and_log_lines(
     tmp_path: Path, flood: str, log_counter: LogCounter
 ) -> None:
     settings, incoming, notice_count = FLOODS[flood]
@@ -285,7 +287,7 @@ async def test_a_flood_of_ten_thousand_messages_is_bounded_in_rows_memory_and_lo
         assert chat.policy_access_control is not None and len(chat.policy_access_control.refusals()) <= REFUSALS_MAX
 
 
-async def test_suppressed_log_lines_are_counted_in_the_next_line(
+async def test_throttled_log_lines_about_unknown_senders_are_counted_in_the_next_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger=PolicyAccessControl.__module__)
@@ -305,7 +307,9 @@ async def test_suppressed_log_lines_are_counted_in_the_next_line(
 
 
 @pytest.mark.spec("C87")
-async def test_a_replayed_webhook_request_is_one_envelope_and_invalid_for_another_connector(tmp_path: Path) -> None:
+async def test_a_replayed_webhook_request_makes_no_second_envelope_and_another_connector_refuses_it(
+    tmp_path: Path,
+) -> None:
     """Also with another id, at another time, or for another connector: the signature covers all three."""
     at = int(time.time())
     webhook_connectors = [

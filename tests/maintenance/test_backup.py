@@ -65,7 +65,7 @@ async def make_backup(operations: OperationsServer, **asked: Any) -> Path:
     return Path(answer["folder"])
 
 
-async def test_a_backup_holds_everything_and_can_be_verified(instance: LocalInstance) -> None:
+async def test_a_backup_holds_the_whole_instance_and_can_be_verified(instance: LocalInstance) -> None:
     async with open_operations_server(instance) as operations:
         await make_history(operations)
         answer = await operations.ask(OWNER, "server.backup", verify=True)

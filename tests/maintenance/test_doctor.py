@@ -219,7 +219,7 @@ def test_a_doctor_check_reports_a_problem_with_reason_and_what_to_try(
     assert found.try_this
 
 
-def test_the_file_system_of_a_path_is_that_of_its_longest_mount_point(tmp_path: Path) -> None:
+def test_doctor_finds_the_file_system_of_a_path_by_its_longest_mount_point(tmp_path: Path) -> None:
     mounts = f"/dev/a / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\nproc /proc proc rw 0 0\nbroken\n"
     assert find_file_system(tmp_path / "home", mounts) == "nfs4"
     assert find_file_system(Path("/somewhere"), mounts) == "ext4"
@@ -262,7 +262,9 @@ async def test_doctor_reports_files_that_other_users_can_read(instance: LocalIns
         assert (await run_doctor(operations))["permissions"]["health"] == "ok"
 
 
-async def test_doctor_reports_damage_by_the_matching_check(instance: LocalInstance) -> None:
+async def test_doctor_reports_damaged_records_a_wrong_ledger_and_a_wrong_clock_in_separate_checks(
+    instance: LocalInstance,
+) -> None:
     async with open_operations_server(instance) as operations:
         envelope, session = await operations.converse(OWNER, "hello")
         await operations.server.wait_until_idle()
@@ -416,7 +418,7 @@ def test_doctor_reports_unusable_skills_plugins_and_mcp_servers_with_what_to_try
     assert "skipped  plugins" in done.stdout and "skipped  mcp" in done.stdout
 
 
-def test_the_age_of_the_newest_backup_is_that_of_its_manifest(tmp_path: Path) -> None:
+def test_doctor_reads_the_age_of_the_newest_backup_from_the_time_of_its_manifest(tmp_path: Path) -> None:
     newest = doctor_checks._newest_backup_ms  # pyright: ignore[reportPrivateUsage]
     assert newest(tmp_path) is None
     for name, at in (("a", 100), ("b", 50)):

@@ -86,14 +86,14 @@ def restored_logging() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("text", "secret"), TEXTS_WITH_SECRETS)
-def test_text_that_looks_like_a_secret_is_redacted(text: str, secret: str) -> None:
+def test_text_that_looks_like_a_secret_is_redacted_in_logs(text: str, secret: str) -> None:
     assert secret in text
     assert secret not in redact(text)
     assert REDACTED in redact(text)
 
 
 @pytest.mark.parametrize("text", TEXTS_WITHOUT_SECRETS)
-def test_text_without_a_secret_is_not_redacted(text: str) -> None:
+def test_text_without_a_secret_is_not_redacted_in_logs(text: str) -> None:
     assert redact(text) == text
 
 
@@ -153,7 +153,7 @@ def test_a_large_log_is_rotated(tmp_path: Path) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
 
 
-def test_with_no_files_kept_a_large_log_is_truncated(tmp_path: Path) -> None:
+def test_a_large_log_is_truncated_if_no_rotated_files_are_kept(tmp_path: Path) -> None:
     for _ in range(2):
         set_up_logs(None, data_dir=tmp_path, logs=LogSettings(bytes_max=64 * 1024, files_kept=0))
         for number in range(2000):
@@ -225,7 +225,7 @@ def test_logged_text_cannot_forge_log_lines_or_control_the_terminal() -> None:
     assert all(line.startswith("    ") for line in rest)
 
 
-def test_an_overlong_text_is_truncated_before_redaction() -> None:
+def test_an_overlong_log_text_is_truncated_before_redaction() -> None:
     text = redact("x" * 100_000 + " password=hunter2")
     assert len(text) < 40_000
     assert "more characters" in text

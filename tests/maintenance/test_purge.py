@@ -260,7 +260,7 @@ async def test_dead_letters_are_purged_only_together_with_their_retries(instance
         await assert_ledger_holds(server)
 
 
-async def test_reply_threads_and_why_report_purged_envelopes(instance: LocalInstance) -> None:
+async def test_reply_threads_and_explanations_report_that_an_envelope_was_purged(instance: LocalInstance) -> None:
     async with instance.run() as server:
         first = await server.send("hello")
         await server.wait_for_outcome(first.envelope)
@@ -527,7 +527,7 @@ class RandomTraffic:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("RETINUE_PURGE_SEEDS", "4"))))
-async def test_the_ledger_holds_and_keys_are_known_with_random_traffic_between_purges(
+async def test_with_random_traffic_between_purges_the_ledger_holds_and_idempotency_keys_stay_known(
     seed: int, tmp_path: Path
 ) -> None:
     instance = make_instance(tmp_path)
@@ -591,7 +591,7 @@ async def test_the_daily_purge_follows_the_retention_settings(instance: LocalIns
         await assert_ledger_holds(operations.server)
 
 
-async def test_only_the_owner_can_purge_and_invalid_days_are_refused(instance: LocalInstance) -> None:
+async def test_only_the_owner_can_purge_and_an_invalid_number_of_days_is_refused(instance: LocalInstance) -> None:
     async with open_operations_server(instance) as operations:
         with pytest.raises(NotAllowed):
             await operations.ask(person("maria"), "server.purge")

@@ -81,7 +81,7 @@ def test_systemd_analyze_accepts_the_rendered_unit(tmp_path: Path) -> None:
     assert warnings == []
 
 
-def test_the_container_does_not_run_as_root_and_declares_a_volume() -> None:
+def test_the_containerfile_does_not_run_the_server_as_root_and_declares_a_volume() -> None:
     lines = (ROOT / "Containerfile").read_text().splitlines()
     last = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
     assert "USER retinue" in last

@@ -114,7 +114,7 @@ async def test_text_and_token_counts_of_an_anthropic_reply_are_read() -> None:
     assert collected["usage"] == {"input": 14, "output": 7, "cache_read": 4, "cache_write": 0, "reasoning": 0}
 
 
-async def test_final_token_counts_replace_the_first_ones_and_missing_ones_are_kept() -> None:
+async def test_final_token_counts_of_an_anthropic_stream_replace_the_first_ones_unless_they_are_missing() -> None:
     usage = {
         "input_tokens": 90,
         "output_tokens": 7,
@@ -126,7 +126,7 @@ async def test_final_token_counts_replace_the_first_ones_and_missing_ones_are_ke
     assert collected["usage"] == {"input": 99, "output": 7, "cache_read": 4, "cache_write": 5, "reasoning": 3}
 
 
-async def test_thinking_is_read_with_its_signature_even_without_text() -> None:
+async def test_anthropic_thinking_is_read_with_its_signature_even_without_text() -> None:
     thinking = {"type": "thinking", "thinking": "", "signature": ""}
     collected = await collect_from(
         stream(
@@ -157,7 +157,9 @@ async def test_thinking_is_read_with_its_signature_even_without_text() -> None:
         (["[1, 2]"], {"_unparsed": "[1, 2]"}),
     ],
 )
-async def test_the_arguments_of_a_streamed_call_are_joined_and_parsed(pieces: Sequence[str], arguments: Any) -> None:
+async def test_the_arguments_of_a_streamed_anthropic_tool_call_are_joined_and_parsed(
+    pieces: Sequence[str], arguments: Any
+) -> None:
     deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
     collected = await collect_from(
         stream(block(0, {"type": "tool_use", "id": "t1", "name": "look", "input": {}}, *deltas))
@@ -166,7 +168,7 @@ async def test_the_arguments_of_a_streamed_call_are_joined_and_parsed(pieces: Se
     assert collected["finish"] == "tool_call"  # a reply with calls ends by them, whatever its stop reason is
 
 
-async def test_parallel_complete_and_truncated_calls_are_read() -> None:
+async def test_parallel_complete_and_truncated_anthropic_tool_calls_are_read() -> None:
     cut = block(2, {"type": "tool_use", "id": "t3", "name": "look", "input": {}})[:-1]
     cut.append(
         {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"a'}}
@@ -183,7 +185,7 @@ async def test_parallel_complete_and_truncated_calls_are_read() -> None:
     assert collected["finish"] == "length"
 
 
-async def test_server_tool_blocks_are_kept_as_signatures() -> None:
+async def test_server_tool_blocks_of_an_anthropic_reply_are_kept_as_signatures() -> None:
     result = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"url": "https://a.example"}]}
     collected = await collect_from(
         stream(
@@ -224,19 +226,19 @@ async def test_anthropic_stop_reasons_are_mapped_to_finish_reasons(raw: str, fin
     assert (await collect_from(stream(text_block("Well"), stop=raw)))["finish"] == finish
 
 
-async def test_a_stream_without_its_end_is_a_connection_failure() -> None:
+async def test_an_anthropic_stream_without_its_end_is_a_connection_failure() -> None:
     assert (await collect_from(stream(text_block("Well"), end=False)))["error"] == "connection"
     assert (await collect_from(stream(text_block("Well"), end=False), then=Then.CUT))["error"] == "connection"
 
 
-async def test_an_error_in_the_stream_is_a_model_failure() -> None:
+async def test_an_error_in_an_anthropic_stream_is_a_model_failure() -> None:
     error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     body = stream(text_block("Wel"), end=False) + f"event: error\ndata: {json.dumps(error)}\n\n"
     assert await collect_from(body) == {"error": "overloaded", "status": 200, "retry_after": None}
     assert (await collect_from(json.dumps(error)))["error"] == "overloaded"
 
 
-async def test_unknown_events_and_blocks_do_not_fail_the_reply() -> None:
+async def test_unknown_events_and_blocks_do_not_fail_an_anthropic_reply() -> None:
     strange = f"data: {json.dumps({'type': 'message_gossip', 'delta': 'words', 'usage': 3})}\n\n: comment\n\n"
     known, new = text_block("Hi"), block(1, {"type": "container_upload", "id": 5})
     collected = await collect_from(strange + stream(known, new))
@@ -245,11 +247,11 @@ async def test_unknown_events_and_blocks_do_not_fail_the_reply() -> None:
 
 
 @pytest.mark.parametrize("event", ["{broken", '{"type":"content_block_delta","delta":{"type":"text_delta","text":5}}'])
-async def test_an_unreadable_event_is_a_malformed_reply(event: str) -> None:
+async def test_an_unreadable_event_in_an_anthropic_stream_is_a_malformed_reply(event: str) -> None:
     assert (await collect_from(f"data: {event}\n\n"))["error"] == "malformed"
 
 
-async def test_a_message_in_one_json_body_is_read() -> None:
+async def test_an_anthropic_reply_in_one_json_body_is_read() -> None:
     message = {
         "type": "message",
         "content": [
@@ -271,7 +273,7 @@ async def test_a_message_in_one_json_body_is_read() -> None:
 # Requests
 
 
-async def test_a_request_has_its_key_in_a_header_and_an_output_limit() -> None:
+async def test_an_anthropic_request_has_its_key_in_a_header_and_an_output_limit() -> None:
     async with open_provider_connections() as link, provider(Answer(body=stream(text_block("Hi")))) as server:
         model = make_http_model(link, server.url, FORMAT, facts=make_model_facts("anthropic", "claude-nine"))
         await collect_reply(model, prompt_of(output_tokens_max=777))
@@ -284,7 +286,7 @@ async def test_a_request_has_its_key_in_a_header_and_an_output_limit() -> None:
     assert KEY not in got.raw.decode()
 
 
-def test_an_oauth_token_is_sent_as_bearer_with_its_beta_header() -> None:
+def test_an_oauth_token_is_sent_to_anthropic_as_bearer_with_its_beta_header() -> None:
     request = make_request(key="sk-ant-oat01-abc", target={"headers": {"anthropic-beta": "context-1m"}})
     assert request.headers["authorization"] == "Bearer sk-ant-oat01-abc"
     assert request.headers["anthropic-beta"] == "context-1m,oauth-2025-04-20"
@@ -293,7 +295,7 @@ def test_an_oauth_token_is_sent_as_bearer_with_its_beta_header() -> None:
     assert "x-api-key" not in make_request(key="").headers
 
 
-def test_a_history_with_all_record_kinds_is_sent() -> None:
+def test_an_anthropic_request_contains_a_history_with_all_record_kinds() -> None:
     body = request_body(
         Summary(text="They met.", kept_from=3),
         UserTurn(text="Look around."),
@@ -317,7 +319,7 @@ def test_a_history_with_all_record_kinds_is_sent() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_consecutive_records_of_one_role_are_one_message() -> None:
+def test_consecutive_records_of_one_role_are_one_message_of_an_anthropic_request() -> None:
     body = request_body(
         UserTurn(text="One."), Note(text="Two."), Reply(text="A"), Reply(text="B"), UserTurn(text="Three.")
     )
@@ -325,7 +327,7 @@ def test_consecutive_records_of_one_role_are_one_message() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_tool_results_come_first_in_the_message_after_their_calls() -> None:
+def test_tool_results_come_first_in_the_anthropic_message_after_their_calls() -> None:
     body = request_body(
         UserTurn(text="Look."), SIGNED_REPLY, TOOL_RESULTS[0], Note(text="In between."), TOOL_RESULTS[1]
     )
@@ -333,7 +335,7 @@ def test_tool_results_come_first_in_the_message_after_their_calls() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_empty_text_is_not_sent() -> None:
+def test_empty_text_is_not_sent_to_anthropic() -> None:
     body = request_body(UserTurn(text="Hi"), Reply(text=" \n"), ContextStart(text=""), UserTurn(text="Are you there?"))
     assert roles_and_blocks(body) == [("user", ["text", "text"])]
 
@@ -354,7 +356,7 @@ def test_thinking_without_a_signature_of_anthropic_is_omitted() -> None:
     assert "Hm." not in json.dumps(body) and "ENC" not in json.dumps(body)
 
 
-def test_redacted_thinking_and_thinking_without_text_are_sent_back_unchanged() -> None:
+def test_redacted_thinking_and_thinking_without_text_are_sent_back_to_anthropic_unchanged() -> None:
     reply = Reply(
         text="Yes.",
         provider="anthropic",
@@ -370,7 +372,7 @@ def test_redacted_thinking_and_thinking_without_text_are_sent_back_unchanged() -
 
 
 @pytest.mark.spec("C46")
-def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
+def test_call_ids_invalid_for_anthropic_are_rewritten_equally_for_call_and_result() -> None:
     calls = (Call(id="call:1|x", tool="look"), Call(id="call:1/x", tool="look"))
     results = [ToolResult(call=call.id, tool="look", output="snow") for call in calls]
     body = request_body(UserTurn(text="Look."), Reply(text="", calls=calls), *results)
@@ -380,7 +382,7 @@ def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_messages_start_and_end_with_the_user_role() -> None:
+def test_the_messages_of_an_anthropic_request_start_and_end_with_the_user_role() -> None:
     assert [role for role, _ in roles_and_blocks(request_body(Reply(text="Hello?")))] == ["user", "assistant", "user"]
     assert roles_and_blocks(request_body(ContextStart(text=""))) == [("user", ["text"])]
 
@@ -394,7 +396,7 @@ def paused_reply(*, ended: bool) -> Reply:
     return Reply(text="Searching", provider="anthropic", stop=StopReason.PAUSED, pieces=tuple(pieces))
 
 
-def test_a_paused_reply_is_sent_back_last_and_joined_with_its_continuation() -> None:
+def test_a_paused_anthropic_reply_is_sent_back_last_and_joined_with_its_continuation() -> None:
     body = request_body(UserTurn(text="Search."), paused_reply(ended=False))
     assert roles_and_blocks(body)[-1] == ("assistant", ["text", "server_tool_use"])
     rest = Reply(
@@ -407,13 +409,13 @@ def test_a_paused_reply_is_sent_back_last_and_joined_with_its_continuation() -> 
 
 
 @pytest.mark.spec("C46")
-def test_a_paused_reply_of_another_provider_is_followed_by_a_user_message() -> None:
+def test_in_an_anthropic_request_a_user_message_follows_a_paused_reply_of_another_provider() -> None:
     body = request_body(UserTurn(text="Search."), replace(paused_reply(ended=False), provider="elsewhere"))
     assert roles_and_blocks(body)[1:] == [("assistant", ["text"]), ("user", ["text"])]
 
 
 @pytest.mark.spec("C46")
-def test_a_pause_that_was_not_continued_leaves_no_open_server_tool_call() -> None:
+def test_a_paused_anthropic_reply_that_was_not_continued_leaves_no_open_server_tool_call() -> None:
     body = request_body(UserTurn(text="Search."), paused_reply(ended=False), UserTurn(text="Never mind."))
     assert roles_and_blocks(body)[1] == ("assistant", ["text"])
     body = request_body(UserTurn(text="Search."), paused_reply(ended=True), UserTurn(text="Never mind."))
@@ -425,7 +427,7 @@ class FakeAttachments:
         return {IMAGE_ATTACHMENT.hash: b"png", PDF_ATTACHMENT.hash: b"%PDF"}.get(attachment.hash)
 
 
-def test_images_and_pdfs_are_sent_before_the_text() -> None:
+def test_images_and_pdfs_are_sent_to_anthropic_before_the_text() -> None:
     turn = UserTurn(text="What is this?", attachments=(IMAGE_ATTACHMENT, PDF_ATTACHMENT))
     image, paper, text = request_body(turn, media=FakeAttachments())["messages"][0]["content"]
     data = base64.b64encode(b"png").decode()
@@ -434,7 +436,7 @@ def test_images_and_pdfs_are_sent_before_the_text() -> None:
     assert text["text"] == "What is this?"
 
 
-def test_a_file_that_cannot_be_sent_is_named_in_the_text() -> None:
+def test_an_anthropic_request_names_an_image_that_is_too_large_or_missing_in_its_text() -> None:
     huge = Attachment(hash="cc" * 32, name="huge.png", media_type="image/png", size_bytes=6 * 1024 * 1024)
     gone = Attachment(hash="dd" * 32, name="gone.png", media_type="image/png", size_bytes=3)
     turn = UserTurn(text="Look.", attachments=(huge, gone))
@@ -455,20 +457,22 @@ def test_a_file_that_cannot_be_sent_is_named_in_the_text() -> None:
         ("high", 1500, None),
     ],
 )
-def test_effort_becomes_a_thinking_budget_within_the_output_limit(effort: Any, output: int, thinking: Any) -> None:
+def test_an_effort_becomes_an_anthropic_thinking_budget_within_the_output_limit(
+    effort: Any, output: int, thinking: Any
+) -> None:
     body = request_body(effort=effort, output_tokens_max=output)
     assert body.get("thinking") == thinking
     assert body["max_tokens"] == output
 
 
-def test_a_model_with_adaptive_thinking_gets_the_effort() -> None:
+def test_an_anthropic_model_with_adaptive_thinking_gets_the_effort() -> None:
     body = request_body(effort="high", target={"quirks": frozenset({"adaptive"})})
     assert body["thinking"]["type"] == "adaptive"
     assert body["output_config"] == {"effort": "high"}
 
 
 @pytest.mark.spec("H80")
-def test_an_unsupported_effort_is_refused_without_a_request() -> None:
+def test_an_effort_unsupported_by_an_anthropic_model_is_refused_without_a_request() -> None:
     facts = make_model_facts("anthropic", efforts=("low", "high"))
     with pytest.raises(ModelFailed, match="does not support the effort 'xhigh'") as refused:
         AnthropicFormat(EncodedContextCache()).build_request(
@@ -478,7 +482,7 @@ def test_an_unsupported_effort_is_refused_without_a_request() -> None:
 
 
 @pytest.mark.spec("C105.params")
-def test_params_override_the_request_and_provider_tools_are_added() -> None:
+def test_params_override_an_anthropic_request_and_provider_tools_are_added() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     params = {"max_tokens": 5, "temperature": 0.5, "tools": [search], "messages": "no"}
     body = request_body(tools=(LOOK_TOOL,), target={"params": params})
@@ -486,7 +490,7 @@ def test_params_override_the_request_and_provider_tools_are_added() -> None:
     assert [tool["name"] for tool in body["tools"]] == ["web_search", "look"]
 
 
-def test_cache_marks_move_so_that_the_next_request_reuses_the_cached_prefix() -> None:
+def test_anthropic_cache_marks_move_so_that_the_next_request_reuses_the_cached_prefix() -> None:
     first = request_body(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"), tools=(LOOK_TOOL,))
     then = request_body(
         UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"), Reply(text="B"), UserTurn(text="3"), tools=(LOOK_TOOL,)
@@ -502,7 +506,7 @@ def test_cache_marks_move_so_that_the_next_request_reuses_the_cached_prefix() ->
     assert "system" not in bare and "cache_control" in bare["tools"][-1]
 
 
-def test_each_record_is_encoded_once_and_without_cache_marks() -> None:
+def test_each_record_of_an_anthropic_request_is_encoded_once_and_without_cache_marks() -> None:
     cache = EncodedContextCache()
     records = make_records(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"))
     wire = AnthropicFormat(cache)

@@ -36,7 +36,7 @@ def private(path: Path, text: str) -> Path:
     return path
 
 
-def test_keys_in_the_environment_are_found_by_variable_name() -> None:
+def test_provider_credentials_are_found_in_the_environment_by_variable_name() -> None:
     found = collect_by_id(environment={"ACME_API_KEY": KEY, "OTHER_RIVAL_KEY": KEY, "NOBODY_KEY": ""})
     assert {id_: each.source for id_, each in found.items()} == {
         "acme:env": "env:ACME_API_KEY",
@@ -44,7 +44,7 @@ def test_keys_in_the_environment_are_found_by_variable_name() -> None:
     }
 
 
-def test_a_key_in_the_provider_settings_replaces_its_environment_variables() -> None:
+def test_a_key_in_the_provider_settings_replaces_the_credentials_from_the_environment() -> None:
     found = collect_by_id(environment={"ACME_API_KEY": KEY, "MINE": KEY}, keys={"acme": SecretReference(env="MINE")})
     assert {id_: each.source for id_, each in found.items()} == {"acme:settings": "env:MINE"}
 
@@ -83,7 +83,7 @@ def test_a_credential_whose_key_cannot_be_read_is_skipped_with_a_reason(tmp_path
     assert make_agent_credentials("ada").explain_none("unknown") == "no API key"
 
 
-def test_a_key_is_read_when_needed_and_never_shown_in_repr(tmp_path: Path) -> None:
+def test_the_key_of_a_credential_is_read_when_needed_and_never_shown_in_repr(tmp_path: Path) -> None:
     file = private(tmp_path / "key", KEY + "\n")
     credential = Credential(id="acme:work", provider="acme", source=f"file:{file}")
     assert read_key(credential, {}) == KEY
@@ -99,14 +99,14 @@ def test_a_key_is_read_when_needed_and_never_shown_in_repr(tmp_path: Path) -> No
     assert failed.value.because and failed.value.try_this
 
 
-def test_whitespace_around_a_key_is_removed(tmp_path: Path) -> None:
+def test_whitespace_around_the_key_of_a_credential_is_removed(tmp_path: Path) -> None:
     """A variable filled from a file often ends with a newline, and a header cannot contain one."""
     credential = Credential(id="acme:env", provider="acme", source="env:ACME_API_KEY")
     assert read_key(credential, {"ACME_API_KEY": f" {KEY}\r\n"}) == KEY
 
 
 @pytest.mark.parametrize("kept", [f"{KEY}\nexport OTHER=1", "sk-“smart”", "\n", f"{KEY}\x00"])
-def test_a_key_with_characters_invalid_in_a_header_is_treated_as_missing(kept: str) -> None:
+def test_a_credential_key_with_characters_invalid_in_a_header_is_treated_as_missing(kept: str) -> None:
     credential = Credential(id="acme:env", provider="acme", source="env:ACME_API_KEY")
     agent_credentials = make_agent_credentials("ada", credential, environment={"ACME_API_KEY": kept})
     assert agent_credentials.list_usable("acme") == ()

@@ -311,12 +311,14 @@ def _raw(body: Any) -> bytes:
 
 @pytest.mark.spec("C39")
 @pytest.mark.parametrize(("status", "body", "meant"), CORPUS, ids=lambda value: str(value)[:60])
-def test_a_provider_error_is_classified_as_expected(status: int, body: Any, meant: str) -> None:
+def test_each_documented_provider_error_is_classified_as_its_model_failure_kind(
+    status: int, body: Any, meant: str
+) -> None:
     assert classify_failure(status, parse_error_body(_raw(body))) == meant
 
 
 @pytest.mark.spec("C39")
-def test_rate_limit_errors_are_never_classified_as_overflow_or_vice_versa() -> None:
+def test_rate_limit_errors_of_providers_are_never_classified_as_overflow_or_vice_versa() -> None:
     for status in (200, 400, 413, 429, 500):
         for body, meant in ((body, meant) for _, body, meant in CORPUS if meant in ("rate_limit", "context_overflow")):
             found = classify_failure(status, parse_error_body(_raw(body)))
@@ -327,7 +329,7 @@ def test_rate_limit_errors_are_never_classified_as_overflow_or_vice_versa() -> N
             )
 
 
-def test_status_429_is_never_an_overflow_whatever_its_message() -> None:
+def test_a_provider_error_with_status_429_is_never_an_overflow_whatever_its_message() -> None:
     assert classify_failure(429, parse_error_body(b'{"message": "prompt is too long"}')) is ModelFailureKind.RATE_LIMIT
 
 
@@ -340,7 +342,7 @@ REPORTED_CODES = {
 }
 
 
-def test_every_model_failure_kind_has_its_own_sentence_and_code() -> None:
+def test_every_model_failure_kind_has_its_own_error_sentence_and_code() -> None:
     seen: set[str] = set()
     for failure in ModelFailureKind:
         error = PROVIDER_ERRORS[failure]("acme", ProviderAnswer(status=400))
@@ -362,26 +364,26 @@ def test_a_model_failure_quotes_the_provider_message_but_no_raw_body() -> None:
     assert "{" not in str(failed) and "req_1" not in str(failed)
 
 
-def test_an_html_error_page_is_not_shown() -> None:
+def test_an_html_error_page_of_a_provider_is_not_shown() -> None:
     failed = error_messages.build_response_error(
         "acme", 502, {}, b"<!DOCTYPE html><html><body>Bad gateway <b>cf-ray</b></body></html>"
     )
     assert "<" not in str(failed) and "cf-ray" not in str(failed)
 
 
-def test_a_json_body_quoted_in_a_message_is_classified_and_not_shown() -> None:
+def test_a_json_body_quoted_in_a_provider_error_message_is_classified_and_not_shown() -> None:
     quoted = 'upstream said no: {"error": {"type": "rate_limit_error", "message": "Slower, please."}}'
     failed = error_messages.build_response_error("proxy", 400, {}, _raw({"error": {"message": quoted}}))
     assert failed.failure is ModelFailureKind.RATE_LIMIT
     assert "{" not in failed.because
 
 
-def test_a_truncated_error_body_is_not_shown() -> None:
+def test_a_truncated_error_body_of_a_provider_is_not_shown() -> None:
     failed = error_messages.build_response_error("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
     assert "{" not in str(failed)
 
 
-def test_a_long_provider_message_is_truncated() -> None:
+def test_a_long_provider_error_message_is_truncated() -> None:
     failed = error_messages.build_response_error("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
     assert len(failed.because) <= error_messages.MESSAGE_SHOWN_CHARS_MAX + len("it says: ")
     assert failed.because.endswith("…")
@@ -398,20 +400,20 @@ def test_a_long_provider_message_is_truncated() -> None:
         "xai-0123456789abcdefghij",
     ],
 )
-def test_a_text_that_looks_like_a_key_is_redacted_in_a_provider_message(secret: str) -> None:
+def test_a_text_that_looks_like_a_key_is_redacted_in_a_provider_error_message(secret: str) -> None:
     for words in (f"Incorrect API key provided: {secret}.", f"bad {secret} here", f"header was Bearer {secret}"):
         failed = error_messages.build_response_error("acme", 401, {}, _raw({"error": {"message": words}}))
         assert secret not in str(failed) and secret not in repr(failed)
         assert error_messages.REDACTION in failed.because
 
 
-def test_a_text_after_the_words_api_key_is_redacted_in_any_shape() -> None:
+def test_in_a_provider_error_message_a_text_after_the_words_api_key_is_redacted_in_any_shape() -> None:
     assert "hunter2" not in error_messages.clean_message(
         "Incorrect API key provided: hunter2. Find it in the settings."
     )
 
 
-def test_names_of_models_and_limits_are_not_redacted() -> None:
+def test_names_of_models_and_limits_are_not_redacted_in_a_provider_error_message() -> None:
     words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is skipping gemini-2.5"
     assert error_messages.clean_message(words) == words
 
@@ -460,16 +462,18 @@ DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
         ({}, {"message": "Try again later."}, None),
     ],
 )
-def test_the_retry_delay_is_read_from_headers_or_body(headers: Any, body: Any, seconds: float | None) -> None:
+def test_the_retry_delay_of_a_provider_error_is_read_from_its_headers_or_body(
+    headers: Any, body: Any, seconds: float | None
+) -> None:
     assert error_messages.build_response_error("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
 
 
-def test_a_bad_request_has_no_retry_delay() -> None:
+def test_a_bad_request_error_of_a_provider_has_no_retry_delay() -> None:
     headers = {"x-ratelimit-reset-requests": "2ms", "retry-after": "3"}
     assert error_messages.build_response_error("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
 
 
-def test_durations_in_messages_are_parsed() -> None:
+def test_retry_delays_in_provider_error_messages_are_parsed() -> None:
     assert parse_duration_s("1h2m3s") == 3723.0
     assert parse_duration_s("12") == 12.0
     assert parse_duration_s("1d") == 86400.0
@@ -479,7 +483,7 @@ def test_durations_in_messages_are_parsed() -> None:
     assert parse_message_delay_s("wait for 2 hours") == 7200.0
 
 
-def test_hostile_error_bodies_are_classified() -> None:
+def test_hostile_error_bodies_of_a_provider_are_classified() -> None:
     deep = "[" * 20_000 + "]" * 20_000
     nested: Any = "x"
     for _ in range(500):
@@ -514,7 +518,7 @@ def _make_connection_failed(cause: Exception | None) -> ConnectionFailed:
     return failed
 
 
-def test_each_connection_failure_has_its_own_reason() -> None:
+def test_each_connection_failure_of_a_model_call_has_its_own_reason() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"
     failures = {
@@ -538,7 +542,7 @@ def test_each_connection_failure_has_its_own_reason() -> None:
     assert [name for name, failed in failures.items() if failed.may_be_charged] == ["reset", "gone"]
 
 
-def test_timeouts_and_size_limits_have_their_own_errors() -> None:
+def test_model_timeouts_and_reply_size_limits_have_their_own_errors() -> None:
     late = ModelTimedOut("acme", begun=False, timeout_s=120)
     silent = ModelTimedOut("acme", begun=True, timeout_s=30)
     assert late.sentence != silent.sentence
@@ -548,6 +552,6 @@ def test_timeouts_and_size_limits_have_their_own_errors() -> None:
     assert ReplyTruncated("acme").may_be_charged
 
 
-def test_an_error_in_a_stream_may_be_charged() -> None:
+def test_a_model_error_in_a_stream_may_be_charged() -> None:
     failed = error_messages.build_stream_error("anthropic", _anthropic("overloaded_error", "Overloaded"))
     assert (failed.failure, failed.status, failed.may_be_charged) == (ModelFailureKind.OVERLOADED, 200, True)

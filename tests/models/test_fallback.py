@@ -167,14 +167,14 @@ def test_a_transient_failure_is_retried_with_growing_delays_and_then_on_the_next
     assert handle_failures(plan, reason) == ["next_model"]
 
 
-def test_the_jitter_of_a_retry_delay_uses_the_given_random_source() -> None:
+def test_the_jitter_of_a_model_retry_delay_uses_the_given_random_source() -> None:
     def backoff_delay_s() -> float:
         return make_plan(BIG).handle_failure(failure(ModelFailureKind.SERVER), now=NOW).delay_s
 
     assert backoff_delay_s() == backoff_delay_s() != BACKOFF_MIN_S
 
 
-def test_a_malformed_reply_is_retried_once() -> None:
+def test_a_malformed_model_reply_is_retried_once_before_the_next_model_is_tried() -> None:
     assert handle_failures(make_plan(BIG, OTHER), *[ModelFailureKind.MALFORMED] * 4) == [
         "retry",
         "next_model",
@@ -184,7 +184,7 @@ def test_a_malformed_reply_is_retried_once() -> None:
 
 
 @pytest.mark.spec("C107")
-def test_a_short_retry_after_is_waited_for_and_a_long_one_becomes_a_cooldown() -> None:
+def test_a_short_retry_after_is_waited_for_and_a_long_one_starts_a_credential_cooldown() -> None:
     plan = make_plan(BIG, OTHER)
     action = plan.handle_failure(failure(ModelFailureKind.RATE_LIMIT, retry_after_s=12.5), now=NOW)
     assert isinstance(action, RetryAction) and 12.5 <= action.delay_s <= BACKOFF_MAX_S and action.mark is None
@@ -193,24 +193,24 @@ def test_a_short_retry_after_is_waited_for_and_a_long_one_becomes_a_cooldown() -
     assert cooldowns.apply_failure(None, action.mark).until == NOW + timedelta(minutes=10)
 
 
-def test_a_partly_received_reply_is_retried_on_the_same_model_only_if_allowed() -> None:
+def test_a_partly_received_reply_is_retried_before_the_fallback_model_only_if_allowed() -> None:
     cut = failure(ModelFailureKind.CONNECTION, begun=True)
     assert make_plan(BIG, OTHER).handle_failure(cut, now=NOW).kind == "next_model"
     assert make_plan(BIG, OTHER).handle_failure(cut, now=NOW, may_repeat=True).kind == "retry"
 
 
-def test_a_busy_local_server_without_credentials_is_retried() -> None:
+def test_a_busy_local_model_server_without_credentials_is_retried() -> None:
     assert handle_failures(make_plan(LOCAL), *[ModelFailureKind.RATE_LIMIT] * 3) == ["retry", "retry", "give_up"]
 
 
-def test_a_configured_limit_marks_no_credential_as_failed() -> None:
+def test_a_configured_rate_limit_tries_the_next_model_and_marks_no_credential_as_failed() -> None:
     plan = make_plan(BIG, OTHER)
     action = plan.handle_failure(ConfiguredLimitReached("acme", wait_s=61), now=NOW)
     assert isinstance(action, NextModelAction) and action.mark is None
     assert "the next call is possible in 61 seconds" in action.candidate.because
 
 
-def test_cancellation_is_not_a_model_failure() -> None:
+def test_cancellation_is_not_a_model_failure_and_starts_no_fallback() -> None:
     assert not issubclass(asyncio.CancelledError, ModelFailed)  # a plan accepts only `ModelFailed`
     assert not issubclass(asyncio.CancelledError, Exception)  # so no `except Exception` catches it
 
@@ -235,7 +235,7 @@ def test_if_all_models_failed_one_error_lists_each_reason_and_the_next_available
     assert error.retry_after_s == 300 and "retinue" in error.try_this
 
 
-def test_a_plan_with_a_single_model_raises_the_error_of_that_model() -> None:
+def test_a_fallback_plan_with_a_single_model_raises_the_error_of_that_model() -> None:
     action = make_plan(OTHER).handle_failure(
         failure(ModelFailureKind.BAD_REQUEST, says="rival wants no such thing"), now=NOW
     )
@@ -246,19 +246,19 @@ def test_a_plan_with_a_single_model_raises_the_error_of_that_model() -> None:
     assert slow.error.because == "it said so; rival/large is available again at 2026-03-01T12:01:00+00:00"
 
 
-def test_an_error_for_a_rejected_key_names_no_time_to_retry() -> None:
+def test_the_error_of_a_fallback_plan_names_no_time_to_retry_a_rejected_key() -> None:
     action = make_plan(OTHER).handle_failure(failure(ModelFailureKind.AUTH), now=NOW)
     assert isinstance(action, GiveUpAction) and "available again" not in action.error.because
 
 
-def test_without_a_key_no_model_is_called_and_the_error_names_the_variable() -> None:
+def test_a_fallback_plan_without_a_key_calls_no_model_and_its_error_names_the_variable() -> None:
     plan = make_plan(BIG, credentials=())
     assert plan.current is None
     error = plan.build_error(NOW)
     assert error.code == "model.all_failed" and "set ACME_API_KEY" in error.because
 
 
-def test_built_in_and_local_models_need_no_key() -> None:
+def test_a_fallback_plan_needs_no_key_for_built_in_and_local_models() -> None:
     assert current_candidate(make_plan(GUIDE)) == ("guide", "")
     assert current_candidate(make_plan(LOCAL)) == ("mine/llama", "")
 
@@ -267,7 +267,7 @@ def test_built_in_and_local_models_need_no_key() -> None:
 
 
 @pytest.mark.spec("C35")
-def test_a_provider_with_all_credentials_in_cooldown_is_skipped_with_the_reason() -> None:
+def test_a_fallback_plan_skips_a_provider_with_all_credentials_in_cooldown_and_says_why() -> None:
     states = CredentialCooldowns(
         [
             *make_cooldowns(A, ModelFailureKind.QUOTA).cooldowns,
@@ -280,7 +280,7 @@ def test_a_provider_with_all_credentials_in_cooldown_is_skipped_with_the_reason(
     assert "acme:b is in cooldown until 2026-03-01T12:05:00" in plan.current.because
 
 
-def test_a_short_cooldown_of_the_only_credential_is_waited_for() -> None:
+def test_a_fallback_plan_waits_for_a_short_cooldown_of_its_only_credential() -> None:
     plan = make_plan(
         OTHER, states=make_cooldowns(R, ModelFailureKind.RATE_LIMIT, model="large", at=NOW - timedelta(seconds=20))
     )
@@ -291,27 +291,27 @@ def test_a_short_cooldown_of_the_only_credential_is_waited_for() -> None:
 
 
 @pytest.mark.spec("C38")
-def test_a_long_cooldown_is_neither_waited_for_nor_cleared() -> None:
+def test_a_fallback_plan_neither_waits_for_nor_clears_a_long_cooldown() -> None:
     plan = make_plan(OTHER, states=make_cooldowns(R, ModelFailureKind.QUOTA))
     assert plan.current is None
     assert "rival/large is available again at 2026-03-01T17:00:00+00:00" in plan.build_error(NOW).because
 
 
 @pytest.mark.spec("C38")
-def test_a_failure_without_a_fallback_still_starts_a_cooldown() -> None:
+def test_a_model_failure_without_a_fallback_still_starts_a_cooldown() -> None:
     """Without another model to use, a cooldown that was just stored was once cleared again."""
     action = make_plan(OTHER).handle_failure(failure(ModelFailureKind.QUOTA), now=NOW)
     assert isinstance(action, GiveUpAction)
     assert action.mark is not None and action.mark.failure is ModelFailureKind.QUOTA
 
 
-def test_a_rate_limit_of_one_model_does_not_block_other_models_of_the_provider() -> None:
+def test_after_a_rate_limit_of_one_model_the_fallback_tries_another_model_of_its_provider() -> None:
     plan = make_plan(BIG, SMALL, credentials=(A,))
     assert handle_failures(plan, ModelFailureKind.RATE_LIMIT) == ["next_model"]
     assert current_candidate(plan) == ("acme/small", "acme:a")
 
 
-def test_a_rejected_key_is_not_tried_with_another_model() -> None:
+def test_the_fallback_does_not_try_a_rejected_key_with_another_model() -> None:
     plan = make_plan(BIG, SMALL, OTHER, credentials=(A, R))
     assert handle_failures(plan, ModelFailureKind.AUTH) == ["next_model"]
     assert current_candidate(plan) == ("rival/large", "rival:env")
@@ -344,7 +344,7 @@ def credential(
 
 
 @pytest.mark.spec("C35")
-def test_tokens_are_ordered_before_keys_and_the_least_recently_used_first() -> None:
+def test_in_the_credential_order_tokens_precede_keys_and_the_least_recently_used_comes_first() -> None:
     token = credential("token", kind=CredentialKind.TOKEN, used_h=1)
     old, new, never = credential("old", used_h=9), credential("new", used_h=2), credential("never")
     assert ordered_ids(new, old, token, never) == ["acme:token", "acme:never", "acme:old", "acme:new"]
@@ -400,13 +400,13 @@ def test_a_pinned_credential_is_never_replaced_and_its_failure_tries_the_next_mo
 
 
 @pytest.mark.spec("C36")
-def test_a_missing_pinned_credential_is_reported_and_not_replaced() -> None:
+def test_a_missing_pinned_credential_is_reported_and_not_replaced_by_a_fallback_plan() -> None:
     plan = make_plan(BIG, options=SessionOptions(credential="acme:gone", pinned=True))
     assert plan.current is None
     assert "acme:gone was chosen for this session" in plan.build_error(NOW).because
 
 
-def test_a_described_plan_lists_each_candidate_with_its_reason() -> None:
+def test_a_described_fallback_plan_lists_each_candidate_with_its_reason() -> None:
     plan = make_plan(BIG, ModelRef("nobody", "x"), OTHER, states=make_cooldowns(A, ModelFailureKind.OVERLOADED))
     assert describe_plan(plan, NOW) == [
         "acme/big with acme:b: acme:a is in cooldown until 2026-03-01T12:01:00+00:00: it is overloaded",
@@ -428,7 +428,7 @@ def failures(draw: st.DrawFn) -> ModelFailed:
 
 
 @given(data=st.data())
-def test_any_sequence_of_failures_ends_and_available_candidates_precede_cooldowns(data: st.DataObject) -> None:
+def test_any_sequence_of_model_failures_ends_and_available_candidates_precede_cooldowns(data: st.DataObject) -> None:
     refs = data.draw(st.lists(st.sampled_from([BIG, SMALL, OTHER, LOCAL, GUIDE]), min_size=1, max_size=5))
     held = data.draw(st.lists(st.sampled_from(ALL_CREDENTIALS), unique=True))
     states = CredentialCooldowns()

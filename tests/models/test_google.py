@@ -114,7 +114,7 @@ async def test_text_thinking_and_token_counts_of_a_gemini_reply_are_read() -> No
     assert collected["usage"] == {"input": 17, "output": 10, "cache_read": 8, "cache_write": 0, "reasoning": 6}
 
 
-async def test_function_calls_set_the_finish_reason_and_may_have_no_id() -> None:
+async def test_google_function_calls_set_the_finish_reason_and_may_have_no_id() -> None:
     collected = await collect_from(
         stream(
             response(
@@ -132,7 +132,7 @@ async def test_function_calls_set_the_finish_reason_and_may_have_no_id() -> None
     assert collected["usage"] is None
 
 
-async def test_a_signature_belongs_to_its_part_even_if_the_part_has_no_text() -> None:
+async def test_a_google_thought_signature_belongs_to_its_part_even_if_the_part_has_no_text() -> None:
     collected = await collect_from(
         stream(
             response({"text": "Hm.", "thought": True, "thoughtSignature": "QQ=="}),
@@ -145,7 +145,7 @@ async def test_a_signature_belongs_to_its_part_even_if_the_part_has_no_text() ->
     assert bare["signatures"] == [{"on": "text", "value": "Qw=="}]
 
 
-async def test_code_execution_parts_are_kept_as_signatures() -> None:
+async def test_code_execution_parts_of_a_google_reply_are_kept_as_signatures() -> None:
     code = {"executableCode": {"language": "PYTHON", "code": "print(1)"}, "thoughtSignature": "QQ=="}
     done = {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1\n"}}
     collected = await collect_from(
@@ -173,24 +173,24 @@ async def test_gemini_finish_reasons_are_mapped(raw: str, finish: str) -> None:
     assert (await collect_from(stream(response({"text": "Well"}, finish=raw))))["finish"] == finish
 
 
-async def test_a_blocked_prompt_gives_an_empty_filtered_reply() -> None:
+async def test_a_prompt_blocked_by_google_gives_an_empty_filtered_reply() -> None:
     collected = await collect_from(
         stream({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}})
     )
     assert (collected["finish"], collected["text"]) == ("content_filter", "")
 
 
-async def test_a_malformed_function_call_is_a_malformed_reply() -> None:
+async def test_a_malformed_google_function_call_is_a_malformed_reply() -> None:
     collected = await collect_from(stream({"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL", "content": {}}]}))
     assert collected["error"] == "malformed"
 
 
-async def test_a_stream_without_its_end_is_a_connection_failure() -> None:
+async def test_a_google_stream_without_its_end_is_a_connection_failure() -> None:
     assert (await collect_from(stream(response({"text": "Well"}))))["error"] == "connection"
     assert (await collect_from(stream(response({"text": "Well"})), then=Then.CUT))["error"] == "connection"
 
 
-async def test_an_error_in_or_instead_of_the_stream_is_a_model_failure() -> None:
+async def test_an_error_in_or_instead_of_a_google_stream_is_a_model_failure() -> None:
     error = {"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}
     collected = {"error": "overloaded", "status": 200, "retry_after": None}
     assert await collect_from(stream(response({"text": "We"}), error)) == collected
@@ -198,7 +198,7 @@ async def test_an_error_in_or_instead_of_the_stream_is_a_model_failure() -> None
     assert await collect_from(json.dumps(error)) == collected
 
 
-async def test_a_json_body_or_an_array_of_responses_is_read() -> None:
+async def test_a_google_reply_in_one_json_body_or_an_array_of_responses_is_read() -> None:
     one, two = response({"text": "It "}), response({"text": "snows."}, finish="STOP")
     assert (await collect_from(json.dumps([one, two])))["text"] == "It snows."
     assert (await collect_from(json.dumps(two, indent=2)))["text"] == "snows."
@@ -208,14 +208,14 @@ async def test_a_json_body_or_an_array_of_responses_is_read() -> None:
 
 
 @pytest.mark.parametrize("event", ["{broken", '{"candidates": 5}', '{"candidates": [{"content": {"parts": [5]}}]}'])
-async def test_an_unreadable_event_is_a_malformed_reply(event: str) -> None:
+async def test_an_unreadable_event_in_a_google_stream_is_a_malformed_reply(event: str) -> None:
     assert (await collect_from(f"data: {event}\n\n"))["error"] == "malformed"
 
 
 # Requests
 
 
-async def test_a_request_has_its_key_in_a_header_and_never_in_its_url() -> None:
+async def test_a_google_request_has_its_key_in_a_header_and_never_in_its_url() -> None:
     async with (
         open_provider_connections() as link,
         provider(Answer(body=stream(response({"text": "Hi"}, finish="STOP")))) as server,
@@ -229,13 +229,13 @@ async def test_a_request_has_its_key_in_a_header_and_never_in_its_url() -> None:
     assert KEY not in got.path and KEY not in got.raw.decode()
 
 
-def test_the_request_url_contains_the_escaped_model_name() -> None:
+def test_the_url_of_a_google_request_contains_the_escaped_model_name() -> None:
     url = make_request(model="tunedModels/my one").url
     assert url == "http://127.0.0.1:1/v1beta/tunedModels/my%20one:streamGenerateContent?alt=sse"
     assert "x-goog-api-key" not in make_request(key="").headers
 
 
-def test_a_history_with_all_record_kinds_is_sent() -> None:
+def test_a_google_request_contains_a_history_with_all_record_kinds() -> None:
     body = request_body(
         Summary(text="They met.", kept_from=3),
         UserTurn(text="Look around."),
@@ -267,7 +267,7 @@ def test_a_history_with_all_record_kinds_is_sent() -> None:
     assert failed["functionResponse"]["response"] == {"error": "too loud"}
 
 
-def test_thinking_is_sent_back_only_with_a_signature_and_code_parts_unchanged() -> None:
+def test_thinking_is_sent_back_to_google_only_with_a_signature_and_code_parts_unchanged() -> None:
     code = json.dumps({"executableCode": {"code": "1"}, "thoughtSignature": "QQ=="})
     reply = Reply(
         text="One.",
@@ -290,7 +290,7 @@ def test_thinking_is_sent_back_only_with_a_signature_and_code_parts_unchanged() 
 
 
 @pytest.mark.spec("C46")
-def test_a_call_without_a_signature_gets_the_dummy_signature_where_required() -> None:
+def test_a_call_without_a_signature_gets_the_dummy_signature_where_google_requires_it() -> None:
     foreign = Reply(text="", calls=CALLS, provider="anthropic")
     old = Reply(text="", calls=CALLS, provider="google")
 
@@ -305,7 +305,7 @@ def test_a_call_without_a_signature_gets_the_dummy_signature_where_required() ->
 
 
 @pytest.mark.spec("C46")
-def test_roles_alternate_and_start_and_end_with_the_user() -> None:
+def test_the_roles_of_a_google_request_alternate_and_start_and_end_with_the_user() -> None:
     alternating_body = request_body(
         UserTurn(text="1"), Note(text="2"), Reply(text="A"), Reply(text="B"), UserTurn(text="3")
     )
@@ -319,7 +319,7 @@ def test_roles_alternate_and_start_and_end_with_the_user() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_an_empty_reply_is_omitted_from_the_contents() -> None:
+def test_an_empty_reply_is_omitted_from_the_contents_of_a_google_request() -> None:
     body = request_body(UserTurn(text="1"), Reply(text="", thinking="Hm.", provider="google"), UserTurn(text="2"))
     assert roles_and_parts(body) == [("user", ["text", "text"])]
 
@@ -329,7 +329,7 @@ class FakeAttachments:
         return {IMAGE_ATTACHMENT.hash: b"png", PDF_ATTACHMENT.hash: b"%PDF"}.get(attachment.hash)
 
 
-def test_images_and_pdfs_are_sent_as_inline_data() -> None:
+def test_images_and_pdfs_are_sent_to_google_as_inline_data() -> None:
     turn = UserTurn(text="What is this?", attachments=(IMAGE_ATTACHMENT, PDF_ATTACHMENT))
     text, image, paper = request_body(turn, media=FakeAttachments())["contents"][0]["parts"]
     assert text == {"text": "What is this?"}
@@ -349,14 +349,16 @@ def test_images_and_pdfs_are_sent_as_inline_data() -> None:
         ("high", 8192, ("thinking-level",), {"includeThoughts": True, "thinkingLevel": "high"}),
     ],
 )
-def test_effort_becomes_a_thinking_budget_or_level(effort: Any, output: int, quirks: Any, thinking: Any) -> None:
+def test_an_effort_becomes_a_google_thinking_budget_or_level(
+    effort: Any, output: int, quirks: Any, thinking: Any
+) -> None:
     body = request_body(effort=effort, output_tokens_max=output, target={"quirks": frozenset(quirks)})
     assert body["generationConfig"].get("thinkingConfig") == thinking
     assert body["generationConfig"]["maxOutputTokens"] == output
 
 
 @pytest.mark.spec("H80")
-def test_an_unsupported_effort_is_refused_without_a_request() -> None:
+def test_an_effort_unsupported_by_a_google_model_is_refused_without_a_request() -> None:
     facts = make_model_facts("google", efforts=("low", "high"))
     with pytest.raises(ModelFailed, match="does not support the effort 'none'"):
         GoogleFormat(EncodedContextCache()).build_request(
@@ -365,7 +367,7 @@ def test_an_unsupported_effort_is_refused_without_a_request() -> None:
 
 
 @pytest.mark.spec("C105.params")
-def test_params_override_the_request_and_provider_tools_are_added() -> None:
+def test_params_override_a_google_request_and_provider_tools_are_added() -> None:
     params = {
         "generationConfig": {"temperature": 0.5, "maxOutputTokens": 5},
         "safetySettings": [{"category": "X"}],
@@ -378,7 +380,7 @@ def test_params_override_the_request_and_provider_tools_are_added() -> None:
     assert [next(iter(tool)) for tool in body["tools"]] == ["functionDeclarations", "googleSearch"]
 
 
-def test_a_model_without_tool_support_gets_no_tools() -> None:
+def test_a_google_model_without_tool_support_gets_no_tools() -> None:
     facts = make_model_facts("google", tools=False)
     request = GoogleFormat(EncodedContextCache()).build_request(
         prompt_of(tools=(LOOK_TOOL,)), ModelTarget(facts=facts, url="http://x"), KEY

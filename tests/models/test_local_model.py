@@ -64,7 +64,7 @@ async def test_a_local_model_streams_over_the_openai_format_and_is_free(gguf: Pa
     assert model.facts.price == FREE_PRICE
 
 
-async def test_the_first_reply_shows_the_loading_progress_as_thinking(gguf: Path) -> None:
+async def test_the_first_reply_of_a_local_model_shows_the_loading_progress_as_thinking(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         first = await collect_reply(model, prompt_with_text("hello"))
         second = await collect_reply(model, prompt_with_text("hello"))
@@ -74,7 +74,7 @@ async def test_the_first_reply_shows_the_loading_progress_as_thinking(gguf: Path
     assert second["thinking"] == ""
 
 
-async def test_the_model_process_gets_its_token_through_a_pipe_and_no_api_keys(gguf: Path) -> None:
+async def test_the_local_model_process_gets_its_token_through_a_pipe_and_no_api_keys(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         report = await ask_stand_in(model)
 
@@ -93,7 +93,7 @@ async def test_the_model_process_gets_its_token_through_a_pipe_and_no_api_keys(g
     }
 
 
-async def test_a_request_to_the_model_process_without_its_token_is_refused(gguf: Path) -> None:
+async def test_a_request_to_the_local_model_process_without_its_token_is_refused(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         await ask_stand_in(model)
         direct_model = HttpModel(model._connections, model._format, require_value(model._target))
@@ -102,12 +102,12 @@ async def test_a_request_to_the_model_process_without_its_token_is_refused(gguf:
     assert collected["error"] == "auth"
 
 
-async def test_one_model_process_serves_all_prompts(gguf: Path) -> None:
+async def test_one_local_model_process_serves_all_prompts(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         assert {(await ask_stand_in(model))["pid"] for _ in range(3)} == {model.pid}
 
 
-async def test_local_replies_are_serialized_and_waiting_requests_are_told_so(gguf: Path) -> None:
+async def test_a_local_model_replies_to_one_request_at_a_time_and_waiting_requests_show_that(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         collected = await asyncio.gather(
             *(collect_reply(model, prompt_with_text(f"question {number}")) for number in range(4))
@@ -118,7 +118,7 @@ async def test_local_replies_are_serialized_and_waiting_requests_are_told_so(ggu
     assert [one["thinking"] for one in collected[1:]] == ["waiting: parrot is answering another request\n"] * 3
 
 
-async def test_too_many_waiting_requests_are_refused_as_overloaded(gguf: Path) -> None:
+async def test_too_many_waiting_requests_to_a_local_model_are_refused_as_overloaded(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         async with aclosing(model.reply(prompt_with_text("hang"))) as first:
             await read_until_text(first)
@@ -132,7 +132,7 @@ async def test_too_many_waiting_requests_are_refused_as_overloaded(gguf: Path) -
     assert refused.value.failure is ModelFailureKind.OVERLOADED
 
 
-async def test_a_killed_model_process_is_started_again_for_the_next_prompt(gguf: Path) -> None:
+async def test_a_killed_local_model_process_is_started_again_for_the_next_prompt(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         first = await ask_stand_in(model)
         os.kill(require_value(model.pid), signal.SIGKILL)
@@ -143,7 +143,7 @@ async def test_a_killed_model_process_is_started_again_for_the_next_prompt(gguf:
 
 
 @pytest.mark.parametrize("how", ["die", "die in an event"])
-async def test_a_model_process_that_dies_during_a_reply_fails_it_but_not_the_next(gguf: Path, how: str) -> None:
+async def test_a_local_model_process_that_dies_during_a_reply_fails_only_that_reply(gguf: Path, how: str) -> None:
     async with open_stand_in_model(gguf) as model:
         with pytest.raises(ModelFailed) as failed:
             await ask_stand_in(model, how)
@@ -155,7 +155,7 @@ async def test_a_model_process_that_dies_during_a_reply_fails_it_but_not_the_nex
     assert "memory" in failed.value.because
 
 
-async def test_a_model_process_that_always_dies_is_not_restarted_endlessly(gguf: Path) -> None:
+async def test_a_local_model_process_that_always_dies_is_not_restarted_endlessly(gguf: Path) -> None:
     async with open_stand_in_model(gguf, "ready-and-gone") as model:
         with pytest.raises(ModelFailed) as failed:
             await ask_stand_in(model)
@@ -164,7 +164,7 @@ async def test_a_model_process_that_always_dies_is_not_restarted_endlessly(gguf:
     assert not failed.value.may_be_charged
 
 
-async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> None:
+async def test_a_cancelled_reply_frees_the_local_model_for_the_next_prompt(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         async with aclosing(model.reply(prompt_with_text("hang"))) as chunks:
             await read_until_text(chunks)
@@ -186,7 +186,7 @@ async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> Non
     assert report["pid"] == pid
 
 
-async def test_a_reply_cancelled_while_the_model_loads_leaves_no_process(gguf: Path) -> None:
+async def test_a_reply_cancelled_while_a_local_model_loads_leaves_no_process(gguf: Path) -> None:
     async with open_stand_in_model(gguf, "stuck") as model:
         async with aclosing(model.reply(prompt_with_text("hello"))) as chunks:
             assert await anext(chunks) == ThinkingChunk("loading parrot (0 MB)…")
@@ -199,7 +199,7 @@ async def test_a_reply_cancelled_while_the_model_loads_leaves_no_process(gguf: P
     assert not is_running(pid)
 
 
-async def test_an_idle_model_process_is_ended(gguf: Path) -> None:
+async def test_an_idle_local_model_process_is_ended(gguf: Path) -> None:
     clock = FakeClock()
     async with open_stand_in_model(gguf, clock=clock, idle_s=60.0) as model:
         first = await ask_stand_in(model)
@@ -215,7 +215,7 @@ async def test_an_idle_model_process_is_ended(gguf: Path) -> None:
     assert "loading parrot" in again["thinking"]
 
 
-async def test_a_model_process_is_not_idle_during_a_long_reply(gguf: Path) -> None:
+async def test_a_local_model_process_is_not_idle_during_a_long_reply(gguf: Path) -> None:
     clock = FakeClock()
     async with (
         open_stand_in_model(gguf, clock=clock, idle_s=60.0) as model,
@@ -260,14 +260,14 @@ async def test_closing_a_local_model_while_it_loads_leaves_no_process(gguf: Path
     assert not is_running(pid)
 
 
-async def test_the_model_process_ends_with_a_killed_server(gguf: Path) -> None:
+async def test_the_local_model_process_ends_with_a_killed_server(gguf: Path) -> None:
     await check_process_ends_with_server(SERVER, str(gguf), sys.executable, str(STAND_IN))
 
 
 # --- errors where it cannot run ---
 
 
-async def test_a_missing_local_extra_names_the_install_command(gguf: Path) -> None:
+async def test_the_error_of_a_local_model_without_the_local_extra_names_the_install_command(gguf: Path) -> None:
     async with open_stand_in_model(gguf, "missing") as model:
         with pytest.raises(ModelFailed) as failed:
             await ask_stand_in(model)
@@ -278,7 +278,7 @@ async def test_a_missing_local_extra_names_the_install_command(gguf: Path) -> No
 
 
 @pytest.mark.skipif(find_bundled_weights() is not None, reason="the weights are installed here")
-async def test_missing_weights_name_the_package_to_install() -> None:
+async def test_the_error_of_a_local_model_without_weights_names_the_package_to_install() -> None:
     async with open_stand_in_model(None) as model:
         with pytest.raises(ModelFailed) as failed:
             await ask_stand_in(model)
@@ -297,7 +297,7 @@ async def test_missing_weights_name_the_package_to_install() -> None:
         (None, "no such file or directory"),
     ],
 )
-async def test_an_empty_missing_or_non_gguf_file_fails_with_the_reason(
+async def test_an_empty_missing_or_non_gguf_model_file_fails_with_the_reason(
     tmp_path: Path, content: bytes | None, because: str
 ) -> None:
     path = tmp_path / "wrong.gguf"
@@ -312,7 +312,7 @@ async def test_an_empty_missing_or_non_gguf_file_fails_with_the_reason(
     assert str(path) in failed.value.sentence
 
 
-async def test_an_unsupported_architecture_is_explained_from_the_process_output(gguf: Path) -> None:
+async def test_an_unsupported_architecture_of_a_local_model_is_explained_from_the_process_output(gguf: Path) -> None:
     async with open_stand_in_model(gguf, "broken") as model:
         with pytest.raises(ModelFailed) as failed:
             await ask_stand_in(model)
@@ -320,7 +320,7 @@ async def test_an_unsupported_architecture_is_explained_from_the_process_output(
     assert failed.value.because == "its architecture 'dodo' is not supported by this version of llama.cpp"
 
 
-async def test_a_model_process_killed_while_loading_fails_with_the_reason(gguf: Path) -> None:
+async def test_a_local_model_process_killed_while_loading_fails_with_the_reason(gguf: Path) -> None:
     async with open_stand_in_model(gguf, "killed") as model:
         with pytest.raises(ModelFailed) as failed:
             await ask_stand_in(model)
@@ -329,7 +329,9 @@ async def test_a_model_process_killed_while_loading_fails_with_the_reason(gguf: 
     assert failed.value.because == "its process was killed, probably because memory ran out"
 
 
-async def test_a_model_that_does_not_finish_loading_times_out(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_local_model_that_does_not_finish_loading_times_out(
+    gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("retinue.models.local_model.PROGRESS_INTERVAL_S", 0.01)
     monkeypatch.setattr("retinue.models.local_model.LOAD_TIMEOUT_S", 0.05)
     async with open_stand_in_model(gguf, "stuck", clock=FakeClock()) as model:
@@ -357,7 +359,9 @@ async def test_a_model_that_does_not_finish_loading_times_out(gguf: Path, monkey
         ([], 3, "its process ended with code 3 and no output"),
     ],
 )
-def test_the_output_and_exit_code_of_a_model_process_are_explained(lines: list[str], code: int, because: str) -> None:
+def test_the_output_and_exit_code_of_a_local_model_process_are_explained(
+    lines: list[str], code: int, because: str
+) -> None:
     assert explain_exit(lines, code).startswith(because)
 
 
@@ -395,7 +399,7 @@ def test_a_gguf_file_truncated_in_its_header_is_read_as_far_as_possible(tmp_path
             assert size < 4
 
 
-async def test_a_local_model_that_cannot_call_tools_gets_none(gguf: Path, tmp_path: Path) -> None:
+async def test_a_local_model_that_cannot_call_tools_gets_no_tools(gguf: Path, tmp_path: Path) -> None:
     able = write_gguf_file(tmp_path / "able.gguf", template="{{ tools }}")
     async with open_stand_in_model(gguf) as plain, open_stand_in_model(able) as with_tools:
         assert "tools" not in (await ask_stand_in(plain, tools=(TOOL,)))["asked"]
@@ -404,7 +408,7 @@ async def test_a_local_model_that_cannot_call_tools_gets_none(gguf: Path, tmp_pa
         assert "cannot call tools" not in with_tools.limitations
 
 
-async def test_the_output_limit_of_a_local_reply_is_sent_to_the_model_process(gguf: Path) -> None:
+async def test_the_output_limit_of_a_local_model_reply_is_sent_to_the_model_process(gguf: Path) -> None:
     async with open_stand_in_model(gguf) as model:
         assert (await ask_stand_in(model))["asked"]["max_tokens"] == 1024
         assert (await ask_stand_in(model, output_tokens_max=100))["asked"]["max_tokens"] == 100
@@ -415,7 +419,7 @@ def test_a_local_model_is_named_by_its_path_and_the_bundled_one_as_local() -> No
     assert str(LocalWeights().ref) == "local"
 
 
-def test_weights_are_read_ahead_in_tenths_unless_they_would_fill_the_memory(tmp_path: Path) -> None:
+def test_weights_of_a_local_model_are_read_ahead_in_tenths_unless_they_would_fill_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     with path.open("wb") as file:
         file.truncate(60 * 1024 * 1024)
@@ -429,7 +433,7 @@ def test_weights_are_read_ahead_in_tenths_unless_they_would_fill_the_memory(tmp_
 
 @pytest.mark.slow
 @needs_local_extra
-async def test_smollm2_streams_its_answer_and_shows_its_loading() -> None:
+async def test_the_local_model_smollm2_streams_its_answer_and_shows_its_loading() -> None:
     async with open_real_model() as model:
         chunks = [
             chunk
@@ -450,7 +454,7 @@ async def test_smollm2_streams_its_answer_and_shows_its_loading() -> None:
 
 @pytest.mark.slow
 @needs_local_extra
-async def test_smollm2_is_started_again_after_its_process_was_killed() -> None:
+async def test_the_local_model_smollm2_is_started_again_after_its_process_was_killed() -> None:
     async with open_real_model() as model:
         await collect_reply(model, short_prompt())
         pid = require_value(model.pid)
@@ -462,14 +466,14 @@ async def test_smollm2_is_started_again_after_its_process_was_killed() -> None:
 @pytest.mark.slow
 @needs_local_extra
 @pytest.mark.parametrize("while_loading", [True, False])
-async def test_smollm2_ends_with_a_killed_server(while_loading: bool) -> None:
+async def test_the_process_of_the_local_model_smollm2_ends_with_a_killed_server(while_loading: bool) -> None:
     server = SERVER.replace("model._target", "model._process") if while_loading else SERVER
     await check_process_ends_with_server(server, str(find_bundled_weights()), *SERVER_COMMAND)
 
 
 @pytest.mark.slow
 @needs_local_extra
-async def test_a_cancelled_reply_frees_smollm2_for_the_next() -> None:
+async def test_a_cancelled_reply_frees_the_local_model_smollm2_for_the_next_prompt() -> None:
     async with open_real_model(ignore_eos=True) as model:  # so that it uses its whole output limit
         await collect_reply(model, short_prompt())
         pid = require_value(model.pid)
@@ -489,7 +493,7 @@ async def test_a_cancelled_reply_frees_smollm2_for_the_next() -> None:
 
 @pytest.mark.slow
 @needs_local_extra
-async def test_smollm2_refuses_a_request_without_its_token() -> None:
+async def test_the_local_model_smollm2_refuses_a_request_without_its_token() -> None:
     async with open_real_model() as model:
         await collect_reply(model, short_prompt())
         direct_model = HttpModel(model._connections, model._format, require_value(model._target))
@@ -499,7 +503,7 @@ async def test_smollm2_refuses_a_request_without_its_token() -> None:
 
 @pytest.mark.slow
 @needs_local_extra
-async def test_smollm2_reports_a_context_overflow() -> None:
+async def test_the_local_model_smollm2_reports_a_context_overflow() -> None:
     async with open_real_model() as model:
         collected = await collect_reply(model, prompt_with_text("word " * 6000))
 
@@ -508,7 +512,7 @@ async def test_smollm2_reports_a_context_overflow() -> None:
 
 @pytest.mark.slow
 @needs_local_extra
-async def test_smollm2_continues_a_session_in_which_another_model_called_tools() -> None:
+async def test_the_local_model_smollm2_continues_a_session_in_which_another_model_called_tools() -> None:
     call = Call(id="1", tool="look", arguments={})
     usage = Usage(input_tokens=1, output_tokens=1)
     async with open_real_model() as model:

@@ -184,13 +184,13 @@ def test_a_model_entry_overrides_the_built_in_facts(build_catalog: BuildCatalog)
     assert (facts.vision, facts.tools, facts.efforts, facts.output_tokens_max) == (False, False, ("low",), 5)
 
 
-def test_the_output_limit_never_exceeds_the_context_window(build_catalog: BuildCatalog) -> None:
+def test_the_output_limit_of_a_model_never_exceeds_its_context_window(build_catalog: BuildCatalog) -> None:
     text = '[models.entries."openai/gpt-4o"]\nwindow_tokens = 4000'
     assert build_catalog(text).get_facts(ref("openai/gpt-4o")).output_tokens_max == 4_000
 
 
 @pytest.mark.spec("C105.params")
-def test_params_of_an_entry_are_part_of_the_target(build_catalog: BuildCatalog) -> None:
+def test_params_of_a_model_entry_in_the_settings_are_part_of_the_model_target(build_catalog: BuildCatalog) -> None:
     assert build_catalog(SERVER).build_target(ref("anthropic/claude-opus-4-5"))[1].params == {"temperature": 0.3}
 
 
@@ -207,7 +207,7 @@ def test_a_model_target_has_format_url_headers_and_quirks(build_catalog: BuildCa
     assert unknown.value.code == "model.provider_unknown" and "[providers.nobody]" in unknown.value.try_this
 
 
-def test_settings_and_built_in_providers_have_the_same_names() -> None:
+def test_the_model_providers_known_to_the_settings_are_the_built_in_ones() -> None:
     assert set(BUILT_IN_PROVIDERS) == KNOWN_PROVIDERS
     assert {str(quirk) for quirk in ChatQuirk} <= {str(quirk) for quirk in ProviderQuirk}
     assert all(BUILT_IN_PROVIDERS[name].default_model in OFFERED_MODELS[name] for name in DEFAULT_PROVIDER_ORDER)
@@ -236,7 +236,7 @@ def test_every_offered_model_belongs_to_a_model_family() -> None:
         ("meta-llama/Llama-3.3-70B-Instruct", 131_072, False),
     ],
 )
-def test_window_and_vision_of_current_models_are_known_by_name(model: str, window: int, vision: bool) -> None:
+def test_context_window_and_vision_of_current_models_are_known_by_name(model: str, window: int, vision: bool) -> None:
     family = find_family(model)
     assert family is not None and (family.window_tokens, family.vision) == (window, vision)
 
@@ -245,7 +245,9 @@ def test_window_and_vision_of_current_models_are_known_by_name(model: str, windo
 
 
 @pytest.mark.spec("H80")
-def test_an_unknown_or_unsupported_effort_is_refused_with_the_valid_ones(build_catalog: BuildCatalog) -> None:
+def test_an_effort_that_is_unknown_or_unsupported_by_a_model_is_refused_with_the_valid_ones(
+    build_catalog: BuildCatalog,
+) -> None:
     catalog = build_catalog(SERVER)
     for fine in (None, "default", *EFFORTS):
         catalog.check_effort(ref("anthropic/claude-opus-4-5"), fine)
@@ -264,7 +266,9 @@ def test_an_unknown_or_unsupported_effort_is_refused_with_the_valid_ones(build_c
 # --- the chain ---
 
 
-def test_a_run_override_precedes_the_models_of_session_agent_and_settings(build_catalog: BuildCatalog) -> None:
+def test_a_model_override_for_a_run_precedes_the_models_of_session_agent_and_settings(
+    build_catalog: BuildCatalog,
+) -> None:
     catalog = build_catalog(SERVER)
     ada = Agent(name="ada", model="openai/gpt-5", fallbacks=())
     options = SessionOptions(model="groq/x")
@@ -275,7 +279,7 @@ def test_a_run_override_precedes_the_models_of_session_agent_and_settings(build_
 
 
 @pytest.mark.spec("C34")
-def test_the_fallbacks_of_an_agent_replace_the_configured_ones_even_if_empty(build_catalog: BuildCatalog) -> None:
+def test_the_fallback_models_of_an_agent_replace_the_configured_ones_even_if_empty(build_catalog: BuildCatalog) -> None:
     catalog = build_catalog(SERVER)
     own = Agent(name="ada", fallbacks=("groq/x",))
     none = Agent(name="ada", fallbacks=())
@@ -290,7 +294,9 @@ def test_the_fallbacks_of_an_agent_replace_the_configured_ones_even_if_empty(bui
 
 
 @pytest.mark.spec("C34")
-def test_the_chain_of_an_overridden_run_ends_with_the_configured_primary_model(build_catalog: BuildCatalog) -> None:
+def test_the_model_chain_of_an_overridden_run_ends_with_the_configured_primary_model(
+    build_catalog: BuildCatalog,
+) -> None:
     catalog = build_catalog(SERVER)
     ada = Agent(name="ada", model="openai/gpt-5", fallbacks=("groq/x",))
     expected_chain = ["local", "groq/x", "openai/gpt-5"]
@@ -303,7 +309,7 @@ def test_the_chain_of_an_overridden_run_ends_with_the_configured_primary_model(b
 
 
 @pytest.mark.spec("C34")
-def test_fallbacks_that_are_not_allowed_are_omitted(build_catalog: BuildCatalog) -> None:
+def test_fallback_models_that_are_not_allowed_are_omitted_from_the_chain(build_catalog: BuildCatalog) -> None:
     catalog = build_catalog(SERVER + "[providers.openai]\n", **KEYS)
     assert "openai/gpt-5.2" in ref_names(catalog.build_chain(agent=ADA, session_options=NO_OPTIONS))
     limited = build_catalog(SERVER.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
@@ -382,7 +388,9 @@ def test_image_models_come_first_if_the_main_model_lacks_vision(build_catalog: B
 
 
 @pytest.mark.spec("C100")
-def test_the_utility_role_uses_the_utility_model_and_falls_back_to_the_main_chain(build_catalog: BuildCatalog) -> None:
+def test_the_utility_role_selects_the_utility_model_and_falls_back_to_the_main_model_chain(
+    build_catalog: BuildCatalog,
+) -> None:
     catalog = build_catalog(SERVER)
     assert ref_names(catalog.build_chain(agent=ADA, session_options=NO_OPTIONS, role=ModelRole.UTILITY)) == [
         "rack/qwen3",
@@ -481,7 +489,7 @@ def test_only_allowed_models_are_offered(build_catalog: BuildCatalog) -> None:
 # --- keys ---
 
 
-def test_a_missing_key_is_explained_with_the_variable_to_set(build_catalog: BuildCatalog) -> None:
+def test_a_missing_model_provider_key_is_explained_with_the_variable_to_set(build_catalog: BuildCatalog) -> None:
     catalog = build_catalog(SERVER)
     assert catalog.explain_missing_key("anthropic") == "set ANTHROPIC_API_KEY"
     assert catalog.explain_missing_key("google") == "set GOOGLE_API_KEY or GEMINI_API_KEY"

@@ -213,7 +213,7 @@ def _seals_of_others(format_: WireFormat) -> list[str]:
 @pytest.mark.spec("C46")
 @pytest.mark.parametrize("open_loop", [False, True], ids=["between turns", "within a turn"])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(WireFormat, 2)), ids=str)
-async def test_a_session_continues_with_any_other_provider(
+async def test_a_session_that_switches_its_model_continues_with_any_other_provider(
     before: WireFormat, after: WireFormat, open_loop: bool
 ) -> None:
     body = await asked(after, await make_history([before], open_loop=open_loop))
@@ -225,7 +225,7 @@ async def test_a_session_continues_with_any_other_provider(
 
 @pytest.mark.spec("C46")
 @pytest.mark.parametrize("last", list(WireFormat), ids=str)
-async def test_a_session_with_replies_of_all_providers_continues_with_each(last: WireFormat) -> None:
+async def test_after_several_model_switches_a_session_continues_with_each_of_its_providers(last: WireFormat) -> None:
     others = [format_ for format_ in WireFormat if format_ is not last]
     body = await asked(last, await make_history([last, *others, last, *others], open_loop=False))
     check_request_rules(last, body, foreign_seals=_seals_of_others(last))
@@ -234,14 +234,14 @@ async def test_a_session_with_replies_of_all_providers_continues_with_each(last:
 
 
 @pytest.mark.parametrize("format_", list(WireFormat), ids=str)
-async def test_seals_of_a_provider_are_sent_back_to_it(format_: WireFormat) -> None:
+async def test_a_session_sends_the_thinking_signatures_of_a_provider_back_to_that_provider(format_: WireFormat) -> None:
     body = await asked(format_, await make_history([format_], open_loop=True))
     check_request_rules(format_, body, foreign_seals=_seals_of_others(format_))
     assert SEALS[format_][0] in json.dumps(body)
 
 
 @pytest.mark.spec("C46")
-async def test_a_call_of_another_provider_gets_the_dummy_signature_for_google() -> None:
+async def test_after_a_model_switch_to_google_a_call_of_another_provider_gets_the_dummy_signature() -> None:
     bodies = await make_history([WireFormat.ANTHROPIC, WireFormat.GOOGLE], open_loop=False)
     body = await asked(WireFormat.GOOGLE, bodies, quirks=frozenset({"thinking-level"}))
     signatures = [
@@ -253,7 +253,7 @@ async def test_a_call_of_another_provider_gets_the_dummy_signature_for_google() 
 
 
 @pytest.mark.spec("C46")
-async def test_anthropic_thinking_is_off_between_a_call_of_another_provider_and_its_result() -> None:
+async def test_after_a_model_switch_amid_a_tool_call_anthropic_thinking_is_off_until_the_next_turn() -> None:
     """Anthropic refuses it: a reply with calls must begin with thinking, or thinking is off until the next turn."""
     foreign_seals = await asked(WireFormat.ANTHROPIC, await make_history([WireFormat.GOOGLE], open_loop=True))
     own = await asked(WireFormat.ANTHROPIC, await make_history([WireFormat.ANTHROPIC], open_loop=True))

@@ -144,7 +144,7 @@ FIRST_QUESTIONS = [
 
 
 @pytest.mark.parametrize("words", GREETINGS + FIRST_QUESTIONS)
-def test_a_greeting_or_first_question_gets_an_introduction_with_things_to_try(words: str) -> None:
+def test_the_offline_guide_answers_a_greeting_or_first_question_with_things_to_try(words: str) -> None:
     answer = reply_text_to(words)
     assert SCRIPT_NOTICE in answer
     named = [each for each in ("count to 20", "count to 50", "status", "how does it work") if f"`{each}`" in answer]
@@ -191,7 +191,9 @@ async def test_the_guide_explains_how_to_connect_a_real_model(instance: LocalIns
         assert "ANTHROPIC_API_KEY" in answer
 
 
-async def test_an_unknown_request_gets_a_short_answer_with_known_commands(instance: LocalInstance) -> None:
+async def test_the_offline_guide_answers_an_unknown_request_shortly_with_known_commands(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         answer = await send_and_wait(server, "Book me a flight to Lisbon")
         assert "“Book me a flight to Lisbon”" in answer
@@ -252,7 +254,7 @@ async def test_the_guide_pauses_between_words(tmp_path: Path) -> None:
         assert instance.clock.now() - START >= timedelta(seconds=0.3)
 
 
-async def test_a_count_interrupted_by_a_crash_is_answered_completely_and_once(tmp_path: Path) -> None:
+async def test_a_guide_count_interrupted_by_a_crash_is_answered_completely_and_once(tmp_path: Path) -> None:
     instance = build_instance_at(tmp_path, pause_s=1)
     async with instance.run() as server:
         receipt = await server.send("count to 10", recipient="agent:guide")
@@ -277,7 +279,7 @@ async def test_thinking_of_the_guide_is_separate_from_its_answer(instance: Local
 
 
 @pytest.mark.parametrize(("words", "seconds"), [("slow 10", 10), ("Be slow for 2.5 seconds", 2.5), ("slow 3s", 3)])
-async def test_a_slow_command_delays_the_answer_by_the_given_seconds(
+async def test_the_slow_command_of_the_guide_delays_the_answer_by_the_given_seconds(
     instance: LocalInstance, words: str, seconds: float
 ) -> None:
     async with instance.run() as server:
@@ -453,7 +455,7 @@ async def test_a_pending_guide_call_is_reported_as_waiting_and_its_late_decision
             assert not instance.witness_file.exists()
 
 
-async def test_the_ask_command_performs_a_call_that_needs_no_approval(instance: LocalInstance) -> None:
+async def test_the_ask_command_of_the_guide_performs_a_call_that_needs_no_approval(instance: LocalInstance) -> None:
     async with instance.run() as server:
         receipt = await server.send("ask", recipient="agent:guide")
         assert await server.wait_for_answer(receipt.envelope) == "`read` returned nothing."
@@ -473,13 +475,13 @@ async def test_a_guide_call_interrupted_by_a_crash_is_reported_as_interrupted(tm
         assert answer.startswith("`stuck` was interrupted, and may or may not have taken effect.")
 
 
-def test_a_file_whose_text_looks_like_a_refusal_is_quoted_as_a_file() -> None:
+def test_the_guide_quotes_a_file_whose_text_looks_like_a_refusal_as_a_file() -> None:
     for words in ("Waiting for approval ab12cd34.", "Not done: the approval ab12cd34 is denied.", "Interrupted: x"):
         result = ToolResult(call="c", tool="read", output=words)
         assert joined_text(reply_chunks(prompt_of("read x", Reply(text=""), result))) == f"`read` returned:\n{words}"
 
 
-def test_a_message_steered_in_after_a_result_is_answered_with_it() -> None:
+def test_the_guide_answers_a_message_steered_in_after_a_tool_result_along_with_the_result() -> None:
     result = ToolResult(call="c", tool="read", output="Be kind.")
     joined = UserTurn(text=turn("echo and hurry"))
     assert (
@@ -515,7 +517,7 @@ def test_the_guide_reads_only_the_text_of_each_envelope_in_a_turn() -> None:
     ]
 
 
-def test_text_that_is_not_a_rendered_turn_is_one_envelope_text() -> None:
+def test_the_guide_reads_text_that_is_not_a_rendered_turn_as_the_text_of_one_envelope() -> None:
     assert split_envelope_texts("echo hi") == ["echo hi"]
     assert split_envelope_texts("") == [""]
     assert split_envelope_texts("a\n---\nb\n---\n") == ["a\n---\nb\n---"]
@@ -584,11 +586,11 @@ def test_the_guide_parses_the_longest_messages_quickly(unit: str) -> None:
 
 
 @given(st.text())
-def test_split_pieces_join_to_the_same_text(text: str) -> None:
+def test_the_pieces_of_a_guide_answer_join_to_the_same_text(text: str) -> None:
     assert "".join(split_pieces(text)) == text
 
 
-def test_a_text_is_split_into_a_limited_number_of_pieces() -> None:
+def test_the_guide_splits_a_long_answer_into_a_limited_number_of_pieces() -> None:
     text = "word " * 50_000
     assert "".join(split_pieces(text)) == text
     assert len(split_pieces(text)) <= PIECES_MAX

@@ -36,7 +36,7 @@ def make_target(name: str = "acme", *, model: str = "some-model", **how: Any) ->
     return ModelTarget(facts=make_model_facts(name, model, **known), url="http://127.0.0.1:1/v1/", **how)
 
 
-def test_a_request_has_url_key_model_tools_and_messages() -> None:
+def test_an_openai_chat_request_has_url_key_model_tools_and_messages() -> None:
     request = OpenAIChatFormat(EncodedContextCache()).build_request(
         prompt_of(tools=(WEATHER_TOOL,)), make_target(), KEY
     )
@@ -64,7 +64,7 @@ def test_a_request_has_url_key_model_tools_and_messages() -> None:
     }
 
 
-def test_a_history_is_sent_in_its_order() -> None:
+def test_an_openai_chat_request_contains_the_history_in_its_order() -> None:
     body = request_body(
         ContextStart(),
         Summary(text="They met.", kept_from=3),
@@ -118,7 +118,7 @@ PDF_ATTACHMENT = Attachment(hash="page", name="page.pdf", media_type="applicatio
 TURN_WITH_FILES = UserTurn(text="Look.", attachments=(IMAGE_ATTACHMENT, PDF_ATTACHMENT))
 
 
-def test_an_image_is_sent_to_a_model_with_vision() -> None:
+def test_an_image_is_sent_to_an_openai_chat_model_with_vision() -> None:
     body = request_body(TURN_WITH_FILES, target=make_target(vision=True), media=FakeMedia(cat=b"PNG"))
     assert body["messages"][1]["content"] == [
         {"type": "text", "text": "Look."},
@@ -147,7 +147,7 @@ def test_an_image_is_sent_to_a_model_with_vision() -> None:
         ),
     ],
 )
-def test_an_image_that_cannot_be_sent_is_named_in_the_text(
+def test_an_openai_chat_request_names_an_image_that_cannot_be_sent(
     vision: bool, media: FakeMedia | None, image: Attachment, because: str
 ) -> None:
     body = request_body(UserTurn(text="", attachments=(image,)), target=make_target(vision=vision), media=media)
@@ -155,20 +155,20 @@ def test_an_image_that_cannot_be_sent_is_named_in_the_text(
     assert "cat.png" in part["text"] and because in part["text"]
 
 
-def test_a_file_already_named_in_the_text_is_not_named_again() -> None:
+def test_an_openai_chat_request_does_not_name_a_file_that_its_text_already_names() -> None:
     body = request_body(UserTurn(text="- [document] page.pdf (page, 9 bytes)", attachments=(PDF_ATTACHMENT,)))
     assert body["messages"][1]["content"] == [{"type": "text", "text": "- [document] page.pdf (page, 9 bytes)"}]
 
 
 @pytest.mark.spec("H80")
 @pytest.mark.parametrize("effort", ["none", "low", "medium", "high", "xhigh"])
-def test_an_effort_is_sent_as_reasoning_effort(effort: str) -> None:
+def test_an_openai_chat_request_contains_the_effort_as_reasoning_effort(effort: str) -> None:
     assert request_body(effort=effort)["reasoning_effort"] == effort
     assert "reasoning_effort" not in request_body(effort=None)
 
 
 @pytest.mark.spec("H80")
-async def test_an_unsupported_effort_is_refused_before_a_request_with_the_supported_ones() -> None:
+async def test_an_effort_unsupported_by_an_openai_chat_model_is_refused_before_a_request() -> None:
     async with open_provider_connections() as link, provider() as server:
         model = make_http_model(link, server.url, FORMAT, facts=make_model_facts("acme", efforts=("low", "high")))
         with pytest.raises(ModelFailed) as failed:
@@ -178,12 +178,12 @@ async def test_an_unsupported_effort_is_refused_before_a_request_with_the_suppor
     assert "low, high" in failed.value.because
 
 
-def test_the_effort_none_is_not_sent_to_a_model_without_efforts() -> None:
+def test_the_effort_none_is_not_sent_to_an_openai_chat_model_without_efforts() -> None:
     assert "reasoning_effort" not in request_body(target=make_target(efforts=()), effort="none")
 
 
 @pytest.mark.spec("C105.params")
-def test_params_override_the_request_body_but_not_its_messages() -> None:
+def test_params_override_the_body_of_an_openai_chat_request_but_not_its_messages() -> None:
     params = {"temperature": 0.2, "max_tokens": 5, "stream": False, "tools": [{"type": "web"}], "messages": ["mine"]}
     body = request_body(target=make_target(params=params), tools=(WEATHER_TOOL,))
     assert (body["temperature"], body["max_tokens"], body["stream"]) == (0.2, 5, False)
@@ -191,7 +191,7 @@ def test_params_override_the_request_body_but_not_its_messages() -> None:
     assert body["messages"][0]["role"] == "system"  # but they do not replace the conversation
 
 
-def test_a_model_without_tool_support_gets_no_tools() -> None:
+def test_an_openai_chat_model_without_tool_support_gets_no_tools() -> None:
     assert "tools" not in request_body(target=make_target(tools=False), tools=(WEATHER_TOOL,))
 
 
@@ -210,7 +210,7 @@ THOUGHTFUL_REPLY = Reply(
 )
 
 
-def test_reasoning_details_are_sent_back_to_their_provider() -> None:
+def test_reasoning_details_of_an_openai_chat_reply_are_sent_back_to_their_provider() -> None:
     (message,) = request_body(THOUGHTFUL_REPLY)["messages"][1:]
     assert message["reasoning_details"] == [
         {"type": "reasoning.text", "text": "I could look."},
@@ -219,7 +219,7 @@ def test_reasoning_details_are_sent_back_to_their_provider() -> None:
     assert "web_search_call" not in json.dumps(message)
 
 
-def test_a_seal_of_another_format_is_omitted() -> None:
+def test_an_openai_chat_request_omits_thinking_signatures_of_another_format() -> None:
     sealed = (
         ReplyPiece(kind=ReplyPieceKind.THINKING, seal="EqQB+c"),
         ReplyPiece(kind=ReplyPieceKind.THINKING, seal="[broken"),
@@ -233,7 +233,7 @@ def _with_pieces(reply: Reply, pieces: Sequence[ReplyPiece]) -> Reply:
 
 
 @pytest.mark.spec("C46")
-def test_thinking_and_seals_of_another_provider_are_omitted() -> None:
+def test_an_openai_chat_request_omits_thinking_and_its_signatures_from_another_provider() -> None:
     (message,) = request_body(THOUGHTFUL_REPLY, target=make_target("other"))["messages"][1:]
     assert set(message) == {"role", "content", "tool_calls"}
     assert "I could look" not in json.dumps(message)
@@ -243,7 +243,7 @@ def test_thinking_and_seals_of_another_provider_are_omitted() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_empty_assistant_messages_are_omitted() -> None:
+def test_an_openai_chat_request_omits_empty_assistant_messages() -> None:
     empty = Reply(text="", thinking="Nothing to say.")
     assert [message["role"] for message in request_body(UserTurn(text="Hi"), empty, ContextStart())["messages"]] == [
         "system",
@@ -252,7 +252,7 @@ def test_empty_assistant_messages_are_omitted() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_call_ids_invalid_for_mistral_are_rewritten_equally_for_call_and_result() -> None:
+def test_an_openai_chat_request_to_mistral_rewrites_call_ids_equally_for_call_and_result() -> None:
     calls = tuple(Call(id=id_, tool="weather") for id_ in ("5e55ab12-0-1", "5e55ab12-0-2", "abcDEF123"))
     results = [ToolResult(call=call.id, tool="weather", output="Rain.") for call in calls]
     _, asked, *answered = request_body(Reply(text="", calls=calls), *results, target=make_target("mistral"))["messages"]
@@ -264,7 +264,7 @@ def test_call_ids_invalid_for_mistral_are_rewritten_equally_for_call_and_result(
 
 
 @pytest.mark.spec("C46")
-def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
+def test_call_ids_invalid_for_openai_chat_are_rewritten_equally_for_call_and_result() -> None:
     for id_ in ("functions.weather:0", "x" * 41, "größe", ""):
         asked, result = (
             Reply(text="", calls=(Call(id=id_, tool="weather"),)),
@@ -277,7 +277,7 @@ def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_for_mistral_a_placeholder_answer_follows_tool_results() -> None:
+def test_an_openai_chat_request_to_mistral_has_a_placeholder_answer_after_tool_results() -> None:
     history = (
         UserTurn(text="Weather?"),
         Reply(text="", calls=(Call(id="c1", tool="weather"), Call(id="c2", tool="weather"))),
@@ -297,7 +297,7 @@ def test_for_mistral_a_placeholder_answer_follows_tool_results() -> None:
 @pytest.mark.parametrize(
     "name", sorted(name for name, quirks in QUIRKS.items() if ProviderQuirk.RESEND_REASONING in quirks)
 )
-def test_reasoning_is_sent_back_to_providers_that_require_it(name: str) -> None:
+def test_an_openai_chat_request_sends_reasoning_back_to_providers_that_require_it(name: str) -> None:
     own = Reply(text="", thinking="I could look.", calls=THOUGHTFUL_REPLY.calls, provider=name)
     plain = Reply(text="Six.", thinking="Hmm.", provider=name)
     other = Reply(text="", thinking="I could look.", calls=THOUGHTFUL_REPLY.calls, provider="other")
@@ -308,7 +308,7 @@ def test_reasoning_is_sent_back_to_providers_that_require_it(name: str) -> None:
 
 @pytest.mark.spec("C46")
 @pytest.mark.parametrize("name", ["acme", *sorted(QUIRKS)])
-def test_each_provider_gets_the_parameters_of_its_quirks(name: str) -> None:
+def test_an_openai_chat_request_has_the_parameters_for_the_quirks_of_its_provider(name: str) -> None:
     body = request_body(target=make_target(name))
     quirks = QUIRKS.get(name, frozenset())
     assert ("max_completion_tokens" in body) == (ProviderQuirk.MAX_COMPLETION_TOKENS in quirks)
@@ -316,7 +316,7 @@ def test_each_provider_gets_the_parameters_of_its_quirks(name: str) -> None:
     assert ("stream_options" in body) == (ProviderQuirk.NO_STREAM_OPTIONS not in quirks)
 
 
-def test_a_target_can_have_quirks_of_its_own() -> None:
+def test_an_openai_chat_request_has_the_parameters_for_the_quirks_of_its_model_target() -> None:
     body = request_body(target=make_target("acme", quirks=frozenset({"max-completion-tokens", "no-stream-options"})))
     assert "max_completion_tokens" in body
     assert "stream_options" not in body
@@ -325,7 +325,7 @@ def test_a_target_can_have_quirks_of_its_own() -> None:
 # --- encoding cost ---
 
 
-def test_a_record_is_encoded_once_for_each_vision_and_media_variant() -> None:
+def test_a_record_of_an_openai_chat_request_is_encoded_once_per_vision_and_media_variant() -> None:
     cache = EncodedContextCache()
     wire = OpenAIChatFormat(cache)
     counting_media = CountingMedia()

@@ -42,7 +42,7 @@ async def read_body(body: str, *, provider_name: str = "acme") -> dict[str, Any]
         return await collect_reply(make_http_model(link, server.url, FORMAT, facts=make_model_facts(provider_name)))
 
 
-async def test_text_deltas_are_joined_and_usage_is_read() -> None:
+async def test_text_deltas_of_an_openai_chat_stream_are_joined_and_usage_is_read() -> None:
     usage = {
         "prompt_tokens": 30,
         "completion_tokens": 12,
@@ -65,14 +65,14 @@ async def test_text_deltas_are_joined_and_usage_is_read() -> None:
 
 
 @pytest.mark.parametrize("place", ["reasoning_content", "reasoning"])
-async def test_thinking_is_read_from_both_reasoning_fields(place: str) -> None:
+async def test_thinking_of_an_openai_chat_reply_is_read_from_both_reasoning_fields(place: str) -> None:
     collected = await read(delta(**{place: "Hmm, "}), delta(**{place: "six."}), delta(content="At six."), delta("stop"))
     assert (collected["thinking"], collected["text"]) == ("Hmm, six.", "At six.")
     assert collected["order"] == ["thinking", "text"]
     assert collected["signatures"] == []
 
 
-async def test_reasoning_details_are_joined_into_one_seal_before_the_text() -> None:
+async def test_joined_reasoning_details_of_an_openai_chat_reply_precede_its_text() -> None:
     collected = await read(
         delta(reasoning="I ", reasoning_details=[{"type": "reasoning.text", "text": "I ", "index": 0}]),
         delta(reasoning="know.", reasoning_details=[{"type": "reasoning.text", "text": "know.", "index": 0}]),
@@ -90,7 +90,7 @@ async def test_reasoning_details_are_joined_into_one_seal_before_the_text() -> N
     ]
 
 
-async def test_reasoning_details_alone_are_thinking_and_may_follow_the_calls() -> None:
+async def test_reasoning_details_of_an_openai_chat_reply_are_thinking_and_may_follow_the_calls() -> None:
     collected = await read(
         delta(reasoning_details=[{"type": "reasoning.summary", "summary": "Looked it up.", "index": 0}]),
         delta(tool_calls=[call("{}", id_="c1", name="weather")]),
@@ -116,19 +116,21 @@ async def test_reasoning_details_alone_are_thinking_and_may_follow_the_calls() -
         (" leading space", "", " leading space"),
     ],
 )
-async def test_text_in_think_tags_at_the_start_is_thinking(content: str, thinking: str, text: str) -> None:
+async def test_text_in_think_tags_at_the_start_of_an_openai_chat_reply_is_thinking(
+    content: str, thinking: str, text: str
+) -> None:
     for size in (1, 3, len(content)):
         pieces = [delta(content=content[place : place + size]) for place in range(0, len(content), size)]
         collected = await read(*pieces, delta("stop"))
         assert (collected["thinking"], collected["text"]) == (thinking, text)
 
 
-async def test_a_think_tag_is_text_if_thinking_has_its_own_field() -> None:
+async def test_a_think_tag_in_an_openai_chat_reply_is_text_if_thinking_has_its_own_field() -> None:
     collected = await read(delta(reasoning="Hmm."), delta(content="<think>is a tag"), delta("stop"))
     assert (collected["thinking"], collected["text"]) == ("Hmm.", "<think>is a tag")
 
 
-async def test_content_as_a_list_of_parts_is_read_as_text_and_thinking() -> None:
+async def test_content_of_an_openai_chat_reply_as_a_list_of_parts_is_read_as_text_and_thinking() -> None:
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hmm."}]}
     collected = await read(
         delta(content=[thought]), delta(content=[{"type": "text", "text": "Six."}, {"type": "image"}, 7]), delta("stop")
@@ -136,7 +138,7 @@ async def test_content_as_a_list_of_parts_is_read_as_text_and_thinking() -> None
     assert (collected["thinking"], collected["text"]) == ("Hmm.", "Six.")
 
 
-async def test_a_refusal_is_text_with_a_content_filter_finish() -> None:
+async def test_a_refusal_in_an_openai_chat_reply_is_text_with_a_content_filter_finish() -> None:
     collected = await read(delta(refusal="I would "), delta(refusal="rather not."), delta("stop"))
     assert (collected["text"], collected["finish"]) == ("I would rather not.", "content_filter")
 
@@ -152,11 +154,11 @@ async def test_a_refusal_is_text_with_a_content_filter_finish() -> None:
         ("tool_calls", "stop"),  # it names calls but contains none
     ],
 )
-async def test_finish_reasons_are_mapped(reason: str, finish: str) -> None:
+async def test_finish_reasons_of_openai_chat_replies_are_mapped(reason: str, finish: str) -> None:
     assert (await read(delta(content="Six."), delta(reason)))["finish"] == finish
 
 
-async def test_tool_calls_set_the_finish_reason_whatever_the_server_reports() -> None:
+async def test_tool_calls_in_an_openai_chat_reply_set_its_finish_reason_whatever_the_server_reports() -> None:
     pieces = [delta(tool_calls=[call('{"a": 1}', id_="c1", name="weather")])]
     assert (await read(*pieces, delta("stop")))["finish"] == "tool_call"
     assert (await read(*pieces))["finish"] == "tool_call"
@@ -229,13 +231,13 @@ BERN, ROME = '{"city": "Bern"}', '{"city": "Rome"}'
         ),
     ],
 )
-async def test_parallel_calls_are_separated_in_every_streaming_style(pieces: list[list[Any]]) -> None:
+async def test_parallel_openai_chat_tool_calls_are_separated_in_every_streaming_style(pieces: list[list[Any]]) -> None:
     collected = await read(*(delta(tool_calls=piece) for piece in pieces), delta("tool_calls"))
     assert [(made["id"], made["name"], made["arguments"]) for made in collected["tool_calls"]] == EXPECTED_CALLS
     assert collected["finish"] == "tool_call"
 
 
-async def test_a_new_call_id_starts_a_new_call_even_after_empty_arguments() -> None:
+async def test_a_new_call_id_in_an_openai_chat_stream_starts_a_new_call_even_after_empty_arguments() -> None:
     collected = await read(
         delta(tool_calls=[call("", id_="c1", name="clock")]),
         delta(tool_calls=[call(ROME, id_="c2", name="weather")]),
@@ -248,7 +250,7 @@ async def test_a_new_call_id_starts_a_new_call_even_after_empty_arguments() -> N
 
 
 @pytest.mark.parametrize("same", ["", "same"])
-async def test_complete_calls_without_distinct_ids_are_separated(same: str) -> None:
+async def test_complete_openai_chat_tool_calls_without_distinct_ids_are_separated(same: str) -> None:
     collected = await read(
         delta(tool_calls=[call(BERN, id_=same, name="weather")]),
         delta(tool_calls=[call(ROME, id_=same, name="weather")]),
@@ -273,29 +275,31 @@ async def test_complete_calls_without_distinct_ids_are_separated(same: str) -> N
         ('{"n": 1e999}', {"_unparsed": '{"n": 1e999}'}),
     ],
 )
-async def test_arguments_that_do_not_parse_are_kept_as_unparsed(arguments: str, parsed: dict[str, Any]) -> None:
+async def test_arguments_of_an_openai_chat_tool_call_that_do_not_parse_are_kept_as_unparsed(
+    arguments: str, parsed: dict[str, Any]
+) -> None:
     collected = await read(delta(tool_calls=[call(arguments, id_="c1", name="weather")]), delta("tool_calls"))
     assert collected["tool_calls"] == [{"id": "c1", "name": "weather", "arguments": parsed}]
 
 
-async def test_too_many_calls_are_a_malformed_reply() -> None:
+async def test_too_many_tool_calls_in_an_openai_chat_reply_are_a_malformed_reply() -> None:
     calls = [call("{}", index=number, id_=f"c{number}", name="weather") for number in range(300)]
     assert (await read(delta(tool_calls=calls)))["error"] == "malformed"
 
 
-async def test_a_stream_that_stops_in_the_middle_is_a_connection_failure() -> None:
+async def test_an_openai_chat_stream_that_stops_in_the_middle_is_a_connection_failure() -> None:
     assert (await read(delta(content="Six"), done=False))["error"] == "connection"
     assert (await read(delta(reasoning="Hmm"), done=False))["error"] == "connection"
     half = delta(tool_calls=[call("{", index=1, id_="c2", name="weather")])
     assert (await read(WITH_CALL, half, done=False))["error"] == "connection"
 
 
-async def test_a_stream_with_complete_calls_needs_no_end_marker() -> None:
+async def test_an_openai_chat_stream_with_complete_tool_calls_needs_no_end_marker() -> None:
     collected = await read(delta(content="Let me see."), WITH_CALL, done=False)
     assert (collected["text"], len(collected["tool_calls"]), collected["finish"]) == ("Let me see.", 1, "tool_call")
 
 
-async def test_complete_calls_are_discarded_if_the_connection_was_cut() -> None:
+async def test_complete_openai_chat_tool_calls_are_discarded_if_the_connection_was_cut() -> None:
     async with (
         open_provider_connections() as link,
         provider(Answer(body=stream(WITH_CALL, done=False), then=Then.CUT)) as server,
@@ -303,7 +307,7 @@ async def test_complete_calls_are_discarded_if_the_connection_was_cut() -> None:
         assert (await collect_reply(make_http_model(link, server.url, FORMAT)))["error"] == "connection"
 
 
-async def test_any_single_end_marker_ends_a_reply() -> None:
+async def test_any_single_end_marker_ends_an_openai_chat_reply() -> None:
     words = delta(content="Six.")
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     for body in (stream(words), stream(words, delta("stop"), done=False), stream(words, usage, done=False)):
@@ -319,12 +323,12 @@ async def test_any_single_end_marker_ends_a_reply() -> None:
         {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": "?", "x": []}},
     ],
 )
-async def test_usage_is_read_from_every_known_place(last: Any) -> None:
+async def test_usage_of_an_openai_chat_reply_is_read_from_every_known_place(last: Any) -> None:
     collected = await read(delta(content="Six."), last)
     assert collected["usage"] == {"input": 3, "output": 2, "cache_read": 0, "cache_write": 0, "reasoning": 0}
 
 
-async def test_a_usage_of_zero_tokens_is_read_as_zero() -> None:
+async def test_a_usage_of_zero_tokens_in_an_openai_chat_reply_is_read_as_zero() -> None:
     collected = await read(
         delta(content="Six."), {**delta("stop"), "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
     )
@@ -332,13 +336,13 @@ async def test_a_usage_of_zero_tokens_is_read_as_zero() -> None:
 
 
 @pytest.mark.parametrize("usage", [None, {}, [], "free", {"prompt_tokens": None}, {"prompt_tokens": "many"}])
-async def test_an_empty_or_invalid_usage_is_ignored(usage: Any) -> None:
+async def test_an_empty_or_invalid_usage_in_an_openai_chat_reply_is_ignored(usage: Any) -> None:
     collected = await read(delta(content="Six."), {**delta("stop"), "usage": usage})
     assert (collected["text"], collected["usage"]) == ("Six.", None)
 
 
 @pytest.mark.parametrize("details", [{"prompt_cache_hit_tokens": 7}, {"cached_tokens": 7}])
-async def test_cached_tokens_are_read_from_every_known_field(details: dict[str, Any]) -> None:
+async def test_cached_tokens_of_an_openai_chat_reply_are_read_from_every_known_field(details: dict[str, Any]) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 2, **details}
     collected = await read(delta(content="Six."), {**delta("stop"), "usage": usage})
     assert collected["usage"]["cache_read"] == 7
@@ -356,13 +360,13 @@ async def test_cached_tokens_are_read_from_every_known_field(details: dict[str, 
         ({"cost": "much"}, 0),
     ],
 )
-async def test_a_cost_reported_by_the_server_is_used(usage: dict[str, Any], cost_microusd: int) -> None:
+async def test_a_cost_reported_in_an_openai_chat_reply_is_used(usage: dict[str, Any], cost_microusd: int) -> None:
     bill = {"prompt_tokens": 1, "completion_tokens": 1, **usage}
     collected = await read(delta(content="Six."), {**delta("stop"), "usage": bill})
     assert collected["cost_microusd"] == cost_microusd
 
 
-async def test_reasoning_tokens_counted_separately_are_added_to_the_output() -> None:
+async def test_reasoning_tokens_that_openai_chat_counts_separately_are_added_to_the_output() -> None:
     thought = {"completion_tokens_details": {"reasoning_tokens": 5}}
     bill = {"prompt_tokens": 10, "completion_tokens": 2, **thought}
     apart = await read(delta(content="Six."), {**delta("stop"), "usage": {**bill, "total_tokens": 17}})
@@ -381,22 +385,22 @@ async def test_reasoning_tokens_counted_separately_are_added_to_the_output() -> 
         ([{"error": {"message": "x", "code": "context_length_exceeded"}}], "context_overflow"),
     ],
 )
-async def test_an_error_in_the_stream_is_a_model_failure(event: Any, error: str) -> None:
+async def test_an_error_in_an_openai_chat_stream_is_a_model_failure(event: Any, error: str) -> None:
     collected = await read(delta(content="Si"), event)
     assert (collected["error"], collected["status"]) == (error, 200)
 
 
-async def test_an_event_named_error_is_a_model_failure() -> None:
+async def test_an_event_named_error_in_an_openai_chat_stream_is_a_model_failure() -> None:
     body = stream(delta(content="Si"), done=False) + 'event: error\ndata: {"message":"busy","type":"server_error"}\n\n'
     assert (await read_body(body))["error"] == "server"
 
 
 @pytest.mark.parametrize("reason", ["error", "insufficient_system_resource"])
-async def test_a_finish_reason_that_reports_an_error_is_a_model_failure(reason: str) -> None:
+async def test_an_openai_chat_finish_reason_that_reports_an_error_is_a_model_failure(reason: str) -> None:
     assert "error" in await read(delta(content="Si"), delta(reason))
 
 
-async def test_unneeded_fields_may_have_any_type() -> None:
+async def test_unneeded_fields_of_an_openai_chat_reply_may_have_any_type() -> None:
     odd = {"id": 7, "object": None, "created": "now", "model": [], "service_tier": {}, "system_fingerprint": 1}
     collected = await read(
         odd,
@@ -410,7 +414,7 @@ async def test_unneeded_fields_may_have_any_type() -> None:
     assert collected["text"] == "Six."
 
 
-async def test_a_message_in_addition_to_deltas_is_not_repeated() -> None:
+async def test_a_message_in_addition_to_the_deltas_of_an_openai_chat_stream_is_not_repeated() -> None:
     collected = await read(
         {"choices": [{"delta": {"content": "Six."}, "message": {"content": "Six."}}]},
         {"choices": [{"message": {"content": "Six."}, "finish_reason": "stop"}]},
@@ -418,12 +422,12 @@ async def test_a_message_in_addition_to_deltas_is_not_repeated() -> None:
     assert collected["text"] == "Six."
 
 
-async def test_a_reply_in_one_event_is_read() -> None:
+async def test_an_openai_chat_reply_in_one_event_is_read() -> None:
     collected = await read({"choices": [{"message": {"content": "Six."}, "finish_reason": "stop"}]})
     assert collected["text"] == "Six."
 
 
-async def test_a_reply_in_one_json_body_is_read() -> None:
+async def test_an_openai_chat_reply_in_one_json_body_is_read() -> None:
     message = {
         "role": "assistant",
         "content": "<think>Hmm.</think>Let me see.",
@@ -442,7 +446,7 @@ async def test_a_reply_in_one_json_body_is_read() -> None:
     assert collected["usage"]["input"] == 3
 
 
-async def test_an_error_in_one_json_body_is_a_model_failure() -> None:
+async def test_an_error_in_the_json_body_of_an_openai_chat_reply_is_a_model_failure() -> None:
     for body in (
         {"error": {"message": "no", "code": "insufficient_quota"}},
         [{"error": {"code": "insufficient_quota"}}],
@@ -459,7 +463,7 @@ SMALL_STREAM = stream(
 )
 
 
-async def test_a_reply_is_the_same_for_any_split_of_its_bytes() -> None:
+async def test_an_openai_chat_reply_is_the_same_for_any_split_of_its_bytes() -> None:
     body = SMALL_STREAM.encode()
     async with open_provider_connections() as link:
         for cut in range(1, len(body), 3):

@@ -102,7 +102,7 @@ def input_items(*bodies: Any, target: ModelTarget | None = None, **more: Any) ->
 # --- replies ---
 
 
-async def test_text_deltas_are_joined_and_usage_is_read() -> None:
+async def test_text_deltas_of_an_openai_responses_stream_are_joined_and_usage_is_read() -> None:
     collected = await read(
         event("created", None, response={"status": "in_progress"}),
         event("output_item.added", item={"type": "message", "id": "msg_1", "content": []}),
@@ -117,12 +117,12 @@ async def test_text_deltas_are_joined_and_usage_is_read() -> None:
     assert collected["usage"] == {"input": 30, "output": 12, "cache_read": 20, "cache_write": 0, "reasoning": 5}
 
 
-async def test_text_that_comes_only_in_done_events_is_read() -> None:
+async def test_text_that_comes_only_in_done_events_of_an_openai_responses_stream_is_read() -> None:
     assert (await read(item_done_event(message_item("Open ", "now.")), completed_event()))["text"] == "Open now."
     assert (await read(completed_event(message_item("Open now."))))["text"] == "Open now."
 
 
-async def test_calls_are_read_once_when_they_are_complete() -> None:
+async def test_tool_calls_in_an_openai_responses_stream_are_read_once_when_they_are_complete() -> None:
     collected = await read(
         event("output_item.added", item=call_item(arguments="")),
         event("function_call_arguments.delta", delta='{"city":'),
@@ -138,12 +138,12 @@ async def test_calls_are_read_once_when_they_are_complete() -> None:
     assert collected["finish"] == "tool_call"
 
 
-async def test_a_call_that_is_only_in_the_final_event_is_read() -> None:
+async def test_a_tool_call_that_is_only_in_the_final_event_of_an_openai_responses_stream_is_read() -> None:
     collected = await read(*text_deltas("Let me see."), completed_event(message_item("Let me see."), call_item()))
     assert (collected["text"], len(collected["tool_calls"])) == ("Let me see.", 1)
 
 
-async def test_a_reasoning_summary_is_thinking_and_its_item_is_sealed_for_sending_back() -> None:
+async def test_a_reasoning_summary_of_openai_responses_is_thinking_and_its_item_is_kept_to_be_sent_back() -> None:
     collected = await read(
         event("output_item.added", item=reasoning_item()),
         event("reasoning_summary_text.delta", delta="I could "),
@@ -163,14 +163,14 @@ async def test_a_reasoning_summary_is_thinking_and_its_item_is_sealed_for_sendin
     }
 
 
-async def test_a_reasoning_item_without_text_is_kept_as_a_seal() -> None:
+async def test_an_openai_responses_reasoning_item_without_text_is_kept_to_be_sent_back() -> None:
     collected = await read(
         item_done_event(reasoning_item(encrypted_content="gAAA")), item_done_event(call_item(), 1), completed_event()
     )
     assert (collected["thinking"], collected["order"]) == ("", ["thinking", "tool_call"])
 
 
-async def test_raw_reasoning_text_is_sealed_and_not_shown() -> None:
+async def test_raw_reasoning_text_of_an_openai_responses_reply_is_kept_and_not_shown() -> None:
     raw = {"type": "reasoning_text", "text": "secret musings"}
     collected = await read(
         event("reasoning_text.delta", delta="secret "),
@@ -184,7 +184,7 @@ async def test_raw_reasoning_text_is_sealed_and_not_shown() -> None:
     assert json.loads(seal["value"])["content"] == [raw]
 
 
-async def test_raw_reasoning_finished_after_its_text_is_still_ordered_before_it() -> None:
+async def test_raw_reasoning_that_openai_responses_finishes_after_its_text_is_ordered_before_it() -> None:
     raw = {"type": "reasoning_text", "text": "musings"}
     collected = await read(
         event("output_item.added", item={"type": "reasoning", "id": "rs_9"}),
@@ -200,7 +200,7 @@ async def test_raw_reasoning_finished_after_its_text_is_still_ordered_before_it(
     assert json.loads(seal["value"]) == {"type": "reasoning", "id": "rs_9", "summary": [], "content": [raw]}
 
 
-async def test_a_server_tool_call_is_sealed_unchanged() -> None:
+async def test_a_server_tool_call_in_an_openai_responses_reply_is_kept_unchanged() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "bakery"}}
     collected = await read(item_done_event(search), *text_deltas("Six.", index=1), completed_event())
     assert collected["server_tool_calls"] == [{"name": "web_search", "id": "ws_1"}]
@@ -208,7 +208,7 @@ async def test_a_server_tool_call_is_sealed_unchanged() -> None:
     assert json.loads(collected["signatures"][0]["value"]) == search
 
 
-async def test_a_server_item_that_is_too_large_is_sealed_without_its_content(
+async def test_a_server_item_of_openai_responses_that_is_too_large_is_kept_without_its_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(openai_responses_reader, "SERVER_ITEM_BYTES_MAX", 100)
@@ -224,7 +224,7 @@ async def test_a_server_item_that_is_too_large_is_sealed_without_its_content(
     assert input_items(Reply(text="There.", provider="acme", pieces=pieces)) == [sent_message_item("There.")]
 
 
-async def test_the_phase_of_a_message_is_sealed() -> None:
+async def test_the_phase_of_an_openai_responses_message_is_kept_to_be_sent_back() -> None:
     collected = await read(
         *text_deltas("On it."),
         item_done_event(message_item("On it.", phase="commentary")),
@@ -234,7 +234,7 @@ async def test_the_phase_of_a_message_is_sealed() -> None:
     assert collected["signatures"] == [{"on": "text", "value": '{"phase":"commentary"}'}]
 
 
-async def test_a_refusal_is_text_with_a_content_filter_finish() -> None:
+async def test_a_refusal_in_an_openai_responses_reply_is_text_with_a_content_filter_finish() -> None:
     streamed = await read(event("refusal.delta", delta="I would rather not."), completed_event())
     whole = await read(
         item_done_event(message_item() | {"content": [{"type": "refusal", "refusal": "I would rather not."}]}),
@@ -247,7 +247,9 @@ async def test_a_refusal_is_text_with_a_content_filter_finish() -> None:
 @pytest.mark.parametrize(
     ("reason", "finish"), [("max_output_tokens", "length"), ("content_filter", "content_filter"), (None, "length")]
 )
-async def test_an_incomplete_reply_has_the_finish_reason_of_its_details(reason: str | None, finish: str) -> None:
+async def test_an_incomplete_openai_responses_reply_has_the_finish_reason_of_its_details(
+    reason: str | None, finish: str
+) -> None:
     details = {"reason": reason} if reason else None
     collected = await read(*text_deltas("Open un"), completed_event(status="incomplete", incomplete_details=details))
     assert (collected["text"], collected["finish"]) == ("Open un", finish)
@@ -265,21 +267,21 @@ async def test_an_incomplete_reply_has_the_finish_reason_of_its_details(reason: 
         ({"error": {"code": "context_length_exceeded", "message": "too long"}}, "context_overflow"),
     ],
 )
-async def test_an_error_in_the_stream_is_a_model_failure(failed: Any, error: str) -> None:
+async def test_an_error_in_an_openai_responses_stream_is_a_model_failure(failed: Any, error: str) -> None:
     collected = await read(*text_deltas("Open un"), failed)
     assert (collected["error"], collected["status"]) == (error, 200)
 
 
-async def test_a_stream_that_stops_in_the_middle_is_a_connection_failure() -> None:
+async def test_an_openai_responses_stream_that_stops_in_the_middle_is_a_connection_failure() -> None:
     assert (await read(*text_deltas("Open un")))["error"] == "connection"
     assert (await read(*text_deltas("Open un"), item_done_event(message_item("Open un"))))["error"] == "connection"
 
 
-async def test_a_done_marker_at_the_end_is_ignored() -> None:
+async def test_a_done_marker_at_the_end_of_an_openai_responses_stream_is_ignored() -> None:
     assert (await read_body(stream(*text_deltas("Six."), completed_event()) + "data: [DONE]\n\n"))["text"] == "Six."
 
 
-async def test_unneeded_fields_may_have_any_type() -> None:
+async def test_unneeded_fields_of_an_openai_responses_reply_may_have_any_type() -> None:
     collected = await read(
         event("in_progress", None, response=None, sequence_number="x"),
         event("something.new", item=7, delta={}),
@@ -294,7 +296,7 @@ async def test_unneeded_fields_may_have_any_type() -> None:
     assert (collected["text"], collected["usage"]) == ("Six.", None)
 
 
-async def test_a_reply_in_one_json_body_is_read() -> None:
+async def test_an_openai_responses_reply_in_one_json_body_is_read() -> None:
     search = {"type": "web_search_call", "id": "ws_1"}
     output = [reasoning_item("Hmm.", encrypted_content="gAAA"), search, message_item("Let me see."), call_item()]
     collected = await read_body(json.dumps(completed_event(*output)["response"]))
@@ -303,11 +305,11 @@ async def test_a_reply_in_one_json_body_is_read() -> None:
     assert collected["usage"]["output"] == 12
 
 
-async def test_an_error_in_one_json_body_is_a_model_failure() -> None:
+async def test_an_error_in_the_json_body_of_an_openai_responses_reply_is_a_model_failure() -> None:
     assert (await read_body(json.dumps({"error": {"message": "no", "code": "insufficient_quota"}})))["error"] == "quota"
 
 
-async def test_a_reply_is_the_same_for_any_split_of_its_bytes() -> None:
+async def test_an_openai_responses_reply_is_the_same_for_any_split_of_its_bytes() -> None:
     body = stream(*text_deltas("Grüße ", "🥐"), item_done_event(call_item(), 1), completed_event()).encode()
     async with open_provider_connections() as link:
         for cut in range(1, len(body), 5):
@@ -319,7 +321,7 @@ async def test_a_reply_is_the_same_for_any_split_of_its_bytes() -> None:
 # --- requests ---
 
 
-def test_a_request_has_url_key_model_tools_and_input_and_is_not_stored() -> None:
+def test_an_openai_responses_request_has_url_key_model_tools_and_input_and_is_not_stored() -> None:
     request = OpenAIResponsesFormat(EncodedContextCache()).build_request(
         prompt_of(tools=(WEATHER_TOOL,)), make_target(), KEY
     )
@@ -373,7 +375,7 @@ CALL_ITEMS = [
 ]
 
 
-def test_a_reply_is_sent_back_in_its_order_with_its_seals() -> None:
+def test_an_openai_responses_reply_is_sent_back_in_its_order_with_its_kept_items() -> None:
     assert input_items(SEALED_REPLY) == [
         json.loads(SEALED_REASONING),
         json.loads(SEALED_SEARCH),
@@ -385,7 +387,7 @@ def test_a_reply_is_sent_back_in_its_order_with_its_seals() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_thinking_and_seals_of_another_provider_are_omitted() -> None:
+def test_an_openai_responses_request_omits_thinking_and_kept_items_of_another_provider() -> None:
     assert input_items(SEALED_REPLY, target=make_target("other")) == [
         sent_message_item("On it."),
         CALL_ITEMS[0],
@@ -394,7 +396,7 @@ def test_thinking_and_seals_of_another_provider_are_omitted() -> None:
     ]
 
 
-def test_a_history_is_sent_in_its_order() -> None:
+def test_an_openai_responses_request_contains_the_history_in_its_order() -> None:
     items = input_items(
         ContextStart(),
         Summary(text="They met.", kept_from=3),
@@ -422,7 +424,7 @@ class FakeMedia:
         return b"PNG" if attachment.hash == "cat" else None
 
 
-def test_an_image_is_sent_to_a_model_with_vision_and_named_to_one_without() -> None:
+def test_an_openai_responses_model_with_vision_gets_an_image_and_one_without_gets_its_name() -> None:
     cat = Attachment(hash="cat", name="cat.png", media_type="image/png", size_bytes=3)
     turn = UserTurn(text="Look.", attachments=(cat,))
     (vision_item,) = input_items(turn, target=make_target(vision=True), media=FakeMedia())
@@ -439,21 +441,21 @@ def test_an_image_is_sent_to_a_model_with_vision_and_named_to_one_without() -> N
 
 
 @pytest.mark.spec("C46")
-def test_empty_assistant_messages_are_omitted() -> None:
+def test_an_openai_responses_request_omits_empty_assistant_messages() -> None:
     assert input_items(UserTurn(text="Hi"), Reply(text="", thinking="Nothing to say."), ContextStart()) == [
         {"role": "user", "content": "Hi"}
     ]
 
 
 @pytest.mark.spec("C46")
-def test_a_reasoning_item_without_a_following_item_is_omitted() -> None:
+def test_an_openai_responses_request_omits_a_reasoning_item_without_a_following_item() -> None:
     alone = Reply(text="", provider="acme", pieces=(ReplyPiece(kind=ReplyPieceKind.THINKING, seal=SEALED_REASONING),))
     after = Reply(text="Six.", provider="acme", pieces=(ReplyPiece(kind=ReplyPieceKind.TEXT, length=4), *alone.pieces))
     assert input_items(alone, after) == [sent_message_item("Six.")]
 
 
 @pytest.mark.spec("C46")
-def test_an_unencrypted_reasoning_item_is_sent_back_only_with_store() -> None:
+def test_an_unencrypted_reasoning_item_is_sent_back_to_openai_responses_only_with_store() -> None:
     bare = '{"type":"reasoning","summary":[],"id":"rs_1"}'
     pieces = (ReplyPiece(kind=ReplyPieceKind.THINKING, seal=bare), ReplyPiece(kind=ReplyPieceKind.TEXT, length=4))
     reply = Reply(text="Six.", provider="acme", pieces=pieces)
@@ -465,14 +467,14 @@ def test_an_unencrypted_reasoning_item_is_sent_back_only_with_store() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_raw_reasoning_is_sent_back() -> None:
+def test_raw_reasoning_is_sent_back_to_openai_responses() -> None:
     raw = '{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"musings"}]}'
     pieces = (ReplyPiece(kind=ReplyPieceKind.THINKING, seal=raw), ReplyPiece(kind=ReplyPieceKind.TEXT, length=4))
     assert input_items(Reply(text="Six.", provider="acme", pieces=pieces))[0] == json.loads(raw)
 
 
 @pytest.mark.spec("C46")
-def test_seals_of_another_format_are_omitted() -> None:
+def test_an_openai_responses_request_omits_thinking_signatures_of_another_format() -> None:
     seals = ("EqQB+c", '[{"type":"reasoning.text"}]', "{broken", '"text"')
     pieces = [
         ReplyPiece(kind=kind, seal=seal) for seal in seals for kind in (ReplyPieceKind.THINKING, ReplyPieceKind.SERVER)
@@ -484,7 +486,7 @@ def test_seals_of_another_format_are_omitted() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
+def test_call_ids_invalid_for_openai_responses_are_rewritten_equally_for_call_and_result() -> None:
     for id_ in ("functions.weather:0", "x" * 70, "größe"):
         asked, answered = input_items(
             Reply(text="", calls=(Call(id=id_, tool="weather"),)), ToolResult(call=id_, tool="weather", output="Rain.")
@@ -494,7 +496,7 @@ def test_invalid_call_ids_are_rewritten_equally_for_call_and_result() -> None:
 
 
 @pytest.mark.spec("C46")
-def test_messages_sent_to_openrouter_have_ids() -> None:
+def test_the_messages_of_an_openai_responses_request_to_openrouter_have_ids() -> None:
     items = input_items(UserTurn(text="Hi"), SEALED_REPLY, target=make_target("openrouter"))
     ids = [item["id"] for item in items if item.get("type") == "message"]
     assert len(set(ids)) == 2 and all(id_.startswith("msg_") for id_ in ids)
@@ -506,12 +508,12 @@ def test_messages_sent_to_openrouter_have_ids() -> None:
 
 @pytest.mark.spec("H80")
 @pytest.mark.parametrize("effort", ["none", "low", "medium", "high", "xhigh"])
-def test_an_effort_is_sent_with_an_automatic_summary(effort: str) -> None:
+def test_an_openai_responses_request_with_an_effort_asks_for_an_automatic_summary(effort: str) -> None:
     assert request_body(effort=effort)["reasoning"] == {"effort": effort, "summary": "auto"}
 
 
 @pytest.mark.spec("H80")
-async def test_an_unsupported_effort_is_refused_before_a_request_with_the_supported_ones() -> None:
+async def test_an_effort_unsupported_by_an_openai_responses_model_is_refused_before_a_request() -> None:
     async with open_provider_connections() as link, provider() as server:
         model = make_http_model(link, server.url, FORMAT, facts=make_model_facts("acme", efforts=("low", "high")))
         with pytest.raises(ModelFailed) as failed:
@@ -521,18 +523,18 @@ async def test_an_unsupported_effort_is_refused_before_a_request_with_the_suppor
     assert "low, high" in failed.value.because
 
 
-def test_a_reasoning_model_is_asked_for_a_summary() -> None:
+def test_an_openai_responses_request_asks_a_reasoning_model_for_a_summary() -> None:
     assert request_body(target=make_target(efforts=("low", "high")))["reasoning"] == {"summary": "auto"}
 
 
-def test_no_reasoning_parameters_are_sent_to_a_model_without_efforts() -> None:
+def test_an_openai_responses_request_to_a_model_without_efforts_has_no_reasoning_parameters() -> None:
     body = request_body(target=make_target(efforts=()), effort="none")
     assert "reasoning" not in body
     assert "include" not in body
 
 
 @pytest.mark.spec("C105.params")
-def test_params_override_the_request_body_but_not_its_input() -> None:
+def test_params_override_the_body_of_an_openai_responses_request_but_not_its_input() -> None:
     params = {"store": True, "include": [], "max_output_tokens": 5, "tools": [{"type": "web_search"}], "input": "mine"}
     body = request_body(target=make_target(params=params), tools=(WEATHER_TOOL,))
     assert (body["store"], body["include"], body["max_output_tokens"]) == (True, [], 5)
@@ -540,5 +542,5 @@ def test_params_override_the_request_body_but_not_its_input() -> None:
     assert body["input"] == [{"role": "user", "content": "Is the bakery open today?"}]
 
 
-def test_a_model_without_tool_support_gets_no_tools() -> None:
+def test_an_openai_responses_model_without_tool_support_gets_no_tools() -> None:
     assert "tools" not in request_body(target=make_target(tools=False), tools=(WEATHER_TOOL,))

@@ -124,7 +124,7 @@ def apply_intended_differences(format_: str, read: dict[str, Any], made: MadeRep
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_a_reply_is_read_as_pydantic_ai_reads_it(format_: str) -> None:
+async def test_a_random_reply_in_each_wire_format_is_read_as_by_the_pydantic_ai_oracle(format_: str) -> None:
     async with open_provider_connections() as link:
         for seed in SEEDS:
             made = make_random_reply(seed)
@@ -159,7 +159,7 @@ def make_random_history(seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_a_history_is_sent_as_pydantic_ai_sends_it(format_: str) -> None:
+async def test_a_random_history_in_each_wire_format_is_sent_as_by_the_pydantic_ai_oracle(format_: str) -> None:
     async with open_provider_connections() as link:
         for seed in SEEDS:
             prompt = prompt_of(*make_random_history(seed), tools=[TOOL])
@@ -171,7 +171,7 @@ async def test_a_history_is_sent_as_pydantic_ai_sends_it(format_: str) -> None:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-async def test_tools_and_output_limits_are_sent_as_pydantic_ai_sends_them(format_: str) -> None:
+async def test_tools_and_output_limits_in_each_wire_format_are_sent_as_by_the_pydantic_ai_oracle(format_: str) -> None:
     async with open_provider_connections() as link, provider(encode_reply(format_, make_random_reply(1), 1)) as server:
         prompt = prompt_of(tools=[TOOL], output_tokens_max=1234)
         await collect_reply(make_http_model(link, server.url, format_, facts=FACTS), prompt)

@@ -34,7 +34,7 @@ def test_a_price_is_that_of_the_given_day() -> None:
     assert before is not None and after is not None and before.input > after.input
 
 
-def test_a_provider_with_another_name_in_the_price_data_is_found() -> None:
+def test_prices_of_a_provider_with_another_name_in_the_price_data_are_found() -> None:
     assert prices.find_known_price(ModelRef("xai", "grok-4"), DAY) is not None
 
 

@@ -69,7 +69,7 @@ async def collect(model: HttpModel, *, key: str = KEY) -> list[ReplyChunk]:
     return [chunk async for chunk in model.reply(prompt_of(), key=key)]
 
 
-async def test_reply_chunks_arrive_as_the_server_sends_them(link: ProviderConnections) -> None:
+async def test_chunks_of_a_model_reply_arrive_as_the_provider_sends_them(link: ProviderConnections) -> None:
     first = stream_of_words("Hel", finish=None, done=False)
     async with provider(Answer(body=first, then=Then.HANG)) as server:
         chunks = make_http_model(link, server.url, CHAT).reply(prompt_of(), key=KEY)
@@ -78,7 +78,7 @@ async def test_reply_chunks_arrive_as_the_server_sends_them(link: ProviderConnec
         await chunks.aclose()
 
 
-async def test_a_provider_that_does_not_answer_times_out(link: ProviderConnections) -> None:
+async def test_a_provider_that_does_not_answer_an_http_request_times_out(link: ProviderConnections) -> None:
     async with provider(Answer(before=Then.HANG)) as server:
         failed = await collect_failure(make_http_model(link, server.url, CHAT, first_byte_s=0.05))
     assert failed.failure is ModelFailureKind.TIMEOUT
@@ -110,7 +110,7 @@ async def test_a_provider_that_stops_in_the_middle_times_out_after_its_first_chu
     assert "stopped in the middle of its reply" in failed.value.sentence
 
 
-async def test_a_slow_reader_does_not_cause_a_timeout(link: ProviderConnections) -> None:
+async def test_a_slow_reader_of_a_provider_reply_does_not_cause_a_timeout(link: ProviderConnections) -> None:
     body = stream_of_words("Hel", "lo.")
     async with provider(Answer(body=body, cuts=[body.index("\n\n") + 2])) as server:
         model = make_http_model(link, server.url, CHAT, silence_s=SILENCE_S)
@@ -123,7 +123,7 @@ async def test_a_slow_reader_does_not_cause_a_timeout(link: ProviderConnections)
     assert isinstance(chunks_read[-1], EndChunk)
 
 
-async def test_a_stream_with_its_end_marker_is_complete_if_the_connection_stays_open(
+async def test_a_provider_stream_with_its_end_marker_is_complete_if_the_connection_stays_open(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_http, "CONNECTION_END_S", 0.02)
@@ -148,7 +148,7 @@ RESPONSES_EVENTS = [
 @pytest.mark.parametrize(
     ("format_", "events"), [("anthropic", ANTHROPIC_EVENTS), ("openai-responses", RESPONSES_EVENTS)]
 )
-async def test_the_final_event_of_a_format_ends_a_reply_if_the_connection_stays_open(
+async def test_the_final_event_of_a_provider_stream_ends_the_reply_if_the_connection_stays_open(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch, format_: str, events: list[dict[str, Any]]
 ) -> None:
     monkeypatch.setattr(provider_http, "CONNECTION_END_S", 0.02)
@@ -158,20 +158,24 @@ async def test_the_final_event_of_a_format_ends_a_reply_if_the_connection_stays_
     assert (collected["text"], collected["finish"]) == ("Hello.", "stop")
 
 
-async def test_a_stream_with_its_end_marker_is_complete_if_the_connection_is_cut(link: ProviderConnections) -> None:
+async def test_a_provider_stream_with_its_end_marker_is_complete_if_the_connection_is_cut(
+    link: ProviderConnections,
+) -> None:
     for body in (HELLO, stream_of_words("Hello.", done=False)):
         async with provider(Answer(body=body, then=Then.CUT)) as server:
             assert (await collect_reply(make_http_model(link, server.url, CHAT)))["text"] == "Hello."
 
 
-async def test_a_connection_cut_in_the_middle_of_a_reply_is_a_connection_failure(link: ProviderConnections) -> None:
+async def test_a_provider_connection_cut_in_the_middle_of_a_reply_is_a_connection_failure(
+    link: ProviderConnections,
+) -> None:
     async with provider(Answer(body=stream_of_words("Hel", finish=None, done=False), then=Then.CUT)) as server:
         failed = await collect_failure(make_http_model(link, server.url, CHAT))
     assert failed.failure is ModelFailureKind.CONNECTION
     assert failed.may_be_charged
 
 
-async def test_a_connection_cut_before_any_answer_is_a_connection_failure(link: ProviderConnections) -> None:
+async def test_a_provider_connection_cut_before_any_answer_is_a_connection_failure(link: ProviderConnections) -> None:
     async with provider(Answer(before=Then.CUT)) as server:
         failed = await collect_failure(make_http_model(link, server.url, CHAT))
     assert failed.failure is ModelFailureKind.CONNECTION
@@ -218,7 +222,9 @@ async def running_keep_alive_server(server: KeepAliveServer) -> AsyncGenerator[s
         listening.close()
 
 
-async def test_a_request_is_repeated_if_its_reused_connection_was_closed_at_once(link: ProviderConnections) -> None:
+async def test_a_provider_request_is_repeated_if_its_reused_connection_was_closed_at_once(
+    link: ProviderConnections,
+) -> None:
     server = KeepAliveServer(requests_each=2)
     async with running_keep_alive_server(server) as url:
         model = make_http_model(link, url, CHAT)
@@ -227,7 +233,7 @@ async def test_a_request_is_repeated_if_its_reused_connection_was_closed_at_once
     assert server.connections == 3  # two replies on each; each third request was repeated on the next
 
 
-async def test_a_request_is_not_repeated_if_its_new_connection_was_closed(
+async def test_a_provider_request_is_not_repeated_if_its_new_connection_was_closed(
     link: ProviderConnections,
 ) -> None:
     server = KeepAliveServer(requests_each=0)
@@ -237,7 +243,7 @@ async def test_a_request_is_not_repeated_if_its_new_connection_was_closed(
     assert server.requests == 1
 
 
-async def test_a_request_is_not_repeated_if_its_reused_connection_closes_late(
+async def test_a_provider_request_is_not_repeated_if_its_reused_connection_closes_late(
     link: ProviderConnections,
 ) -> None:
     skip_loop_time(0)  # so that the loop's time can be skipped from here on
@@ -251,7 +257,7 @@ async def test_a_request_is_not_repeated_if_its_reused_connection_closes_late(
     assert server.requests == 2
 
 
-async def test_a_request_is_not_repeated_if_its_connection_closes_after_a_partial_answer(
+async def test_a_provider_request_is_not_repeated_if_its_connection_closes_after_a_partial_answer(
     link: ProviderConnections,
 ) -> None:
     server = KeepAliveServer(requests_each=1, begins=b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata:")
@@ -264,7 +270,7 @@ async def test_a_request_is_not_repeated_if_its_connection_closes_after_a_partia
     assert server.requests == 2
 
 
-async def test_a_refused_connection_is_a_failure_that_is_not_charged(link: ProviderConnections) -> None:
+async def test_a_provider_connection_that_is_refused_is_a_failure_without_a_charge(link: ProviderConnections) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         failed = await collect_failure(make_http_model(link, f"http://127.0.0.1:{taken.getsockname()[1]}", CHAT))
@@ -274,7 +280,7 @@ async def test_a_refused_connection_is_a_failure_that_is_not_charged(link: Provi
 
 
 @pytest.mark.parametrize("type_", ["application/json", "text/plain", "text/html; charset=utf-8", ""])
-async def test_a_stream_is_detected_by_its_first_bytes_whatever_its_content_type(
+async def test_a_provider_stream_is_detected_by_its_first_bytes_whatever_its_content_type(
     link: ProviderConnections, type_: str
 ) -> None:
     headers = {"content-type": type_} if type_ else {}
@@ -282,7 +288,9 @@ async def test_a_stream_is_detected_by_its_first_bytes_whatever_its_content_type
         assert (await collect_reply(make_http_model(link, server.url, CHAT)))["text"] == "Hello."
 
 
-async def test_a_json_body_is_read_even_with_the_content_type_of_a_stream(link: ProviderConnections) -> None:
+async def test_a_json_reply_of_a_provider_is_read_even_with_the_content_type_of_a_stream(
+    link: ProviderConnections,
+) -> None:
     reply = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
     answer = Answer(body="\n " + json.dumps(reply), headers={"content-type": "text/event-stream"})
     async with provider(answer) as server:
@@ -290,7 +298,9 @@ async def test_a_json_body_is_read_even_with_the_content_type_of_a_stream(link: 
 
 
 @pytest.mark.parametrize("body", ["<html><body>welcome</body></html>", "data: <html>\n\n", "\x00\x01", "[]", "{}", "7"])
-async def test_garbage_with_status_200_is_a_malformed_reply(link: ProviderConnections, body: str) -> None:
+async def test_garbage_from_a_provider_with_status_200_is_a_malformed_reply(
+    link: ProviderConnections, body: str
+) -> None:
     for format_ in ("openai-chat", "openai-responses"):
         async with provider(Answer(body=body)) as server:
             failed = await collect_failure(make_http_model(link, server.url, format_))
@@ -298,7 +308,7 @@ async def test_garbage_with_status_200_is_a_malformed_reply(link: ProviderConnec
         assert body not in str(failed.sentence + failed.because)
 
 
-async def test_an_empty_body_with_status_200_is_a_malformed_reply(link: ProviderConnections) -> None:
+async def test_an_empty_body_from_a_provider_with_status_200_is_a_malformed_reply(link: ProviderConnections) -> None:
     for format_ in ("openai-chat", "openai-responses"):
         async with provider(Answer(body="")) as server:
             assert (
@@ -317,7 +327,7 @@ async def test_a_provider_redirect_is_refused_and_the_key_is_not_sent_elsewhere(
     assert "redirects" in failed.sentence
 
 
-async def test_a_reply_without_end_is_stopped_at_the_byte_limit(
+async def test_a_provider_reply_without_end_is_stopped_at_the_byte_limit(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_http, "REPLY_BYTES_MAX", 2_000)
@@ -328,7 +338,7 @@ async def test_a_reply_without_end_is_stopped_at_the_byte_limit(
         assert "2,000 bytes" in failed.because
 
 
-async def test_an_error_body_is_read_only_up_to_its_limit(
+async def test_an_error_body_of_a_provider_is_read_only_up_to_its_limit(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_http, "ERROR_BYTES_MAX", 1_000)
@@ -337,7 +347,7 @@ async def test_an_error_body_is_read_only_up_to_its_limit(
     assert (failed.failure, failed.status) == (ModelFailureKind.SERVER, 500)
 
 
-async def test_a_truncated_error_body_is_classified_by_status_and_headers(
+async def test_a_truncated_error_body_of_a_provider_is_classified_by_status_and_headers(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_http, "ERROR_BODY_TIMEOUT_S", 0.05)
@@ -358,7 +368,7 @@ async def test_a_truncated_error_body_is_classified_by_status_and_headers(
         Answer(before=Then.CUT),
     ],
 )
-async def test_the_api_key_is_in_no_error(link: ProviderConnections, answer: Answer) -> None:
+async def test_the_api_key_is_in_no_error_of_a_provider_request(link: ProviderConnections, answer: Answer) -> None:
     for format_ in ("openai-chat", "openai-responses"):
         async with provider(answer) as server:
             failed = await collect_failure(make_http_model(link, server.url, format_))
@@ -367,7 +377,7 @@ async def test_the_api_key_is_in_no_error(link: ProviderConnections, answer: Ans
         assert not any(KEY in word for word in words)
 
 
-async def test_the_api_key_is_not_in_the_repr_or_url_of_a_request(link: ProviderConnections) -> None:
+async def test_the_api_key_is_not_in_the_repr_or_url_of_a_provider_request(link: ProviderConnections) -> None:
     model = make_http_model(link, "http://127.0.0.1:1", CHAT)
     request: ProviderRequest = model._provider_format.build_request(prompt_of(), model._target, KEY)  # pyright: ignore[reportPrivateUsage]
     assert KEY in str(dict(request.headers))
@@ -375,18 +385,18 @@ async def test_the_api_key_is_not_in_the_repr_or_url_of_a_request(link: Provider
     assert KEY not in request.url
 
 
-async def test_secret_headers_are_not_in_the_repr_of_a_target(link: ProviderConnections) -> None:
+async def test_secret_headers_of_a_provider_are_not_in_the_repr_of_a_model_target(link: ProviderConnections) -> None:
     model = make_http_model(link, "http://127.0.0.1:1", CHAT, headers={"x-api-key": KEY})
     assert KEY not in repr(model._target)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_without_a_key_no_authorization_header_is_sent(link: ProviderConnections) -> None:
+async def test_a_provider_request_without_a_key_has_no_authorization_header(link: ProviderConnections) -> None:
     async with provider(Answer(body=HELLO)) as server:
         await collect_reply(make_http_model(link, server.url, CHAT), key="")
     assert "authorization" not in server.last.headers
 
 
-async def test_headers_from_the_settings_override_request_headers(link: ProviderConnections) -> None:
+async def test_headers_from_the_provider_settings_override_the_headers_of_a_request(link: ProviderConnections) -> None:
     async with provider(Answer(body=HELLO)) as server:
         await collect_reply(make_http_model(link, server.url, CHAT, headers={"x-team": "kitchen", "accept": "*/*"}))
     assert server.last.headers["x-team"] == "kitchen"
@@ -395,7 +405,9 @@ async def test_headers_from_the_settings_override_request_headers(link: Provider
 
 
 @pytest.mark.parametrize(("turns", "repeated"), [(1, 200_000), (300, 100), (40, 20_000)])
-async def test_a_long_request_body_is_sent_completely(link: ProviderConnections, turns: int, repeated: int) -> None:
+async def test_a_provider_request_with_a_long_body_is_sent_completely(
+    link: ProviderConnections, turns: int, repeated: int
+) -> None:
     texts = [f"{number} " + "0123456789" * repeated for number in range(turns)]
     async with provider(Answer(body=HELLO)) as server:
         await collect_reply(
@@ -405,7 +417,7 @@ async def test_a_long_request_body_is_sent_completely(link: ProviderConnections,
     assert server.last.headers["content-type"] == "application/json"
 
 
-async def test_closing_a_reply_early_closes_its_connection(link: ProviderConnections) -> None:
+async def test_closing_a_model_reply_early_closes_its_provider_connection(link: ProviderConnections) -> None:
     async with provider(
         Answer(body=stream_of_words("Hel", finish=None, done=False), then=Then.HANG), Answer(body=HELLO)
     ) as server:
@@ -418,7 +430,7 @@ async def test_closing_a_reply_early_closes_its_connection(link: ProviderConnect
         assert link.pool.idle_count == 0
 
 
-async def test_cancelling_a_reply_raises_cancelled_error(link: ProviderConnections) -> None:
+async def test_cancelling_a_model_reply_over_http_raises_cancelled_error(link: ProviderConnections) -> None:
     async with provider(Answer(before=Then.HANG)) as server:
         task = asyncio.create_task(collect(make_http_model(link, server.url, CHAT)))
         await wait_until(lambda: server.asked, "the server is asked", poll_s=0.001)
@@ -427,7 +439,7 @@ async def test_cancelling_a_reply_raises_cancelled_error(link: ProviderConnectio
             await task
 
 
-def test_an_event_stream_is_detected_from_as_few_bytes_as_possible() -> None:
+def test_the_event_stream_of_a_provider_is_detected_from_as_few_bytes_as_possible() -> None:
     undecided: list[Any] = [b"", b" \n", b"d", b"dat", b"\n\neve", b"\xef", b"\xef\xbb\xbf"]
     assert [is_event_stream(begin) for begin in undecided] == [None] * len(undecided)
     streams = [b"data:", b": OK", b"\r\n\r\nevent: x", b"\xef\xbb\xbfid: 1", b"retry: 3"]

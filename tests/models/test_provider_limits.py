@@ -28,7 +28,7 @@ def at(seconds: float) -> datetime:
 
 
 @pytest.mark.spec("C100")
-def test_requests_over_the_limit_wait_until_the_60_second_window_allows_them() -> None:
+def test_requests_over_a_provider_limit_wait_until_the_60_second_window_allows_them() -> None:
     limit = make_limits(requests=2)
     assert limit.reserve("acme", 10, at(0)).wait_s == 0
     assert limit.reserve("acme", 10, at(50)).wait_s == 0
@@ -39,7 +39,7 @@ def test_requests_over_the_limit_wait_until_the_60_second_window_allows_them() -
 
 
 @pytest.mark.spec("C100")
-def test_tokens_over_the_limit_wait_and_recorded_tokens_replace_the_estimate() -> None:
+def test_tokens_over_a_provider_limit_wait_and_recorded_tokens_replace_the_estimate() -> None:
     limit = make_limits(tokens=1000)
     first = limit.reserve("acme", 900, at(0))
     assert limit.wait_s("acme", 200, at(1)) == 59
@@ -49,14 +49,14 @@ def test_tokens_over_the_limit_wait_and_recorded_tokens_replace_the_estimate() -
     assert limit.wait_s("acme", 200, at(1)) == 59
 
 
-def test_a_call_larger_than_the_token_limit_runs_alone() -> None:
+def test_a_model_call_larger_than_the_token_limit_of_its_provider_runs_alone() -> None:
     limit = make_limits(tokens=1000)
     assert limit.reserve("acme", 4000, at(0)).wait_s == 0
     assert limit.wait_s("acme", 4000, at(20)) == 40
 
 
 @pytest.mark.spec("C100")
-def test_a_call_that_would_wait_too_long_is_refused_with_the_setting_name() -> None:
+def test_a_model_call_that_would_wait_too_long_for_a_provider_limit_is_refused_with_the_setting() -> None:
     limit = make_limits(requests=1)
     assert [limit.reserve("acme", 1, at(0)).wait_s for _ in range(2)] == [0, 60]
     with pytest.raises(ConfiguredLimitReached) as refused:
@@ -66,12 +66,12 @@ def test_a_call_that_would_wait_too_long_is_refused_with_the_setting_name() -> N
     assert limit.reserve("acme", 1, at(60)).wait_s == 60  # a refused call reserves nothing
 
 
-def test_providers_without_limits_never_wait() -> None:
+def test_model_calls_to_a_provider_without_limits_never_wait() -> None:
     limit = make_limits()
     assert [limit.reserve(provider, 10**9, at(0)).wait_s for provider in ("acme", "rival") * 100] == [0] * 200
 
 
-def test_changed_limits_apply_to_the_next_call() -> None:
+def test_changed_provider_limits_apply_to_the_next_model_call() -> None:
     providers = {"acme": ProviderSettings(requests_per_minute=1)}
     limit = ProviderRateLimits(lambda: providers)
     limit.reserve("acme", 1, at(0))
@@ -80,13 +80,13 @@ def test_changed_limits_apply_to_the_next_call() -> None:
     assert limit.wait_s("acme", 1, at(0)) == 0
 
 
-def test_a_clock_set_back_does_not_delay_calls() -> None:
+def test_a_clock_set_back_does_not_delay_model_calls_under_a_provider_limit() -> None:
     limit = make_limits(requests=1)
     limit.reserve("acme", 1, at(0))
     assert limit.wait_s("acme", 1, at(-7200)) == 0
 
 
-async def test_a_call_cancelled_while_waiting_releases_its_slot() -> None:
+async def test_a_model_call_cancelled_while_it_waits_for_a_provider_limit_releases_its_slot() -> None:
     clock, limit, admitted = FakeClock(), make_limits(requests=1), list[str]()
 
     async def wait_for_a_slot(name: str) -> None:
@@ -108,7 +108,7 @@ async def test_a_call_cancelled_while_waiting_releases_its_slot() -> None:
     tokens=st.none() | st.integers(1, 1000),
     calls=st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 1200)), max_size=40),
 )
-def test_no_60_second_window_exceeds_the_limits(
+def test_no_60_second_window_exceeds_the_provider_limits(
     requests: int | None, tokens: int | None, calls: list[tuple[int, int]]
 ) -> None:
     limit, now_ms, made = make_limits(requests=requests, tokens=tokens), 0, list[tuple[int, int]]()

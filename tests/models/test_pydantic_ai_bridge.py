@@ -123,7 +123,7 @@ async def test_text_and_usage_come_through_the_pydantic_ai_bridge() -> None:
 
 
 @needs_pydantic_ai
-async def test_bridged_calls_are_complete_and_their_results_are_sent_back() -> None:
+async def test_tool_calls_through_the_pydantic_ai_bridge_are_complete_and_their_results_are_sent_back() -> None:
     piece = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "read", "arguments": '{"path":'}}
     more = {"index": 0, "function": {"arguments": '"a"}'}}
     other = {"index": 1, "id": "call_2", "type": "function", "function": {"name": "read", "arguments": "{}"}}
@@ -147,7 +147,7 @@ async def test_bridged_calls_are_complete_and_their_results_are_sent_back() -> N
 
 
 @needs_pydantic_ai
-async def test_bridged_thinking_is_sent_back_with_its_signature() -> None:
+async def test_thinking_through_the_pydantic_ai_bridge_is_sent_back_with_its_signature() -> None:
     async with provider(
         anthropic_answer(*THINKING_EVENTS, *TOOL_USE_EVENTS, stop="tool_use"), anthropic_answer()
     ) as server:
@@ -174,7 +174,7 @@ async def test_bridged_thinking_is_sent_back_with_its_signature() -> None:
 
 
 @needs_pydantic_ai
-async def test_images_are_sent_through_the_bridge() -> None:
+async def test_images_are_sent_through_the_pydantic_ai_bridge() -> None:
     image = Attachment(hash="ab" * 32, name="cat.png", media_type="image/png", size_bytes=3)
 
     class KeptMedia:
@@ -205,7 +205,7 @@ REFUSALS = [
 
 @needs_pydantic_ai
 @pytest.mark.parametrize(("status", "body", "failure"), REFUSALS)
-async def test_a_bridged_error_is_classified_and_not_retried_by_the_library(
+async def test_an_error_through_the_pydantic_ai_bridge_is_classified_and_not_retried_by_pydantic_ai(
     status: int, body: Any, failure: ModelFailureKind
 ) -> None:
     headers = {"retry-after": "3", "content-type": "application/json"}
@@ -218,7 +218,7 @@ async def test_a_bridged_error_is_classified_and_not_retried_by_the_library(
 
 
 @needs_pydantic_ai
-async def test_an_api_key_repeated_by_a_provider_is_in_no_bridged_error() -> None:
+async def test_an_api_key_repeated_by_a_provider_is_in_no_error_of_the_pydantic_ai_bridge() -> None:
     body = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}})
     async with provider(Answer(status=401, body=body, headers={"content-type": "application/json"})) as server:
         failed = await collect_failure(BridgedModel(FACTS, make_openai_model_factory(server.url)))
@@ -227,7 +227,7 @@ async def test_an_api_key_repeated_by_a_provider_is_in_no_bridged_error() -> Non
 
 
 @needs_pydantic_ai
-async def test_a_bridged_connection_failure_differs_from_a_timeout() -> None:
+async def test_a_connection_failure_through_the_pydantic_ai_bridge_differs_from_a_timeout() -> None:
     cut = chat_answer({"content": "Hel"})
     half = Answer(body=cut.wire[: cut.wire.index(b"\n\n") + 2], then=Then.CUT)
     async with provider(half) as server:
@@ -242,7 +242,7 @@ async def test_a_bridged_connection_failure_differs_from_a_timeout() -> None:
 
 
 @needs_pydantic_ai
-async def test_a_bridged_model_is_built_by_name_with_the_key_of_the_request() -> None:
+async def test_a_pydantic_ai_bridge_model_is_built_by_name_with_the_key_of_the_request() -> None:
     model = infer_model_maker("openai-chat:some-model")(KEY)
     assert model.client.api_key == KEY
     with pytest.raises(ModelFailed) as failed:
@@ -251,7 +251,7 @@ async def test_a_bridged_model_is_built_by_name_with_the_key_of_the_request() ->
     assert KEY not in str(failed.value)
 
 
-def test_a_bridged_model_is_reused_until_its_facts_change() -> None:
+def test_a_pydantic_ai_bridge_model_is_reused_until_its_facts_change() -> None:
     facts = {"now": FACTS}
     bridges = BridgedModels(lambda ref: facts["now"])
     ref = ModelRef("bridge", "groq:llama")
@@ -261,7 +261,9 @@ def test_a_bridged_model_is_reused_until_its_facts_change() -> None:
     assert bridges.find(ref, ModelEntry()) is not first
 
 
-async def test_without_the_bridge_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_pydantic_ai_bridge_extra_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [name for name in sys.modules if name.startswith("pydantic_ai")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pydantic_ai", None)  # as if it were not installed

@@ -90,7 +90,7 @@ def accepted_expectations(recording: Reading) -> list[Reading]:
 
 @pytest.mark.skipif(not RECORDINGS, reason=f"the recordings are not here: {HERE}")
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-async def test_a_recorded_reply_is_read_as_expected(path: Path) -> None:
+async def test_a_recorded_reply_of_a_real_provider_is_read_with_the_expected_text_calls_and_failure(path: Path) -> None:
     recording = json.loads(path.read_text(encoding="utf-8"))
     response = recording["response"]
     answer = Answer(status=response["status"], headers=response.get("headers") or {}, body=response["body"])

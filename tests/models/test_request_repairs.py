@@ -81,7 +81,7 @@ async def link() -> AsyncIterator[ProviderConnections]:
 
 
 @pytest.mark.parametrize(("effort", "left"), [("high", {"effort": "high"}), (None, None)])
-async def test_a_request_refused_for_its_reasoning_summary_is_repeated_without_it(
+async def test_a_model_request_refused_for_its_reasoning_summary_is_repeated_without_it(
     link: ProviderConnections, effort: str | None, left: Any
 ) -> None:
     async with provider(UNVERIFIED_REFUSAL, RESPONSES_ANSWER) as server:
@@ -94,7 +94,9 @@ async def test_a_request_refused_for_its_reasoning_summary_is_repeated_without_i
     assert {**first, "reasoning": None} == {**second, "reasoning": None}, "nothing else has changed"
 
 
-async def test_later_requests_with_the_same_credential_omit_the_summary_at_once(link: ProviderConnections) -> None:
+async def test_later_model_requests_with_the_same_credential_omit_a_refused_summary_at_once(
+    link: ProviderConnections,
+) -> None:
     async with provider(UNVERIFIED_REFUSAL, RESPONSES_ANSWER) as server:
         await collect_reply(make_http_model(link, server.url, RESPONSES, facts=REASONING_FACTS))
         other = make_http_model(
@@ -105,7 +107,9 @@ async def test_later_requests_with_the_same_credential_omit_the_summary_at_once(
     assert "reasoning" not in server.last.body, "for every session and every model"
 
 
-async def test_a_request_with_another_credential_still_asks_for_the_summary(link: ProviderConnections) -> None:
+async def test_after_a_repair_a_request_with_another_credential_still_asks_for_the_reasoning_summary(
+    link: ProviderConnections,
+) -> None:
     async with provider(UNVERIFIED_REFUSAL, RESPONSES_ANSWER) as server:
         model = make_http_model(link, server.url, RESPONSES, facts=REASONING_FACTS)
         await collect_reply(model)
@@ -114,7 +118,7 @@ async def test_a_request_with_another_credential_still_asks_for_the_summary(link
     assert server.last.body["reasoning"] == {"summary": "auto"}
 
 
-async def test_a_learned_repair_applies_however_the_key_is_sent(link: ProviderConnections) -> None:
+async def test_a_learned_request_repair_applies_however_the_key_is_sent(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED_REFUSAL, RESPONSES_ANSWER) as server:
         model = make_http_model(link, server.url, RESPONSES, facts=REASONING_FACTS, auth=ProviderAuth.API_KEY)
         for _ in range(2):
@@ -123,7 +127,7 @@ async def test_a_learned_repair_applies_however_the_key_is_sent(link: ProviderCo
     assert [asked.headers["x-api-key"] for asked in server.asked] == [KEY] * 3
 
 
-async def test_the_summary_is_requested_again_after_the_learned_repair_expired(
+async def test_the_reasoning_summary_is_requested_again_after_the_learned_repair_expired(
     link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with provider(UNVERIFIED_REFUSAL, RESPONSES_ANSWER) as server:
@@ -134,7 +138,7 @@ async def test_the_summary_is_requested_again_after_the_learned_repair_expired(
     assert server.last.body["reasoning"] == {"summary": "auto"}
 
 
-async def test_a_summary_configured_in_the_settings_is_not_removed_and_its_refusal_is_reported(
+async def test_a_summary_from_the_settings_is_not_removed_as_a_repair_and_its_refusal_is_reported(
     link: ProviderConnections,
 ) -> None:
     async with provider(UNVERIFIED_REFUSAL, RESPONSES_ANSWER) as server:
@@ -146,20 +150,22 @@ async def test_a_summary_configured_in_the_settings_is_not_removed_and_its_refus
     assert len(server.asked) == 1
 
 
-async def test_a_request_is_repaired_only_once(link: ProviderConnections) -> None:
+async def test_a_model_request_is_repaired_only_once(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED_REFUSAL) as server:
         collected = await collect_reply(make_http_model(link, server.url, RESPONSES, facts=REASONING_FACTS))
     assert (collected["error"], len(server.asked)) == ("bad_request", 2)
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-async def test_a_refusal_with_a_status_other_than_400_is_not_repaired(link: ProviderConnections, status: int) -> None:
+async def test_a_model_request_refused_with_a_status_other_than_400_is_not_repaired(
+    link: ProviderConnections, status: int
+) -> None:
     async with provider(replace(UNVERIFIED_REFUSAL, status=status), RESPONSES_ANSWER) as server:
         assert "error" in await collect_reply(make_http_model(link, server.url, RESPONSES, facts=REASONING_FACTS))
     assert len(server.asked) == 1
 
 
-async def test_a_refusal_for_another_reason_is_not_repaired(link: ProviderConnections) -> None:
+async def test_a_model_request_refused_for_an_unknown_reason_is_not_repaired(link: ProviderConnections) -> None:
     async with provider(refusal_answer("Invalid value: 'input'"), RESPONSES_ANSWER) as server:
         for format_ in (RESPONSES, "anthropic", "openai-chat", "google"):
             assert (await collect_reply(make_http_model(link, server.url, format_, facts=REASONING_FACTS)))[
@@ -218,7 +224,7 @@ def thinking_seals(body: Any) -> list[str]:
     return [block.get("signature") or block["data"] for block in blocks]
 
 
-async def test_a_request_refused_for_bound_thinking_is_repeated_without_it(
+async def test_a_model_request_refused_for_bound_thinking_is_repeated_without_the_thinking(
     link: ProviderConnections,
 ) -> None:
     async with provider(BOUND_THINKING_REFUSAL, ANTHROPIC_ANSWER) as server:
@@ -232,7 +238,7 @@ async def test_a_request_refused_for_bound_thinking_is_repeated_without_it(
     assert second["thinking"]["type"] == "adaptive", "it accepts a call without thinking before it"
 
 
-async def test_later_requests_of_the_session_omit_refused_thinking_but_send_new_thinking(
+async def test_after_a_repair_requests_of_the_session_omit_refused_thinking_but_send_new_thinking(
     link: ProviderConnections,
 ) -> None:
     async with provider(BOUND_THINKING_REFUSAL, ANTHROPIC_ANSWER) as server:
@@ -243,7 +249,7 @@ async def test_later_requests_of_the_session_omit_refused_thinking_but_send_new_
     assert thinking_seals(server.last.body) == ["NEW"]
 
 
-async def test_thinking_refused_again_is_omitted_with_the_older_thinking(link: ProviderConnections) -> None:
+async def test_a_repair_omits_thinking_that_is_refused_again_with_the_older_thinking(link: ProviderConnections) -> None:
     async with provider(BOUND_THINKING_REFUSAL, ANTHROPIC_ANSWER, BOUND_THINKING_REFUSAL, ANTHROPIC_ANSWER) as server:
         model = make_claude_model(link, server.url)
         await collect_reply(model, make_prompt(*CONVERSATION))
@@ -253,7 +259,7 @@ async def test_thinking_refused_again_is_omitted_with_the_older_thinking(link: P
     assert [thinking_seals(asked.body) for asked in server.asked] == [["SECRET", "SIG"], [], ["NEW"], []]
 
 
-async def test_thinking_of_another_session_is_still_sent(link: ProviderConnections) -> None:
+async def test_after_a_repair_the_thinking_of_another_session_is_still_sent(link: ProviderConnections) -> None:
     async with provider(BOUND_THINKING_REFUSAL, ANTHROPIC_ANSWER) as server:
         model = make_claude_model(link, server.url)
         await collect_reply(model, make_prompt(*CONVERSATION))
@@ -261,7 +267,7 @@ async def test_thinking_of_another_session_is_still_sent(link: ProviderConnectio
     assert thinking_seals(server.last.body) == ["SECRET", "SIG"]
 
 
-async def test_a_tool_loop_without_its_thinking_blocks_continues_with_thinking_disabled(
+async def test_a_repair_of_a_tool_loop_without_its_thinking_blocks_disables_thinking_for_that_turn(
     link: ProviderConnections,
 ) -> None:
     """With `enabled` thinking, a call without thinking before it is refused; the next turn may think again."""
@@ -288,7 +294,7 @@ async def test_a_tool_loop_without_its_thinking_blocks_continues_with_thinking_d
         ),
     ],
 )
-async def test_other_messages_about_unusable_thinking_blocks_are_recognized(
+async def test_a_repair_recognizes_other_messages_about_unusable_thinking_blocks(
     link: ProviderConnections, words: str
 ) -> None:
     async with provider(refusal_answer(words), ANTHROPIC_ANSWER) as server:
@@ -298,7 +304,9 @@ async def test_other_messages_about_unusable_thinking_blocks_are_recognized(
     assert thinking_seals(server.last.body) == []
 
 
-async def test_a_configured_mismatch_behavior_prevents_the_repair(link: ProviderConnections) -> None:
+async def test_a_configured_mismatch_behavior_for_thinking_prevents_the_request_repair(
+    link: ProviderConnections,
+) -> None:
     params = {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "error"}}}
     async with provider(BOUND_THINKING_REFUSAL, ANTHROPIC_ANSWER) as server:
         collected = await collect_reply(make_claude_model(link, server.url, params=params), make_prompt(*CONVERSATION))
@@ -308,7 +316,7 @@ async def test_a_configured_mismatch_behavior_prevents_the_repair(link: Provider
 # What is stored
 
 
-def test_learned_repairs_are_limited_and_the_oldest_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learned_request_repairs_are_limited_and_the_oldest_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_repairs, "LEARNED_MAX", 2)
     learned_repairs = LearnedRepairs()
     repair = RequestRepair(scope=RepairScope.SESSION, omitted=OmittedParts(thinking_until_seq=7))
@@ -323,7 +331,7 @@ def test_learned_repairs_are_limited_and_the_oldest_are_removed(monkeypatch: pyt
     assert learned_repairs.find_omitted(provider="other", session=sessions[2], key=KEY, now_s=1.0) == OmittedParts()
 
 
-def test_no_api_key_is_kept_with_a_learned_repair() -> None:
+def test_no_api_key_is_kept_with_a_learned_request_repair() -> None:
     learned_repairs = LearnedRepairs()
     repair = RequestRepair(scope=RepairScope.CREDENTIAL, omitted=OmittedParts(reasoning_summary=True))
     learned_repairs.remember(repair, provider="openai", session=SESSION, key=KEY, now_s=0.0)

@@ -50,7 +50,7 @@ def test_no_offered_default_or_replacement_model_is_retired(ref: ModelRef) -> No
 
 
 @pytest.mark.parametrize("provider_name", OFFERED_MODELS)
-def test_the_default_model_of_a_provider_is_offered(provider_name: str) -> None:
+def test_the_default_model_of_each_built_in_provider_is_among_its_offered_models(provider_name: str) -> None:
     assert BUILT_IN_PROVIDERS[provider_name].default_model in OFFERED_MODELS[provider_name]
 
 
@@ -59,7 +59,7 @@ GUIDE_REFERENCE = re.compile(rf"\b({'|'.join(OFFERED_MODELS)})/([a-z][\w.-]*\d[\
 VERIFIED_REFERENCE = re.compile(r'ModelRef\("(\w+)", "([^"]+)"\)')
 
 
-def test_the_guides_and_verify_providers_name_models_that_exist() -> None:
+def test_the_guides_and_verify_providers_name_no_retired_or_unknown_models() -> None:
     guides = [
         found for page in (ROOT / "docs" / "guides").glob("*.md") for found in GUIDE_REFERENCE.findall(page.read_text())
     ]
@@ -95,7 +95,7 @@ COMMON_EFFORTS = ("low", "medium", "high", "xhigh")
         ("deepseek-flash", 1_000_000, COMMON_EFFORTS, set[ProviderQuirk]()),
     ],
 )
-def test_window_efforts_and_quirks_of_new_model_families_are_known(
+def test_context_window_efforts_and_quirks_of_new_model_families_are_known(
     model: str, window_tokens: int, efforts: tuple[str, ...] | None, quirks: set[ProviderQuirk]
 ) -> None:
     family = find_family(model)
@@ -103,7 +103,9 @@ def test_window_efforts_and_quirks_of_new_model_families_are_known(
     assert (family.window_tokens, family.efforts, set(family.quirks)) == (window_tokens, efforts, quirks)
 
 
-async def test_the_effort_none_disables_thinking_of_claude(link: ProviderConnections, tmp_path: Path) -> None:
+async def test_the_effort_none_disables_the_thinking_of_a_claude_model(
+    link: ProviderConnections, tmp_path: Path
+) -> None:
     """Newer models think unless it is disabled."""
     async with provider(Answer(status=500)) as server:
         target = make_catalog(tmp_path, "").build_target(ModelRef("anthropic", "claude-haiku-5-5"))[1]
@@ -222,7 +224,7 @@ def test_a_deprecated_parameter_is_not_classified_as_a_retired_model(words: str)
     )
 
 
-def test_a_dated_snapshot_retires_with_its_model_and_other_models_do_not() -> None:
+def test_a_dated_snapshot_of_a_model_retires_with_the_model_and_other_models_do_not() -> None:
     for name in ("gpt-5-mini", "GPT-5-mini-2025-08-07"):
         found = find_retirement(ModelRef("openai", name))
         assert found is not None and found.replacement == ModelRef("openai", "gpt-5.6-terra")
@@ -230,7 +232,7 @@ def test_a_dated_snapshot_retires_with_its_model_and_other_models_do_not() -> No
     assert find_retirement(ModelRef("workshop", "gpt-5-mini")) is None, "another provider decides about its own models"
 
 
-def test_a_retirement_is_described_relative_to_the_given_day() -> None:
+def test_the_retirement_of_a_model_is_described_relative_to_the_given_day() -> None:
     found = find_retirement(ModelRef("openai", "gpt-5-mini"))
     assert found is not None
     assert found.describe(date(2026, 12, 10)) == "retires 2026-12-11, use openai/gpt-5.6-terra"

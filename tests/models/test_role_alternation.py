@@ -54,7 +54,7 @@ RECORD_BODIES = st.sampled_from(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_grown_cached_request_equals_one_built_from_scratch(format_: str) -> None:
+def test_a_grown_cached_request_with_alternating_roles_equals_one_built_from_scratch(format_: str) -> None:
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
     bodies: list[Any] = []
     for number in range(HISTORY_RECORDS // 5):
@@ -68,7 +68,7 @@ def test_a_grown_cached_request_equals_one_built_from_scratch(format_: str) -> N
 
 @pytest.mark.parametrize("format_", FORMATS)
 @given(start=st.integers(0, HISTORY_RECORDS), more=st.lists(RECORD_BODIES, max_size=12))
-def test_a_cached_request_equals_one_built_from_scratch_after_any_records(
+def test_with_any_records_a_cached_request_with_alternating_roles_equals_one_from_scratch(
     format_: str, start: int, more: list[Any]
 ) -> None:
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
@@ -82,7 +82,7 @@ def test_a_cached_request_equals_one_built_from_scratch_after_any_records(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_changed_history_is_encoded_again(format_: str) -> None:
+def test_a_changed_history_of_a_request_with_alternating_roles_is_encoded_again(format_: str) -> None:
     wire = make_provider_format(WireFormat(format_), EncodedContextCache())
     bodies = [body for number in range(HISTORY_RECORDS // 5) for body in make_turn(number)]
     request_body(wire, bodies)
@@ -92,7 +92,7 @@ def test_a_changed_history_is_encoded_again(format_: str) -> None:
     )
 
 
-def test_joined_records_count_toward_the_cache_size_and_are_evicted_with_it() -> None:
+def test_records_joined_for_role_alternation_count_toward_the_cache_size_and_are_evicted_with_it() -> None:
     cache = EncodedContextCache(bytes_max=10_000)
     records = make_records(*(UserTurn(text=f"number {number}") for number in range(MERGED_PIECES_MIN + 1)))
     pieces = cache.join_records(SESSION, records, lambda _: b"x" * 50, JoinedPieces).pieces

@@ -45,11 +45,11 @@ def test_sse_lines_end_in_lf_crlf_or_cr() -> None:
         assert read(b"event: a" + end + b"data: 1" + end + end + b"data: 2" + end + end) == [(b"a", b"1"), (b"", b"2")]
 
 
-def test_a_crlf_split_between_pieces_is_one_line_end() -> None:
+def test_a_crlf_split_between_two_pieces_of_an_sse_stream_is_one_line_end() -> None:
     assert read(b"data: 1\r", b"\n", b"data: 2\r", b"\n\r", b"\n") == [(b"", b"1\n2")]
 
 
-def test_a_byte_order_mark_is_removed_from_the_first_line() -> None:
+def test_a_byte_order_mark_is_removed_from_the_first_line_of_an_sse_stream() -> None:
     assert read(b"\xef", b"\xbb", b"\xbfdata: 1\n\n") == [(b"", b"1")]
 
 
@@ -57,22 +57,22 @@ def test_sse_comments_and_unknown_fields_are_ignored() -> None:
     assert read(b": PROCESSING\n\n: still\nretry: 10\nid: 4\nwhatever\ndata: 1\n\n") == [(b"", b"1")]
 
 
-def test_data_lines_are_joined_without_their_first_space() -> None:
+def test_data_lines_of_an_sse_event_are_joined_without_their_first_space() -> None:
     assert read(b"data: {\ndata:  1}\ndata\n\n") == [(b"", b"{\n 1}\n")]
 
 
-def test_an_event_without_data_is_dropped_with_its_name() -> None:
+def test_an_sse_event_without_data_is_dropped_with_its_name() -> None:
     assert read(b"event: ping\n\ndata: 1\n\n") == [(b"", b"1")]
 
 
-def test_the_last_event_needs_no_blank_line_or_line_end() -> None:
+def test_the_last_sse_event_needs_no_blank_line_or_line_end() -> None:
     assert read(b"data: 1\n\ndata: 2\n") == [(b"", b"1"), (b"", b"2")]
     assert read(b"data: 1\n\ndata: 2") == [(b"", b"1"), (b"", b"2")]
     assert read(b"data: 1\r") == [(b"", b"1")]
     assert read(b"") == []
 
 
-def test_an_event_is_returned_as_soon_as_it_is_complete() -> None:
+def test_an_sse_event_is_returned_as_soon_as_it_is_complete() -> None:
     events = SseParser()
     assert events.feed(b"data: 1\n") == []
     assert events.feed(b"\nda") == [(b"", b"1")]
@@ -80,7 +80,7 @@ def test_an_event_is_returned_as_soon_as_it_is_complete() -> None:
 
 
 @pytest.mark.parametrize("endless", [b"data: ", b"data: 1234567\n"])
-def test_an_event_over_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch, endless: bytes) -> None:
+def test_an_sse_event_over_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch, endless: bytes) -> None:
     monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 1000)
     with pytest.raises(ModelFailed) as failed:
         read(*[endless] * 1000)
@@ -88,12 +88,12 @@ def test_an_event_over_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch
     assert failed.value.code == "model.event_too_large"
 
 
-def test_a_long_line_in_many_pieces_is_parsed() -> None:
+def test_a_long_sse_line_in_many_pieces_is_parsed() -> None:
     pieces = [b"data: ", *[b"x" * 1000] * 3000, b"\r", b"\n\r\n"]
     assert read(*pieces) == [(b"", b"x" * 3_000_000)]
 
 
-def test_many_small_events_do_not_count_as_one_large_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_sse_events_do_not_count_as_one_large_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
     events = SseParser()
     assert sum(len(events.feed(b"data: 123\n\n")) for _ in range(1000)) == 1000

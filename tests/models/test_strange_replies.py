@@ -182,7 +182,7 @@ def check_reader(reader: ReplyReader, events: list[Any], *, whole: bool) -> None
 
 @pytest.mark.parametrize("reader", [OpenAIChatReader, OpenAIResponsesReader])
 @given(events=st.lists(_EVENTS | _CHOICES | _TYPED, max_size=4), whole=st.booleans())
-def test_random_openai_replies_are_read_or_refused(
+def test_strange_random_replies_in_the_openai_formats_are_read_or_refused(
     reader: type[OpenAIChatReader | OpenAIResponsesReader], events: Any, whole: bool
 ) -> None:
     check_reader(reader("acme"), events, whole=whole)
@@ -191,7 +191,7 @@ def test_random_openai_replies_are_read_or_refused(
 @pytest.mark.parametrize("reader", [AnthropicReader, GoogleReader])
 @settings(max_examples=40)
 @given(events=st.lists(_ANTHROPIC | _GOOGLE | _EVENTS, max_size=4), whole=st.booleans())
-def test_random_anthropic_and_google_replies_are_read_or_refused(
+def test_strange_random_replies_in_the_anthropic_and_google_formats_are_read_or_refused(
     reader: type[AnthropicReader | GoogleReader], events: Any, whole: bool
 ) -> None:
     check_reader(reader("acme"), events, whole=whole)
@@ -213,7 +213,7 @@ def test_random_anthropic_and_google_replies_are_read_or_refused(
     ids=range(8),
 )
 @pytest.mark.parametrize("whole", [True, False])
-async def test_an_undecodable_reply_is_a_model_failure_that_allows_fallback(
+async def test_a_strange_reply_that_cannot_be_decoded_is_a_model_failure_that_allows_fallback(
     format_: WireFormat, sent: bytes, whole: bool
 ) -> None:
     """A recursion error, or bytes that are not text, once escaped as they were and ended the run."""
@@ -225,7 +225,7 @@ async def test_an_undecodable_reply_is_a_model_failure_that_allows_fallback(
     assert collected["error"] in (ModelFailureKind.MALFORMED, ModelFailureKind.CONNECTION)
 
 
-def test_a_reply_with_too_many_items_is_refused() -> None:
+def test_an_openai_responses_reply_with_a_strange_number_of_items_is_refused() -> None:
     """Each item was once compared with every other, so a server that sent a million of them blocked the process."""
     reader = OpenAIResponsesReader("acme")
 
@@ -239,7 +239,7 @@ def test_a_reply_with_too_many_items_is_refused() -> None:
         list(reader.read_event(b"", item_added_event(ITEMS_MAX)))
 
 
-def test_reasoning_details_in_many_pieces_are_joined() -> None:
+def test_openai_chat_reasoning_details_in_very_many_pieces_are_joined() -> None:
     """Each piece was once a copy of all before it, so a long thought blocked the process for seconds."""
     reader, pieces = OpenAIChatReader("acme"), 100_000
     detail = {"type": "reasoning.text", "index": 0, "text": "word "}

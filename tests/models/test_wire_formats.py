@@ -54,7 +54,7 @@ def test_every_wire_format_has_an_implementation(format_: WireFormat) -> None:
     assert hasattr(make_provider_format(format_, EncodedContextCache()), "build_request")
 
 
-def test_only_new_records_are_encoded() -> None:
+def test_only_the_new_records_of_a_session_are_encoded_for_a_wire_format() -> None:
     cache, encode = EncodedContextCache(), CountingEncoder()
     history = make_user_turns("a", "b", "c")
     assert list(cache.encode_records(ONE_SESSION, history[:2], encode)) == [b"a", b"b"]
@@ -68,7 +68,7 @@ def test_only_new_records_are_encoded() -> None:
     assert encode.count == 3
 
 
-def test_encoded_records_are_not_shared_between_format_keys() -> None:
+def test_records_encoded_for_one_wire_format_variant_are_not_used_for_another() -> None:
     cache = EncodedContextCache()
     history = make_user_turns("a", "b")
     plain, marked = CountingEncoder(), CountingEncoder(b"*")
@@ -80,7 +80,7 @@ def test_encoded_records_are_not_shared_between_format_keys() -> None:
     assert cache.size_bytes == 2 + 4 + 4
 
 
-def test_a_history_is_encoded_again_from_its_first_difference() -> None:
+def test_a_history_in_a_wire_format_is_encoded_again_from_its_first_difference() -> None:
     cache, encode = EncodedContextCache(), CountingEncoder()
     cache.encode_records(ONE_SESSION, make_user_turns("a", "b", "c"), encode)
     assert list(cache.encode_records(ONE_SESSION, make_user_turns("a", "x", "c"), encode)) == [b"a", b"x", b"c"]
@@ -89,7 +89,7 @@ def test_a_history_is_encoded_again_from_its_first_difference() -> None:
     assert cache.size_bytes == 1
 
 
-def test_the_least_recently_used_session_is_evicted_first() -> None:
+def test_the_least_recently_used_session_is_evicted_first_from_the_wire_format_cache() -> None:
     cache, encode = EncodedContextCache(bytes_max=4), CountingEncoder()
     for session in (ONE_SESSION, OTHER_SESSION, ONE_SESSION):
         cache.encode_records(session, make_user_turns("aa"), encode)
@@ -106,7 +106,7 @@ def tool(name: str) -> ToolSpec:
     return ToolSpec(name=name, description="", parameters={"type": "object"})
 
 
-def test_a_request_head_is_encoded_once_per_instructions_and_tools() -> None:
+def test_the_head_of_a_request_in_a_wire_format_is_encoded_once_per_instructions_and_tools() -> None:
     heads, made = RequestHeadCache(heads_max=2), list[str]()
 
     def encode_head(instructions: str, *tools: str, form: str = "") -> bytes:
@@ -125,20 +125,20 @@ def test_a_request_head_is_encoded_once_per_instructions_and_tools() -> None:
     assert made == ["a", "a", "a", "b", "a"]
 
 
-def test_encoded_records_are_joined_with_commas() -> None:
+def test_records_encoded_in_a_wire_format_are_joined_with_commas() -> None:
     assert b"".join(build_list_items([b"", b",1", b"", b",2"], first=True)) == b"1,2"
     assert b"".join(build_list_items([b",1", b",2"], first=False)) == b",1,2"
     assert build_list_items([b"", b""], first=True) == []
 
 
-def test_params_from_the_settings_override_defaults() -> None:
+def test_params_from_the_model_settings_override_the_defaults_of_a_wire_format() -> None:
     merged = merge_params({"a": 1, "b": 2}, {"b": 3, "c": 4, "mine": 5}, output_tokens_max=100, without=("mine",))
     assert merged == {"a": 1, "b": 3, "c": 4}
     assert encode_open_object(merged) == b'{"a":1,"b":3,"c":4'
 
 
 @pytest.mark.parametrize("format_", list(WireFormat))
-def test_params_cannot_raise_the_granted_output_limit_or_reply_count(format_: WireFormat) -> None:
+def test_params_cannot_raise_the_output_limit_or_the_reply_count_in_any_wire_format(format_: WireFormat) -> None:
     """Params once raised a reply limit that a budget had lowered, and requested several replies at once."""
     more: dict[str, Any] = dict.fromkeys(
         ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"), 64_000
@@ -162,7 +162,9 @@ def test_params_cannot_raise_the_granted_output_limit_or_reply_count(format_: Wi
     "called", ["", "functions.read", "read<|channel|>commentary", "read file", "x" * 10_000, "réad"]
 )
 @pytest.mark.parametrize("format_", list(WireFormat))
-def test_a_call_with_an_invalid_tool_name_is_sent_with_a_valid_one(format_: WireFormat, called: str) -> None:
+def test_a_call_with_an_invalid_tool_name_is_sent_with_a_valid_name_in_each_wire_format(
+    format_: WireFormat, called: str
+) -> None:
     call = Call(id="run1-0-1", tool=called)
     bodies = UserTurn(text="Go."), Reply(text="", calls=(call,)), refusal(call, "There is no such tool.")
     target = ModelTarget(facts=make_model_facts("acme"), url="http://x")
@@ -172,15 +174,15 @@ def test_a_call_with_an_invalid_tool_name_is_sent_with_a_valid_one(format_: Wire
     assert all(re.fullmatch(rb"[A-Za-z0-9_-]{1,64}", name) for name in names)
 
 
-def test_a_valid_tool_name_is_kept_and_an_invalid_one_is_replaced() -> None:
+def test_a_valid_tool_name_is_kept_in_a_wire_format_and_an_invalid_one_is_replaced() -> None:
     assert fit_tool_name("mcp__weather-1") == "mcp__weather-1"
     assert fit_tool_name("read.file") == "read_file"
 
 
-def test_a_valid_call_id_is_kept_and_an_invalid_one_is_replaced_deterministically() -> None:
+def test_a_wire_format_keeps_a_valid_call_id_and_replaces_an_invalid_one_deterministically() -> None:
     assert fit_call_id("5e55ab12-0-1", PLAIN_IDS) == "5e55ab12-0-1"
     assert fit_call_id("a b", PLAIN_IDS) == fit_call_id("a b", PLAIN_IDS) != fit_call_id("a  b", PLAIN_IDS)
 
 
-def test_integers_of_any_length_are_valid_arguments() -> None:
+def test_integers_of_any_length_are_valid_tool_call_arguments_in_a_wire_format() -> None:
     assert parse_arguments('{"n": 123456789012345678901234567890}') == {"n": 123456789012345678901234567890}

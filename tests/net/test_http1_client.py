@@ -100,7 +100,7 @@ async def asked(connections: ConnectionPool, url: str, *body: bytes, **headers: 
         (OK + b"x-odd: \x01\r\ncontent-length: 0\r\n\r\n", b""),
     ],
 )
-async def test_a_complete_response_is_read_and_its_connection_is_reused(
+async def test_a_complete_http_response_is_read_and_its_client_connection_is_reused(
     connections: ConnectionPool, answer: bytes, body: bytes
 ) -> None:
     async with running_server(answer) as server:
@@ -110,7 +110,7 @@ async def test_a_complete_response_is_read_and_its_connection_is_reused(
     assert len(server.connections) == 1
 
 
-async def test_a_response_without_a_length_ends_when_the_connection_closes(connections: ConnectionPool) -> None:
+async def test_an_http_response_without_a_length_ends_when_the_connection_closes(connections: ConnectionPool) -> None:
     async with running_server(OK + b"\r\nhello", closes=True) as server:
         assert (await asked(connections, server.url))[1] == b"hello"
     assert connections.idle_count == 0
@@ -126,14 +126,16 @@ async def test_a_response_without_a_length_ends_when_the_connection_closes(conne
         b"",
     ],
 )
-async def test_a_truncated_response_raises_connection_failed(connections: ConnectionPool, answer: bytes) -> None:
+async def test_a_truncated_http_response_raises_connection_failed(connections: ConnectionPool, answer: bytes) -> None:
     async with running_server(answer, closes=True) as server:
         with pytest.raises(ConnectionFailed):
             await asked(connections, server.url)
     assert connections.idle_count == 0
 
 
-async def test_data_received_before_the_connection_broke_can_still_be_read(connections: ConnectionPool) -> None:
+async def test_the_http_client_can_still_read_data_received_before_the_connection_broke(
+    connections: ConnectionPool,
+) -> None:
     async with running_server(OK + b"content-length: 9\r\n\r\nhello", closes=True) as server:
         place, begin = parse_endpoint(server.url)
         connection = await connections.acquire(place)
@@ -157,7 +159,9 @@ async def test_data_received_before_the_connection_broke_can_still_be_read(conne
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhello",
     ],
 )
-async def test_a_response_that_is_not_valid_http_is_refused(connections: ConnectionPool, answer: bytes) -> None:
+async def test_the_http_client_refuses_a_response_that_is_not_valid_http(
+    connections: ConnectionPool, answer: bytes
+) -> None:
     async with running_server(answer) as server:
         with pytest.raises(ConnectionFailed, match="not valid HTTP"):
             await asked(connections, server.url)
@@ -175,7 +179,7 @@ async def test_a_response_that_is_not_valid_http_is_refused(connections: Connect
         (OK + b"transfer-encoding: chunked\r\n\r\n0\r\nx: ", b"y" * 999),
     ],
 )
-async def test_a_response_head_or_trailer_without_end_is_refused(
+async def test_the_http_client_refuses_a_response_head_or_trailer_without_end(
     connections: ConnectionPool, begin: bytes, again: bytes
 ) -> None:
     async def write_without_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +205,7 @@ async def test_a_response_head_or_trailer_without_end_is_refused(
         (HELLO + HELLO, {}),  # two answers: the second belongs to no request
     ],
 )
-async def test_a_connection_that_closes_or_sends_extra_data_is_not_reused(
+async def test_the_http_client_does_not_reuse_a_connection_that_closes_or_sends_extra_data(
     connections: ConnectionPool, answer: bytes, headers: dict[str, str]
 ) -> None:
     async with running_server(answer) as server:
@@ -215,7 +219,7 @@ async def wait_until_no_connection_is_idle(connections: ConnectionPool) -> None:
     await wait_until(lambda: not connections.idle_count, "no connection is idle")
 
 
-async def test_an_idle_connection_that_receives_data_is_closed(connections: ConnectionPool) -> None:
+async def test_an_idle_http_client_connection_that_receives_data_is_closed(connections: ConnectionPool) -> None:
     async with running_server(HELLO) as server:
         await asked(connections, server.url)
         server.connections[0].write(HELLO)
@@ -224,7 +228,9 @@ async def test_an_idle_connection_that_receives_data_is_closed(connections: Conn
     assert len(server.connections) == 2
 
 
-async def test_an_idle_connection_closed_by_the_server_is_removed_from_the_pool(connections: ConnectionPool) -> None:
+async def test_an_idle_http_client_connection_closed_by_the_server_is_removed_from_the_pool(
+    connections: ConnectionPool,
+) -> None:
     async with running_server(HELLO) as server:
         await asked(connections, server.url)
         assert connections.idle_count == 1
@@ -232,7 +238,7 @@ async def test_an_idle_connection_closed_by_the_server_is_removed_from_the_pool(
         await wait_until_no_connection_is_idle(connections)
 
 
-async def test_an_idle_connection_is_closed_after_the_keep_alive_time(connections: ConnectionPool) -> None:
+async def test_an_idle_http_client_connection_is_closed_after_the_keep_alive_time(connections: ConnectionPool) -> None:
     async with running_server(HELLO) as server:
         await asked(connections, server.url)
         assert connections.idle_count == 1
@@ -240,7 +246,9 @@ async def test_an_idle_connection_is_closed_after_the_keep_alive_time(connection
         await wait_until_no_connection_is_idle(connections)
 
 
-async def test_a_connection_in_use_is_not_closed_after_the_keep_alive_time(connections: ConnectionPool) -> None:
+async def test_an_http_client_connection_in_use_is_not_closed_after_the_keep_alive_time(
+    connections: ConnectionPool,
+) -> None:
     async def answer_after_keep_alive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for skipped_s in (0, 2 * lines_module.KEEP_ALIVE_S):
             await reader.readuntil(b"\r\n\r\n")
@@ -255,7 +263,7 @@ async def test_a_connection_in_use_is_not_closed_after_the_keep_alive_time(conne
     assert len(server.connections) == 1
 
 
-async def test_a_response_sent_before_the_whole_request_was_read_is_received(connections: ConnectionPool) -> None:
+async def test_an_http_response_sent_before_the_whole_request_was_read_is_received(connections: ConnectionPool) -> None:
     over = asyncio.Event()
 
     async def refuse_before_reading_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -271,7 +279,7 @@ async def test_a_response_sent_before_the_whole_request_was_read_is_received(con
     assert connections.idle_count == 0
 
 
-async def test_a_connection_aborted_while_a_long_body_is_sent_raises_connection_failed(
+async def test_an_http_connection_aborted_while_a_long_body_is_sent_raises_connection_failed(
     connections: ConnectionPool,
 ) -> None:
     async def abort_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -284,7 +292,7 @@ async def test_a_connection_aborted_while_a_long_body_is_sent_raises_connection_
                 await asked(connections, server.url, *[bytes(60_000)] * 1_000)
 
 
-async def test_a_server_is_paused_while_the_response_is_not_read(connections: ConnectionPool) -> None:
+async def test_the_http_client_pauses_the_server_while_the_response_is_not_read(connections: ConnectionPool) -> None:
     sent = 0
 
     async def send_large_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -310,7 +318,9 @@ async def test_a_server_is_paused_while_the_response_is_not_read(connections: Co
     assert connections.idle_count == 1
 
 
-async def test_no_more_than_the_maximum_of_connections_is_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_http_client_opens_no_more_than_the_maximum_of_connections_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lines_module, "CONNECTIONS_MAX", 2)
     connections = ConnectionPool()
     async with running_server(HELLO) as server:
@@ -323,7 +333,7 @@ async def test_no_more_than_the_maximum_of_connections_is_open_at_once(monkeypat
         await connections.close()
 
 
-async def test_connecting_to_a_host_that_does_not_resolve_times_out(
+async def test_the_http_client_times_out_while_connecting_to_a_host_that_does_not_resolve(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never_resolve(*_: object, **__: object) -> list[object]:
@@ -337,7 +347,7 @@ async def test_connecting_to_a_host_that_does_not_resolve_times_out(
     assert "20 seconds" in str(failed.value.__cause__)
 
 
-async def test_a_host_with_one_unreachable_address_is_reached_at_another(
+async def test_the_http_client_reaches_a_host_with_one_unreachable_address_at_another_address(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -351,7 +361,9 @@ async def test_a_host_with_one_unreachable_address_is_reached_at_another(
         assert (await asked(connections, server.url))[1] == b"hello"
 
 
-async def test_a_request_is_sent_with_the_expected_request_line_and_headers(connections: ConnectionPool) -> None:
+async def test_the_http_client_sends_a_request_with_the_expected_request_line_and_headers(
+    connections: ConnectionPool,
+) -> None:
     async with running_server(HELLO) as server:
         await asked(connections, server.url, b"{}", **{"X-Team": "Küche", "Accept": "text/event-stream"})
     port = server.url.split(":")[2].partition("/")[0]
@@ -370,7 +382,9 @@ async def test_a_request_is_sent_with_the_expected_request_line_and_headers(conn
 
 
 @pytest.mark.parametrize("value", ["a\r\nx: b", "a\nb", "a\rb", "a\0b"])
-async def test_a_request_header_with_a_line_break_is_refused(connections: ConnectionPool, value: str) -> None:
+async def test_the_http_client_refuses_a_request_header_with_a_line_break(
+    connections: ConnectionPool, value: str
+) -> None:
     async with running_server(HELLO) as server:
         with pytest.raises(ValueError, match="line break"):
             await asked(connections, server.url, **{"x-key": value})
@@ -378,7 +392,7 @@ async def test_a_request_header_with_a_line_break_is_refused(connections: Connec
     assert connections.idle_count == 0
 
 
-def test_a_url_is_parsed_into_endpoint_and_request_head() -> None:
+def test_the_http_client_parses_a_url_into_endpoint_and_request_head() -> None:
     assert parse_endpoint("https://api.example/v1/a:b?alt=sse") == (
         ("api.example", 443, True),
         "POST /v1/a:b?alt=sse HTTP/1.1\r\nhost: api.example",
@@ -387,7 +401,7 @@ def test_a_url_is_parsed_into_endpoint_and_request_head() -> None:
     assert parse_endpoint("http://h/mü ller%2F")[1].startswith("POST /m%C3%BC%20ller%2F HTTP")
 
 
-def test_batched_body_pieces_contain_the_same_bytes() -> None:
+def test_batched_body_pieces_of_an_http_request_contain_the_same_bytes() -> None:
     pieces = [bytes([n % 256]) * size for n, size in enumerate([0, 1, 70_000, 3, 65_536, 9, *[1_000] * 200])]
     cut = list(batch_pieces(pieces))
     assert b"".join(cut) == b"".join(pieces)
@@ -407,7 +421,9 @@ def certificate(tmp_path: Path) -> Path:
     return certificate
 
 
-async def test_a_tls_host_is_verified_by_its_certificate(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_http_client_verifies_a_tls_host_by_its_certificate(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     async with running_server(HELLO, tls=context) as server:

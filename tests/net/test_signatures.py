@@ -49,7 +49,7 @@ def test_signatures_never_match_with_an_empty_key_or_an_invalid_signature() -> N
     assert not signatures_match("key", "v1=ä", sign())
 
 
-def test_a_timestamp_is_recent_only_if_it_is_a_number_within_the_age_limit() -> None:
+def test_the_timestamp_of_a_signature_is_recent_only_if_it_is_a_number_within_the_age_limit() -> None:
     assert is_recent("1000", now_s=1000 + SIGNATURE_AGE_MAX_S)
     assert is_recent("1000", now_s=1000 - SIGNATURE_AGE_MAX_S)
     assert not is_recent("1000", now_s=1001 + SIGNATURE_AGE_MAX_S)

@@ -158,7 +158,7 @@ async def test_a_guest_sees_the_agents_but_not_their_instructions(server: Operat
 
 @pytest.mark.spec("H62")
 @pytest.mark.parametrize("switch", [{"provider": "acme"}, {"runner": "claude"}])
-async def test_another_provider_clears_model_and_effort_unless_they_are_given(
+async def test_changing_the_provider_or_runner_of_an_agent_clears_its_model_and_effort_unless_given(
     server: OperationsServer, switch: dict[str, str]
 ) -> None:
     await server.ask(OWNER, "agent.set", name="ada", provider="corp", model="big", effort="high")
@@ -172,7 +172,7 @@ async def test_another_provider_clears_model_and_effort_unless_they_are_given(
 
 
 @pytest.mark.spec("H63")
-async def test_default_clears_model_or_effort(server: OperationsServer) -> None:
+async def test_the_value_default_clears_the_model_or_effort_of_an_agent(server: OperationsServer) -> None:
     await server.ask(OWNER, "agent.set", name="ada", model="big", effort="high")
 
     no_effort = await server.ask(OWNER, "agent.set", name="ada", effort="default")
@@ -242,7 +242,9 @@ async def test_an_unknown_or_invalid_agent_field_is_refused(server: OperationsSe
             await server.ask(OWNER, "agent.set", name="ada", **wrong)
 
 
-async def test_delegation_and_subagent_fields_are_set_and_cleared_one_by_one(server: OperationsServer) -> None:
+async def test_delegation_and_subagent_fields_of_an_agent_are_set_and_cleared_one_by_one(
+    server: OperationsServer,
+) -> None:
     plain = await server.ask(OWNER, "agent.show", name="ada")
     changes = {
         "delegation_allow": ["bo", "clerk-*"],

@@ -52,7 +52,7 @@ async def test_an_audit_entry_names_the_agent_that_it_concerns(instance: LocalIn
         assert (await services.ask(OWNER, "audit.verify"))["ok"]
 
 
-async def test_refused_dry_run_and_repeated_requests_have_no_audit_entry(instance: LocalInstance) -> None:
+async def test_requests_that_are_refused_repeated_or_dry_runs_have_no_audit_entry(instance: LocalInstance) -> None:
     async with open_operations_server(instance) as services:
         with pytest.raises(NotFound):
             await services.ask(OWNER, "token.revoke", id="abcdef01")

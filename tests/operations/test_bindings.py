@@ -40,7 +40,7 @@ async def list_bindings(server: OperationsServer) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.spec("H65")
-async def test_setting_a_binding_replaces_the_old_one_and_a_failure_keeps_it(server: OperationsServer) -> None:
+async def test_setting_a_binding_replaces_the_previous_one_unless_it_fails(server: OperationsServer) -> None:
     first = await server.ask(OWNER, "binding.set", agent="ada", connector="family")
     assert first["replaced"] == [] and first["binding"]["created_by"] == "person:owner"
     second = await server.ask(OWNER, "binding.set", agent="bo", connector="family")

@@ -44,7 +44,7 @@ def binding(agent: str = "ada", connector: str = "family", also: tuple[str, ...]
     return Binding(id="0" * 32, agent=agent, match=BindingMatch(connector=connector), extra_agents=also)
 
 
-def test_healthy_or_disabled_connectors_have_no_findings() -> None:
+def test_the_connector_checks_of_doctor_find_nothing_for_healthy_or_disabled_connectors() -> None:
     assert doctor_findings(bindings=(binding(), binding(connector="telegram"))) == []
     assert (
         doctor_findings(state=ConnectionStatus.OFF, enabled=False, access=AccessSettings(dm_policy=DmPolicy.OPEN)) == []
@@ -60,14 +60,14 @@ def test_healthy_or_disabled_connectors_have_no_findings() -> None:
         (ConnectionStatus.CONNECTING, DoctorHealth.WARNING),
     ],
 )
-def test_a_connector_without_a_connection_is_reported_with_the_reason(
+def test_the_connector_checks_report_a_connector_without_a_connection_and_its_reason(
     state: ConnectionStatus, health: DoctorHealth
 ) -> None:
     [finding] = doctor_findings(state=state, breaks=1)
     assert (finding.health, finding.because) == (health, "it rains") and "connector test family" in finding.try_this
 
 
-def test_access_rules_open_to_everyone_are_a_warning() -> None:
+def test_the_connector_checks_warn_about_access_rules_that_are_open_to_everyone() -> None:
     [finding] = doctor_findings(access=AccessSettings(dm_policy=DmPolicy.OPEN))
     assert finding.health is DoctorHealth.WARNING and "connectors.family.dm_policy" in finding.because
     [finding] = doctor_findings(access=AccessSettings(group_policy=GroupPolicy.OPEN))
@@ -76,13 +76,13 @@ def test_access_rules_open_to_everyone_are_a_warning() -> None:
     assert finding.health is DoctorHealth.WARNING
 
 
-def test_a_binding_to_a_missing_agent_is_a_problem_and_to_a_missing_connector_a_warning() -> None:
+def test_the_connector_checks_report_a_binding_to_a_missing_agent_or_connector() -> None:
     [finding] = doctor_findings(bindings=(binding(also=("zoe",)),))
     assert finding.health is DoctorHealth.PROBLEM and "'zoe'" in finding.sentence
     [finding] = doctor_findings(bindings=(binding(connector="irc"),))
     assert finding.health is DoctorHealth.WARNING and "'irc'" in finding.sentence
 
 
-def test_waiting_poison_messages_are_a_warning() -> None:
+def test_the_connector_checks_warn_about_waiting_poison_messages() -> None:
     [finding] = doctor_findings(poison_messages=3)
     assert finding.health is DoctorHealth.WARNING and finding.sentence.startswith("3 messages")

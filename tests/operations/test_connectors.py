@@ -248,7 +248,9 @@ async def test_typed_answers_are_converted_to_the_type_of_the_connector_setting(
 
 
 @pytest.mark.spec("C122.whatsapp")
-async def test_an_unsupported_platform_is_refused_with_the_reason(server: OperationsServer) -> None:
+async def test_adding_a_connector_for_an_unsupported_platform_is_refused_with_the_reason(
+    server: OperationsServer,
+) -> None:
     error = await error_of(server, NotFound, "connector.add", platform="whatsapp")
     assert error.code == "connector.platform_not_supported" and "whatsapp_login" in error.because
     listed = await server.ask(OWNER, "connector.platforms")

@@ -81,7 +81,7 @@ async def test_declared_bindings_are_added_changed_kept_or_reported_as_undeclare
     assert await bound_agents(services) == {"": ("ada",), "-100": ("ada",)}, "bindings that are not in the file stay"
 
 
-async def test_a_binding_changed_since_is_drift_and_overwritten_only_when_the_file_is_taken(
+async def test_a_declared_binding_that_was_changed_is_drift_and_kept_unless_overwrite_is_set(
     services: OperationsServer, file: Path
 ) -> None:
     await apply_settings(services)
@@ -112,7 +112,7 @@ async def test_a_declared_binding_to_an_unknown_agent_is_refused_and_changes_not
     assert await bound_agents(services) == {}
 
 
-async def test_deleting_an_agent_removes_it_from_its_bindings(services: OperationsServer, file: Path) -> None:
+async def test_deleting_an_agent_removes_it_from_the_declared_bindings(services: OperationsServer, file: Path) -> None:
     await apply_settings(services)
     await services.ask(OWNER, "agent.delete", name="ada")
     assert await bound_agents(services) == {"-100": ("bo",)}

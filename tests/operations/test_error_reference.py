@@ -34,7 +34,7 @@ def errors_in(folder: Path, **modules: str) -> list[ErrorText]:
     return [error for error in find_errors(package) if error.code not in ("server.error", "thing.not_found")]
 
 
-def test_error_texts_show_arguments_as_names_in_capitals(tmp_path: Path) -> None:
+def test_the_error_reference_shows_the_arguments_of_an_error_as_names_in_capitals(tmp_path: Path) -> None:
     [error] = errors_in(
         tmp_path,
         agents="""
@@ -66,7 +66,7 @@ class AgentNotFound(NotFound):
     )
 
 
-def test_error_texts_show_each_alternative(tmp_path: Path) -> None:
+def test_the_error_reference_shows_each_alternative_text_of_an_error(tmp_path: Path) -> None:
     [error] = errors_in(
         tmp_path,
         sessions="""
@@ -87,7 +87,7 @@ class SessionTaken(NotFound):
     assert error.try_this == "(depends on the case); or: choose another"
 
 
-def test_error_classes_with_one_name_keep_their_own_codes(tmp_path: Path) -> None:
+def test_the_error_reference_keeps_the_codes_of_error_classes_with_the_same_name(tmp_path: Path) -> None:
     source = """
 class Missing(NotFound):
     '''{0} is missing.'''
@@ -106,7 +106,7 @@ def fail():
     }
 
 
-def test_raising_an_error_adds_an_entry_only_if_it_passes_its_own_code(tmp_path: Path) -> None:
+def test_the_error_reference_lists_a_raised_error_only_if_it_passes_its_own_code(tmp_path: Path) -> None:
     found = errors_in(
         tmp_path,
         tools="""
@@ -130,7 +130,7 @@ def fail(name):
     ]
 
 
-def test_an_error_base_class_is_found_through_a_module_that_reexports_it(tmp_path: Path) -> None:
+def test_the_error_reference_finds_an_error_base_class_through_a_module_that_reexports_it(tmp_path: Path) -> None:
     found = errors_in(
         tmp_path,
         exports="",

@@ -56,7 +56,7 @@ def test_each_kind_of_error_has_an_http_status_and_a_stable_code(tmp_path: Path)
 
 
 @pytest.mark.spec("H77")
-async def test_a_failed_delivery_shows_its_attempt_error_kind_and_reason(tmp_path: Path) -> None:
+async def test_envelope_show_returns_attempt_error_kind_and_reason_of_a_failed_delivery(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     connector = FakeConnector(instance.clock)
     instance.connectors["quiet"] = connector
@@ -76,7 +76,9 @@ async def test_a_failed_delivery_shows_its_attempt_error_kind_and_reason(tmp_pat
 
 
 @pytest.mark.spec("A22")
-async def test_an_agent_over_its_tool_call_rate_limit_reads_when_to_try_again(tmp_path: Path) -> None:
+async def test_the_toolbox_refuses_a_call_over_the_rate_limit_of_an_agent_and_says_when_to_try_again(
+    tmp_path: Path,
+) -> None:
     clock = FakeClock()
     box = Toolbox([ReadTool()], clock=clock, calls_per_minute=3)
     (tmp_path / "note.txt").write_text("hello")
@@ -102,7 +104,7 @@ async def test_an_agent_over_its_tool_call_rate_limit_reads_when_to_try_again(tm
 
 
 @pytest.mark.spec("A22")
-def test_a_sender_over_the_rate_limit_gets_429_with_retry_after(tmp_path: Path) -> None:
+def test_a_person_over_the_envelope_rate_limit_gets_http_status_429_with_retry_after(tmp_path: Path) -> None:
     with open_api_client(tmp_path, "[server.limits]\nenvelopes_per_minute = 2\n") as api_client:
         zoe = api_client.member("zoe")
         envelope = {"to": "agent:guide", "text": "echo hello"}

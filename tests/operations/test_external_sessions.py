@@ -75,7 +75,7 @@ async def test_attaching_revives_a_recently_deleted_external_session_with_its_na
     assert (back["sessionId"], back["attached"], back["name"]) == (made["sessionId"], "restored", "The garden")
 
 
-async def test_attaching_creates_a_new_session_if_the_old_one_was_deleted_too_long_ago(
+async def test_attaching_an_external_session_that_was_deleted_too_long_ago_creates_a_new_session(
     server: OperationsServer,
 ) -> None:
     made = await server.ask(MARIA, "session.attach", agent="rex", id="garden")

@@ -64,5 +64,5 @@ async def test_the_gateway_tool_returns_refusals_with_their_reason(server: Opera
     assert not done and "Invalid arguments for" in output
 
 
-def test_every_gateway_action_is_an_operation_and_none_replaces_all_settings() -> None:
+def test_every_action_of_the_gateway_tool_is_an_operation() -> None:
     assert set(ACTION_OPERATIONS.values()) <= set(OPERATIONS)

@@ -72,7 +72,7 @@ async def test_model_show_explains_the_model_chain_of_each_agent_and_missing_key
     assert agents["dora"]["chain"][1]["because"] == "a fallback of the server"
 
 
-async def test_a_model_chosen_for_a_session_comes_first_and_falls_back_to_the_agents_model(
+async def test_model_show_lists_the_model_chosen_for_a_session_before_the_agents_model(
     server: OperationsServer,
 ) -> None:
     await server.ask(OWNER, "agent.register", name="dora")
@@ -178,7 +178,9 @@ async def test_an_agents_model_and_fallbacks_can_be_set_in_one_parameter(server:
 
 
 @pytest.mark.parametrize("given", [{"model": "openai/"}, {"model": {"primary": "a b"}}, {"fallbacks": ["/x"]}])
-async def test_an_invalid_model_reference_is_refused(server: OperationsServer, given: dict[str, Any]) -> None:
+async def test_setting_an_invalid_model_reference_for_an_agent_is_refused(
+    server: OperationsServer, given: dict[str, Any]
+) -> None:
     with pytest.raises(Invalid) as refused:
         await server.ask(OWNER, "agent.set", name="ada", **given)
     assert refused.value.code == "agent.field_invalid"
@@ -195,7 +197,7 @@ async def test_the_budget_limits_of_an_agent_can_be_set_and_are_shown(server: Op
 
 @pytest.mark.spec("H80")
 @pytest.mark.parametrize("operation", ["agent.register", "agent.set"])
-async def test_an_unknown_effort_or_one_the_model_does_not_support_is_refused(
+async def test_an_effort_for_an_agent_that_its_model_does_not_support_is_refused(
     server: OperationsServer, operation: str
 ) -> None:
     name = "clara" if operation == "agent.register" else "ada"
@@ -211,7 +213,7 @@ async def test_an_unknown_effort_or_one_the_model_does_not_support_is_refused(
     assert plain["effort"] is None
 
 
-def test_model_parameters_are_texts_on_the_command_line() -> None:
+def test_the_model_parameters_of_agent_operations_are_texts_on_the_command_line() -> None:
     found = {each.name: each for each in describe_parameters(OPERATIONS["agent.set"])}
     assert (found["model"].kind, found["model"].repeated) == (ParameterKind.TEXT, False)
     assert (found["fallbacks"].kind, found["fallbacks"].repeated) == (ParameterKind.TEXT, True)

@@ -251,7 +251,7 @@ async def test_forgetting_a_person_deletes_their_notifications_questionnaires_an
 
 
 @pytest.mark.spec("A66")
-async def test_a_run_ends_without_the_answers_and_a_submit_after_a_restart_reaches_the_agent(
+async def test_a_run_ends_before_its_questionnaire_is_answered_and_later_answers_reach_the_agent(
     instance: LocalInstance,
 ) -> None:
     async with open_instance(instance) as server:
@@ -426,7 +426,7 @@ async def test_a_session_has_a_limited_number_of_open_questionnaires(instance: L
         )
 
 
-async def test_answers_to_a_deleted_session_are_refused_and_the_questionnaire_can_be_cancelled(
+async def test_a_questionnaire_of_a_deleted_session_refuses_answers_and_can_be_cancelled(
     instance: LocalInstance,
 ) -> None:
     async with open_instance(instance) as server:
@@ -448,7 +448,7 @@ async def test_questionnaire_answers_too_long_for_one_envelope_are_refused(insta
         assert await open_questionnaire(server) == shown
 
 
-async def test_ask_questions_fails_in_a_run_without_a_person_as_its_principal(instance: LocalInstance) -> None:
+async def test_the_ask_questions_tool_fails_in_a_run_without_a_person_as_its_principal(instance: LocalInstance) -> None:
     async with open_instance(instance) as server:
         instance.model.will_reply(tool_call_reply("ask_questions", title="Dinner", fields=FIELDS), text_reply("ok"))
         instance.model.rule = lambda prompt: text_reply("ok")

@@ -1,4 +1,4 @@
-"""Invitations, tokens, permission levels and idempotency keys of people, and forgetting a person."""
+"""Invitations, tokens and permission levels of people, and forgetting a person."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ async def test_the_permission_policy_overrides_the_levels_that_operations_declar
     assert await server.ask(OWNER, "server.status")
 
 
-async def test_permissions_are_checked_before_parameters_are_parsed(server: OperationsServer) -> None:
+async def test_the_permission_for_an_operation_is_checked_before_its_parameters_are_parsed(
+    server: OperationsServer,
+) -> None:
     for operation in OPERATIONS.values():
         if permissions.is_at_least(GUS.level, operation.permission):
             continue
@@ -111,7 +113,7 @@ async def test_an_invitation_creates_one_person_and_works_once(server: Operation
     assert again.value.code == "invitation.invalid"
 
 
-async def test_an_invitation_is_no_token_and_expires(server: OperationsServer) -> None:
+async def test_the_invitation_of_a_person_is_not_a_token_and_expires(server: OperationsServer) -> None:
     invited = await server.ask(OWNER, "person.invite", name="Zoe", role="guest")
     assert await find_token_principal(server, invited["invitation"]) is None
     await server.server.instance.clock.advance(timedelta(days=INVITATION_TTL_DAYS, seconds=1))
@@ -119,7 +121,7 @@ async def test_an_invitation_is_no_token_and_expires(server: OperationsServer) -
         await accept_invitation(server.services, invited["invitation"])
 
 
-async def test_a_second_invitation_replaces_the_first(server: OperationsServer) -> None:
+async def test_a_second_invitation_of_a_person_replaces_the_first(server: OperationsServer) -> None:
     first = await server.ask(OWNER, "person.invite", name="Zoe")
     second = await server.ask(OWNER, "person.invite", name="Zoe", role="guest")
     with pytest.raises(NotAllowed):
@@ -161,7 +163,7 @@ async def test_a_guest_sees_only_themselves_in_the_list_of_people(server: Operat
     assert len((await server.ask(MARIA, "person.list"))["people"]) == 4
 
 
-async def test_a_role_can_be_changed_but_not_from_or_to_owner(server: OperationsServer) -> None:
+async def test_the_role_of_a_person_can_be_changed_but_not_from_or_to_owner(server: OperationsServer) -> None:
     token = await server.ask(MARIA, "token.create")
     await server.ask(OWNER, "person.role", name="maria", role="guest")
     principal, _ = await find_token_principal(server, token["token"])
@@ -234,7 +236,7 @@ async def test_only_the_owner_can_manage_tokens_of_other_principals(server: Oper
             await server.ask(who, "token.revoke", id=for_ada["id"])
 
 
-async def test_a_browser_code_is_no_token_and_not_for_agents(server: OperationsServer) -> None:
+async def test_a_browser_sign_in_code_is_not_a_token_and_agents_cannot_get_one(server: OperationsServer) -> None:
     code = await server.ask(MARIA, "token.code")
     assert await find_token_principal(server, code["code"]) is None
     with pytest.raises(Invalid):
@@ -245,7 +247,9 @@ async def test_a_browser_code_is_no_token_and_not_for_agents(server: OperationsS
 
 
 @pytest.mark.spec("H10")
-async def test_a_person_with_a_token_can_send_but_not_set_from_boss_or_the_sender(server: OperationsServer) -> None:
+async def test_a_person_cannot_set_the_sender_or_from_boss_of_an_envelope_that_they_send(
+    server: OperationsServer,
+) -> None:
     """A person is a principal and may send. Only the connector decides who is boss in a channel."""
     envelope, _ = await server.converse(OWNER, "good morning")
     kept = await server.server.get_envelope(envelope)
@@ -354,68 +358,3 @@ async def test_forgetting_a_person_needs_confirmation_and_is_refused_for_the_own
     assert spared.value.code == "person.is_owner"
     left = await server.server.store.read(lambda conn: tokens.list_of_principal(conn, "person:owner", now_ms=0))
     assert isinstance(left, list)
-
-
-# Idempotency keys
-
-
-@pytest.mark.spec("C91")
-async def test_a_request_with_an_idempotency_key_has_its_effect_once(server: OperationsServer) -> None:
-    first = await server.ask(MARIA, "token.create", once="k1", label="a")
-    again = await server.ask(MARIA, "token.create", once="k1", label="a")
-    assert again == {key: value for key, value in first.items() if key != "token"} | {"shown_once": ["token"]}
-    assert first["token"] not in str(await server.server.execute_sql("SELECT * FROM idempotency_keys"))
-    assert len((await server.ask(MARIA, "token.list"))["tokens"]) == 1
-    with pytest.raises(Conflict) as reused:
-        await server.ask(MARIA, "token.create", once="k1", label="b")
-    assert reused.value.code == "key.reused"
-    with pytest.raises(Conflict):
-        await server.ask(MARIA, "token.code", once="k1")
-    assert "token" in await server.ask(person("noor"), "token.create", once="k1", label="a")  # keys are per principal
-
-
-@pytest.mark.spec("H60")
-async def test_stored_answers_of_idempotency_keys_contain_no_secret(server: OperationsServer) -> None:
-    for name, parameters in (
-        ("token.create", {}),
-        ("token.code", {}),
-        ("person.invite", {"name": "zoe"}),
-        ("agent.register", {"name": "zed", "token": True}),
-    ):
-        await server.ask(OWNER, name, once=f"key of {name}", **parameters)
-    rows = await server.server.execute_sql("SELECT body FROM idempotency_keys")
-    assert len(rows) == 4
-    assert "secret-" not in str(rows)
-
-
-@pytest.mark.spec("C91")
-async def test_a_failed_request_can_be_repeated_with_its_idempotency_key(server: OperationsServer) -> None:
-    with pytest.raises(NotFound):
-        await server.ask(MARIA, "token.revoke", once="k", id="ffffffff")
-    made = await server.ask(MARIA, "token.create")
-    assert (await server.ask(MARIA, "token.revoke", once="k", id=made["id"]))["revoked"]
-    for key in ("x" * 300, "a\0b"):
-        with pytest.raises(Invalid):
-            await server.ask(MARIA, "token.create", once=key)
-
-
-@pytest.mark.spec("C91")
-async def test_simultaneous_requests_with_one_idempotency_key_have_one_effect(server: OperationsServer) -> None:
-    import asyncio
-
-    done = await asyncio.gather(
-        *(server.ask(MARIA, "token.create", once="k", label="a") for _ in range(5)), return_exceptions=True
-    )
-    answers = [answer for answer in done if isinstance(answer, dict)]
-    refused = [error for error in done if isinstance(error, Conflict)]
-    assert len(answers) + len(refused) == 5
-    assert len({answer["id"] for answer in answers}) == 1
-    assert len([answer for answer in answers if "token" in answer]) == 1
-    assert len((await server.ask(MARIA, "token.list"))["tokens"]) == 1
-
-
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**64 - 1])
-async def test_a_number_outside_64_bits_is_refused_with_its_parameter(server: OperationsServer, number: int) -> None:
-    with pytest.raises(Invalid, match=r"invalid parameters") as refused:
-        await server.ask(OWNER, "agent.restore", name="ada", version=number)
-    assert refused.value.code == "request.invalid" and "version" in refused.value.because

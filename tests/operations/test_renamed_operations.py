@@ -40,7 +40,7 @@ OLD_OPTIONS = {old: new for old, new in RENAMED_COMMANDS.items() if " --" in old
 
 
 @pytest.mark.parametrize("old", renamed_names.OPERATIONS)
-def test_an_old_operation_route_returns_an_error_that_names_the_new_operation(old: str) -> None:
+def test_the_route_of_a_renamed_operation_returns_an_error_that_names_the_new_operation(old: str) -> None:
     new = renamed_names.OPERATIONS[old]
     assert new in OPERATIONS and old not in OPERATIONS
     error = find_renamed_operation("/api/" + old.replace(".", "/"))
@@ -49,12 +49,12 @@ def test_an_old_operation_route_returns_an_error_that_names_the_new_operation(ol
 
 
 @pytest.mark.parametrize("path", ["/api/server/status", "/api/house", "/house/status", "/api/house/status/", "/api/"])
-def test_other_routes_are_not_renamed(path: str) -> None:
+def test_routes_of_other_operations_are_not_treated_as_renamed(path: str) -> None:
     assert find_renamed_operation(path) is None
 
 
 @pytest.mark.parametrize("key", renamed_names.PARAMETERS)
-def test_an_old_parameter_returns_an_error_that_names_the_new_parameter(key: str) -> None:
+def test_a_renamed_parameter_of_an_operation_is_refused_with_its_new_name(key: str) -> None:
     operation, _, old = key.rpartition(".")
     new = renamed_names.PARAMETERS[key]
     names = {each.name for each in describe_parameters(OPERATIONS[operation])}
@@ -64,7 +64,7 @@ def test_an_old_parameter_returns_an_error_that_names_the_new_parameter(key: str
     assert (error.value.code, f"`{old}` is now `{new}`" in error.value.because) == ("request.invalid", True)
 
 
-async def test_an_operation_that_gets_an_old_parameter_names_the_new_one_and_does_nothing(
+async def test_an_operation_that_gets_a_renamed_parameter_does_nothing_and_gives_the_new_name(
     server: OperationsServer,
 ) -> None:
     with pytest.raises(Invalid) as error:
@@ -76,7 +76,7 @@ async def test_an_operation_that_gets_an_old_parameter_names_the_new_one_and_doe
 
 
 @pytest.mark.parametrize("old", OLD_COMMANDS)
-def test_an_old_command_fails_with_an_error_that_names_the_new_command(old: str) -> None:
+def test_a_renamed_command_fails_with_an_error_that_names_the_new_command(old: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_arguments([*old.split(), "--json"])
     assert (error.value.code, error.value.sentence) == (
@@ -87,7 +87,7 @@ def test_an_old_command_fails_with_an_error_that_names_the_new_command(old: str)
 
 
 @pytest.mark.parametrize("old", [each for each in OLD_OPTIONS if not each.startswith("rehearse")])
-def test_an_old_option_fails_with_an_error_that_names_the_new_option(old: str) -> None:
+def test_a_renamed_option_of_a_command_fails_with_an_error_that_names_the_new_option(old: str) -> None:
     command, _, option = old.rpartition(" ")
     new = OLD_OPTIONS[old].rpartition(" ")[2]
     with pytest.raises(UsageError) as error:
@@ -95,14 +95,14 @@ def test_an_old_option_fails_with_an_error_that_names_the_new_option(old: str) -
     assert (error.value.code, error.value.sentence) == ("usage.renamed", f"`{option}` is now `{new}`")
 
 
-def test_a_noun_alone_of_old_commands_names_the_new_noun() -> None:
+def test_the_old_noun_of_renamed_commands_fails_with_an_error_that_names_the_new_noun() -> None:
     for old, new in {"house": "server", "set-aside": "poison-message", "command": "slash-command"}.items():
         with pytest.raises(UsageError) as error:
             parse_arguments([old])
         assert error.value.sentence == f"`retinue {old}` is now `retinue {new}`"
 
 
-def test_the_tables_agree_with_the_declarations_and_the_generated_files() -> None:
+def test_the_tables_of_renamed_names_agree_with_the_operations_and_the_generated_files() -> None:
     assert find_renamed_commands() == RENAMED_COMMANDS
     assert render_renamed_page() == PAGE_PATH.read_text(encoding="utf-8")
     schemas = json.loads((PAGE_PATH.parent / "openapi.json").read_text(encoding="utf-8"))["components"]["schemas"]
@@ -123,7 +123,7 @@ def _report_fields(name: str) -> tuple[str, ...]:
     return struct.__struct_fields__
 
 
-def test_a_permission_level_set_for_an_old_operation_counts_for_the_new_one() -> None:
+def test_a_permission_level_set_for_the_old_name_of_a_renamed_operation_counts_for_the_new_one() -> None:
     standard, boss = PermissionLevel.STANDARD, PermissionLevel.BOSS
     defaults = {"server.backup": standard, "server.why": standard}
     assert override_levels(defaults, {"house.backup": boss})["server.backup"] is boss
@@ -132,6 +132,6 @@ def test_a_permission_level_set_for_an_old_operation_counts_for_the_new_one() ->
     assert override_levels(plugin, {"house.backup": boss}) == {**plugin, "house.backup": boss}
 
 
-def test_a_tool_list_entry_with_the_old_name_of_an_operation_matches_its_tool() -> None:
+def test_a_tool_list_entry_with_the_old_name_of_a_renamed_operation_matches_its_tool() -> None:
     assert expand_entries(["house_backup", "set_aside_*", "read"], {}) == ("server_backup", "set_aside_*", "read")
     assert "server_backup" in OWNER_DECIDES and not any(each.startswith("house_") for each in OWNER_DECIDES)

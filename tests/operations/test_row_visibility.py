@@ -111,7 +111,7 @@ async def test_no_operation_returns_rows_of_another_person(server: OperationsSer
         ("session.reset_after_run", "session", "session"),
     ],
 )
-async def test_a_lookup_of_another_persons_row_looks_like_a_nonexistent_id(
+async def test_no_operation_reveals_whether_the_id_of_another_persons_row_exists(
     server: OperationsServer, stranger: Principal, operation: str, thing: str, parameter: str
 ) -> None:
     things = await make_marias_rows(server)
@@ -129,7 +129,7 @@ async def test_a_lookup_of_another_persons_row_looks_like_a_nonexistent_id(
             raise AssertionError(f"{operation} answered {stranger.address}")
 
 
-async def test_a_person_and_the_owner_see_the_persons_envelopes_sessions_and_runs(server: OperationsServer) -> None:
+async def test_the_rows_of_a_person_are_visible_to_that_person_and_to_the_owner(server: OperationsServer) -> None:
     things = await make_marias_rows(server)
     for who in (person("maria"), person("owner")):
         assert (await server.ask(who, "envelope.show", id=things["envelope"]))["text"] == SECRET
@@ -172,7 +172,7 @@ async def test_an_open_approval_is_shown_to_its_person_and_not_to_strangers(serv
     await server.server.wait_for_outcome(sent["envelope"])
 
 
-async def test_events_are_limited_to_what_the_reader_may_see(server: OperationsServer) -> None:
+async def test_only_events_of_visible_rows_are_returned_to_a_reader(server: OperationsServer) -> None:
     await make_marias_rows(server)
     await server.converse(person("noor"), "hello from noor")
 
@@ -214,7 +214,7 @@ async def test_short_ids_are_resolved_among_visible_envelopes_only(server: Opera
     assert found is None
 
 
-async def test_a_refused_request_of_a_stranger_does_not_change_the_session(server: OperationsServer) -> None:
+async def test_a_refused_reset_by_another_person_does_not_change_the_session(server: OperationsServer) -> None:
     things = await make_marias_rows(server)
     before = await server.server.get_session(things["session"])
     for stranger in STRANGERS:

@@ -69,7 +69,7 @@ async def expected_answers(folder: Path, who: Principal) -> list[dict[str, Any]]
 
 
 @pytest.mark.spec("A5")
-async def test_session_tools_return_the_same_answers_as_the_operations(tmp_path: Path) -> None:
+async def test_session_operations_return_the_same_answers_everywhere_as_operations_and_as_tools(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     all_services: list[Services] = []
     wanted = [OPERATIONS[f"session.{verb}"] for verb in SESSION_OPERATIONS]
@@ -94,7 +94,7 @@ def process(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.mark.spec("A5")
-async def test_http_and_the_cli_return_the_same_answers_as_the_operations(
+async def test_session_operations_return_the_same_answers_everywhere_over_http_and_in_the_cli(
     process: ServerProcess, tmp_path: Path
 ) -> None:
     process.call("agent.register", name="ada")

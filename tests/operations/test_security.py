@@ -176,7 +176,7 @@ FINDING_CASES: tuple[tuple[str, SecurityFacts, SecuritySeverity, str], ...] = (
             tools=ToolSettings(exec=ExecSettings(security=CommandSecurity.FULL, ask=CommandAsk.OFF)),
         ),
         C,
-        "without sandbox and approval: ada",
+        "without a sandbox and without approval: ada",
     ),
     ("exec.unsandboxed", settings(sandbox=SANDBOX_OFF), W, "some commands"),
     (
@@ -439,16 +439,16 @@ def test_security_fixes_only_remove_file_permissions_of_others() -> None:
 
 
 @pytest.mark.parametrize("model", ["local/qwen3-4b", "openrouter/meta-llama/llama-3.1-8b-instruct", "x/gemma-27b-it"])
-def test_a_small_model_is_recognized_by_its_provider_or_its_size(model: str) -> None:
+def test_the_security_check_recognizes_a_small_model_by_its_provider_or_its_size(model: str) -> None:
     assert security._explain_small_model(model, None)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("model", ["anthropic/claude-opus-4-5", "x/llama-405b", "openai/gpt-5.2", "x/8bit-special"])
-def test_a_large_model_is_not_recognized_as_small(model: str) -> None:
+def test_the_security_check_does_not_recognize_a_large_model_as_small(model: str) -> None:
     assert not security._explain_small_model(model, None)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_find_secret_keys_finds_plain_text_secrets_and_not_references() -> None:
+def test_the_security_check_finds_plain_text_secrets_in_the_settings_and_not_references() -> None:
     table = {
         "server": {"store": "postgresql://retinue:hunter2@db/retinue", "zone": "UTC"},
         "providers": {
@@ -475,7 +475,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_fix_permissions_sets_the_new_mode_once(tmp_path: Path) -> None:
+def test_a_security_fix_of_file_permissions_sets_the_new_mode_once(tmp_path: Path) -> None:
     for was, now in ((0o644, 0o600), (0o755, 0o700), (0o440, 0o400), (0o666, 0o600)):
         path = tmp_path / f"{was:o}"
         path.write_text("x")
@@ -485,7 +485,7 @@ def test_fix_permissions_sets_the_new_mode_once(tmp_path: Path) -> None:
         assert fix_permissions(PermissionFix(path=path, mode_before=was, mode_after=now)) == ""
 
 
-def test_fix_permissions_skips_links_missing_files_and_files_of_other_users(tmp_path: Path) -> None:
+def test_a_security_fix_of_file_permissions_skips_links_missing_files_and_files_of_others(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("x")
     target.chmod(0o644)
@@ -500,7 +500,7 @@ def test_fix_permissions_skips_links_missing_files_and_files_of_other_users(tmp_
         assert mode(target) == 0o644
 
 
-def test_fix_permissions_changes_the_mode_of_a_socket(tmp_path: Path) -> None:
+def test_a_security_fix_of_file_permissions_changes_the_mode_of_a_socket(tmp_path: Path) -> None:
     sock = socket.socket(socket.AF_UNIX)
     with sock:
         sock.bind(str(tmp_path / "s"))
@@ -534,7 +534,7 @@ async def found(at: SecurityContext) -> dict[str, list[SecurityFinding]]:
 
 
 @pytest.mark.spec("C95")
-async def test_security_fix_closes_open_files_reports_them_and_finds_nothing_the_second_time(home: Path) -> None:
+async def test_a_security_check_with_fix_closes_files_open_to_others_and_finds_none_the_second_time(home: Path) -> None:
     async with open_operations_server(LocalInstance(home)) as server:
         (home / "keys").mkdir(mode=0o755)
         for path, bits in (("owner-token", 0o644), ("keys/openai", 0o640), ("retinue.toml", 0o664)):
@@ -613,9 +613,9 @@ async def test_security_facts_are_gathered_from_the_instance(home: Path, tmp_pat
     async with open_operations_server(instance) as server:
 
         def body(conn: Any) -> None:
-            page = Transaction(conn, 1)
-            sessions.start(page, "5e" * 16, agent="ada", origin=Origin(OriginKind.CHAT, "telegram:42"))  # type: ignore[arg-type]
-            page.close()
+            tx = Transaction(conn, 1)
+            sessions.start(tx, "5e" * 16, agent="ada", origin=Origin(OriginKind.CHAT, "telegram:42"))  # type: ignore[arg-type]
+            tx.close()
 
         await server.server.store.write(body, point="test")
         toolbox = Toolbox([ReadTool()])
@@ -640,7 +640,7 @@ async def test_security_facts_are_gathered_from_the_instance(home: Path, tmp_pat
         } <= set(await found(at))
 
 
-async def test_a_full_security_check_reads_the_audit_and_probes_the_sandbox(home: Path) -> None:
+async def test_a_full_security_check_verifies_the_audit_and_probes_the_sandbox(home: Path) -> None:
     from retinue.domain.audit import call_allowed
 
     async with open_operations_server(LocalInstance(home)) as server:
@@ -655,7 +655,7 @@ async def test_a_full_security_check_reads_the_audit_and_probes_the_sandbox(home
         assert "audit.broken" in await found(at)
 
 
-def test_the_listen_host_is_read_from_the_environment(home: Path) -> None:
+def test_the_security_facts_take_the_listen_host_from_the_environment(home: Path) -> None:
     from retinue.operations.server.security_facts import _listen_host  # pyright: ignore[reportPrivateUsage]
 
     cases: tuple[tuple[str, str], ...] = (
@@ -669,7 +669,7 @@ def test_the_listen_host_is_read_from_the_environment(home: Path) -> None:
         assert listens(SETTINGS, {"RETINUE_LISTEN": said} if said else {}) == meant
 
 
-def test_the_plain_doctor_reports_a_sandbox_only_if_it_is_off() -> None:
+def test_the_doctor_check_of_the_sandbox_reports_a_sandbox_only_if_it_is_off() -> None:
     for sandbox, said in (
         (SandboxSettings(), ""),
         (SANDBOX_OFF, "`sandbox.kind"),
@@ -681,7 +681,7 @@ def test_the_plain_doctor_reports_a_sandbox_only_if_it_is_off() -> None:
         assert bool(found) is bool(said) and all(said in each.because for each in found)
 
 
-async def test_refresh_redactor_replaces_old_secrets_with_current_ones(home: Path) -> None:
+async def test_refreshing_the_redactor_replaces_old_known_secrets_with_the_current_ones(home: Path) -> None:
     masks = Redactor()
     async with open_operations_server(LocalInstance(home)) as server:
         await refresh_redactor(masks, server.server.store, SETTINGS, {"ACME_API_KEY": "first-value-1"})
@@ -690,7 +690,7 @@ async def test_refresh_redactor_replaces_old_secrets_with_current_ones(home: Pat
         assert masks.redact("first-value-1 second-value-2") == "first-value-1 [secret:env:ACME_API_KEY]"
 
 
-def test_gather_secrets_finds_every_secret_of_the_instance(tmp_path: Path) -> None:
+def test_the_known_secrets_include_every_secret_of_the_instance(tmp_path: Path) -> None:
     from retinue.config.models import ProviderSettings
     from retinue.config.sandbox import SecretRule
 
@@ -738,7 +738,7 @@ def test_gather_secrets_finds_every_secret_of_the_instance(tmp_path: Path) -> No
     }
 
 
-def test_gather_secrets_takes_references_of_mcp_servers_and_skills_and_not_paths_or_plain_text(
+def test_the_known_secrets_include_references_of_mcp_servers_and_skills_but_no_paths_or_plain_text(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "oven").write_text("oven-secret-1\n")

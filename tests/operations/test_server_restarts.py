@@ -28,7 +28,7 @@ async def perform_as_owner(server: RunningServer, operation: str, **parameters: 
     )
 
 
-async def test_a_deleted_default_agent_is_not_recreated_at_the_next_start(tmp_path: Path) -> None:
+async def test_a_default_agent_that_was_deleted_is_not_recreated_at_a_server_restart(tmp_path: Path) -> None:
     settings = load_settings({"RETINUE_HOME": str(tmp_path)})
     async with open_server(settings, default_parts()) as server:
         await perform_as_owner(server, "agent.delete", name="clerk")
@@ -39,7 +39,7 @@ async def test_a_deleted_default_agent_is_not_recreated_at_the_next_start(tmp_pa
 
 
 @pytest.mark.spec("H83")
-async def test_a_restart_keeps_the_version_and_files_of_a_registered_agent(tmp_path: Path) -> None:
+async def test_a_server_restart_keeps_the_version_and_files_of_a_registered_agent(tmp_path: Path) -> None:
     settings = load_settings({"RETINUE_HOME": str(tmp_path)})
     async with open_server(settings, default_parts()) as server:
         await perform_as_owner(server, "agent.register", name="ada", token=False)
@@ -49,7 +49,7 @@ async def test_a_restart_keeps_the_version_and_files_of_a_registered_agent(tmp_p
     assert (tmp_path / "agents" / "ada" / "SOUL.md").read_text() == "I am Ada."
 
 
-async def test_sessions_are_mirrored_to_files_if_the_mirror_is_enabled(tmp_path: Path) -> None:
+async def test_a_server_with_the_session_mirror_enabled_writes_sessions_to_files(tmp_path: Path) -> None:
     settings = replace(load_settings({"RETINUE_HOME": str(tmp_path)}), mirror=MirrorSettings(enabled=True))
     async with open_server(settings, default_parts()) as server:
         sent = await perform_as_owner(server, "envelope.send", to="agent:guide", text="echo hello")

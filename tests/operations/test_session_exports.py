@@ -177,7 +177,9 @@ async def test_an_imported_session_belongs_to_the_caller_and_can_be_continued(se
     assert json.loads(after["state.json"])["stats"] == {"x": 1}
 
 
-async def test_a_history_without_a_start_line_is_exported_without_one(server: OperationsServer) -> None:
+async def test_an_imported_session_without_a_start_line_is_exported_without_a_start_line(
+    server: OperationsServer,
+) -> None:
     for history in ("", json.dumps(HISTORY_LINES[1]) + "\n", json.dumps(HISTORY_LINES[0])):
         given_files = files(history=history)
         assert await export_session(server, await import_session(server, given_files)) == given_files
@@ -236,7 +238,7 @@ HISTORY_LINE_LISTS = st.lists(
 @pytest.mark.spec("D74")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=HISTORY_LINE_LISTS, ascii_only=st.booleans(), spaced=st.booleans(), ended=st.booleans())
-async def test_any_json_formatting_of_history_lines_is_exported_unchanged(
+async def test_any_json_formatting_of_the_lines_of_an_imported_session_is_exported_unchanged(
     server: OperationsServer, lines: list[dict[str, Any]], ascii_only: bool, spaced: bool, ended: bool
 ) -> None:
     separators = (", ", ": ") if spaced else (",", ":")

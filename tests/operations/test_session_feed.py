@@ -17,7 +17,7 @@ from retinue.testing.wait_conditions import WAIT_LIMIT_S
 OWNER = person("owner")
 
 
-async def test_a_feed_of_one_session_gets_all_its_events_among_events_of_other_sessions(
+async def test_an_event_feed_of_one_session_gets_all_its_events_among_events_of_other_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_operations_server(LocalInstance(tmp_path)) as server:

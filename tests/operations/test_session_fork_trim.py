@@ -212,7 +212,7 @@ async def test_a_fork_of_too_many_records_is_refused(server: OperationsServer, m
         ("request", ["first", "FIRST", "third", "THIRD"]),
     ],
 )
-async def test_trimmed_records_leave_the_context_and_the_new_revision_is_sent_as_an_event(
+async def test_trimmed_records_leave_the_session_context_and_an_event_has_the_new_revision(
     server: OperationsServer, cut: str, left: list[str]
 ) -> None:
     session = await make_session(server, "first", "second", "third")
@@ -265,7 +265,9 @@ async def test_reset_clear_and_compaction_increment_the_session_revision(server:
     assert bumped == seen[1:]
 
 
-async def test_trimming_a_request_removes_its_calls_and_keeps_the_trust_of_later_records(tmp_path: Path) -> None:
+async def test_trimming_a_request_from_a_session_removes_its_calls_and_keeps_the_trust_of_later_records(
+    tmp_path: Path,
+) -> None:
     async with open_operations_server(LocalInstance(tmp_path, tools=(UntrustedFetchTool(),))) as server:
         model = server.server.instance.model
         _, session = await server.converse(OWNER, "hello")

@@ -120,7 +120,9 @@ async def test_an_envelope_without_a_session_never_goes_to_another_persons_sessi
 
 
 @pytest.mark.spec("A8")
-async def test_latest_without_a_session_and_a_session_of_another_agent_are_errors(server: OperationsServer) -> None:
+async def test_sending_to_the_latest_session_without_one_or_to_a_session_of_another_agent_is_an_error(
+    server: OperationsServer,
+) -> None:
     with pytest.raises(NotFound) as none:
         await server.ask(MARIA, "envelope.send", to="agent:ada", text="x", session="latest")
     assert none.value.code == "session.none"
@@ -144,7 +146,7 @@ async def test_sending_to_an_invisible_session_is_not_found(server: OperationsSe
             await server.ask(NOOR, "envelope.send", text="let me in", **way)
 
 
-async def test_an_agent_can_reply_to_a_session_that_wrote_to_it(server: OperationsServer) -> None:
+async def test_an_agent_can_reply_to_a_session_that_wrote_to_that_agent(server: OperationsServer) -> None:
     session = await create_session(server)
     first = await server.server.send("what do you think?", sender=f"agent:ada/{session}", recipient="agent:bo")
     bo = agent("bo")
@@ -156,7 +158,7 @@ async def test_an_agent_can_reply_to_a_session_that_wrote_to_it(server: Operatio
 
 
 @pytest.mark.spec("D1")
-async def test_a_channel_returns_to_the_same_session_also_after_a_restart(tmp_path: Path) -> None:
+async def test_messages_of_a_channel_go_to_the_same_session_also_after_a_restart(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     instance.model.rule = lambda prompt: text_reply("ok")
     quiet = FakeConnector(instance.clock)
@@ -490,7 +492,7 @@ class StallingModel:
 
 @pytest.mark.spec("A20")
 @pytest.mark.parametrize("way", ["operation", "command"])
-async def test_stopping_a_run_keeps_the_partial_reply(tmp_path: Path, way: str) -> None:
+async def test_stopping_the_run_of_a_session_keeps_the_partial_reply(tmp_path: Path, way: str) -> None:
     words = "The garden lies behind the wall, and in it"
     instance = LocalInstance(tmp_path, agents=[Agent(name="ada", model="stalling")])
     instance.models = [StallingModel(instance.clock, words)]
@@ -516,7 +518,7 @@ async def stop_during_reply(server: OperationsServer, way: str, words: str) -> N
 
 
 @pytest.mark.spec("A20")
-async def test_stopping_a_run_closes_its_open_tool_calls(tmp_path: Path) -> None:
+async def test_stopping_the_run_of_a_session_closes_its_open_tool_calls(tmp_path: Path) -> None:
     class Slow:
         spec = ToolSpec(name="slow", description="waits", parameters={"type": "object", "properties": {}})
         arguments = EmptyRequest

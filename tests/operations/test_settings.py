@@ -159,7 +159,7 @@ async def test_config_preview_redacts_secrets_and_refuses_a_redacted_text(server
         ({"a": [1, 2]}, {"a": [2]}, {"a": [2]}),
     ],
 )
-def test_changes_between_returns_the_differing_keys(
+def test_the_changes_between_two_versions_of_the_settings_are_their_differing_keys(
     old: dict[str, Any], new: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     assert changes_between(old, new) == changes

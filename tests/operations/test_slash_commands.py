@@ -42,7 +42,7 @@ async def send_command(server: OperationsServer, text: str, **kw: Any) -> str:
     return await server.server.wait_for_answer(sent["envelope"])
 
 
-async def test_help_lists_every_command_without_a_model_call(server: OperationsServer) -> None:
+async def test_the_slash_command_help_lists_every_command_without_a_model_call(server: OperationsServer) -> None:
     answer = await send_command(server, "/help")
     for name in CommandName:
         assert f"/{name}" in answer
@@ -56,7 +56,7 @@ async def test_a_message_with_two_slashes_reaches_the_agent_with_one(server: Ope
 
 
 @pytest.mark.parametrize("text", ["/hepl", "/dance"])
-async def test_an_unknown_command_is_answered_with_a_suggestion(server: OperationsServer, text: str) -> None:
+async def test_an_unknown_slash_command_is_answered_with_a_suggestion(server: OperationsServer, text: str) -> None:
     answer = await send_command(server, text)
     assert f"Unknown command {text}." in answer
     assert "/help lists the commands" in answer
@@ -64,7 +64,9 @@ async def test_an_unknown_command_is_answered_with_a_suggestion(server: Operatio
         assert "Did you mean /help?" in answer
 
 
-async def test_status_context_and_whoami_commands_describe_the_session_and_sender(server: OperationsServer) -> None:
+async def test_the_slash_commands_status_context_and_whoami_describe_the_session_and_sender(
+    server: OperationsServer,
+) -> None:
     _, session = await server.converse(MARIA, "hello")
     status = await send_command(server, "/status")
     assert f"session: {session[:8]}" in status and "agent: ada" in status and "run: none" in status
@@ -72,7 +74,7 @@ async def test_status_context_and_whoami_commands_describe_the_session_and_sende
     assert "You are person:maria" in await send_command(server, "/whoami")
 
 
-async def test_stop_command_cancels_the_run_and_the_waiting_envelopes(server: OperationsServer) -> None:
+async def test_the_slash_command_stop_cancels_the_run_and_the_waiting_envelopes(server: OperationsServer) -> None:
     instance = server.server.instance
     instance.model.rule = lambda prompt: text_reply("too late", after_s=3600)
     running = await server.ask(MARIA, "envelope.send", to="agent:ada", text="long work")
@@ -84,7 +86,7 @@ async def test_stop_command_cancels_the_run_and_the_waiting_envelopes(server: Op
     assert await send_command(server, "/abort") == "Nothing was running or waiting here."
 
 
-async def test_reset_command_starts_a_new_context_with_its_text(server: OperationsServer) -> None:
+async def test_the_slash_command_reset_starts_a_new_context_with_its_text(server: OperationsServer) -> None:
     _, session = await server.converse(MARIA, "hello")
     assert "The context was reset. Your text" in await send_command(server, "/reset I like tea")
     records = await server.server.list_records(session)
@@ -95,7 +97,9 @@ async def test_reset_command_starts_a_new_context_with_its_text(server: Operatio
     assert all("hello" not in str(record.body) for record in prompt.records)
 
 
-async def test_new_command_with_text_runs_on_it_in_a_new_context(server: OperationsServer) -> None:
+async def test_the_slash_command_new_with_text_starts_a_run_on_the_text_in_a_new_context(
+    server: OperationsServer,
+) -> None:
     await server.converse(MARIA, "hello")
     await send_command(server, "/new what is new?")
     await server.server.wait_for(
@@ -107,7 +111,7 @@ async def test_new_command_with_text_runs_on_it_in_a_new_context(server: Operati
     assert all("hello" not in str(record.body) for record in prompt.records)
 
 
-async def test_an_approval_is_decided_by_the_allow_command(server: OperationsServer) -> None:
+async def test_the_slash_command_allow_decides_an_approval(server: OperationsServer) -> None:
     def ask_first(conn: Any) -> None:
         found = agents.find(conn, "ada")
         assert found is not None
@@ -127,7 +131,7 @@ async def test_an_approval_is_decided_by_the_allow_command(server: OperationsSer
     assert "no longer open" in await send_command(server, f"/deny {approval.id[:8]}")
 
 
-async def test_a_command_of_an_untrusted_sender_is_refused_without_an_answer(server: OperationsServer) -> None:
+async def test_a_slash_command_of_an_untrusted_sender_is_refused_without_an_answer(server: OperationsServer) -> None:
     receipt = await server.server.send(
         "/stop", sender="channel:quiet:lobby", recipient="agent:ada", trust=Trust.UNTRUSTED
     )
@@ -141,13 +145,13 @@ async def test_a_command_of_an_untrusted_sender_is_refused_without_an_answer(ser
     assert rows[0].n == 0
 
 
-async def test_a_slash_in_an_agents_message_is_no_command(server: OperationsServer) -> None:
+async def test_a_slash_at_the_start_of_a_message_of_an_agent_is_no_slash_command(server: OperationsServer) -> None:
     sent = await server.ask(agent("bo"), "envelope.send", to="agent:ada", text="/stop")
     await server.server.wait_for_outcome(sent["envelope"])
     assert len(server.server.instance.model.prompts) >= 1
 
 
-async def test_a_command_repeated_with_its_idempotency_key_is_carried_out_once(server: OperationsServer) -> None:
+async def test_a_slash_command_repeated_with_its_idempotency_key_is_carried_out_once(server: OperationsServer) -> None:
     _, session = await server.converse(MARIA, "hello")
     first, again = [await server.ask(MARIA, "envelope.send", to="agent:ada", text="/reset", key="k") for _ in range(2)]
     assert (first["duplicate"], again["duplicate"]) == (False, True)
@@ -155,6 +159,6 @@ async def test_a_command_repeated_with_its_idempotency_key_is_carried_out_once(s
     assert len(marks) == 1
 
 
-async def test_a_command_to_an_unknown_agent_is_not_found(server: OperationsServer) -> None:
+async def test_a_slash_command_to_an_unknown_agent_is_not_found(server: OperationsServer) -> None:
     with pytest.raises(NotFound):
         await server.ask(MARIA, "envelope.send", to="agent:nobody", text="/help")

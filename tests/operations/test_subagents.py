@@ -93,7 +93,7 @@ async def test_subagent_stop_stops_one_or_all_subagents_of_a_session_and_counts_
 
 
 @pytest.mark.spec("C29")
-async def test_stop_command_counts_the_subagents_that_it_stopped(tmp_path: Path) -> None:
+async def test_the_slash_command_stop_counts_the_subagents_that_it_stopped(tmp_path: Path) -> None:
     async with open_scripted_server(tmp_path) as server:
         set_scripted_rule(
             server.model,

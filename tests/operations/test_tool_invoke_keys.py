@@ -263,7 +263,7 @@ def program_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     made.process.close()
 
 
-def test_a_command_interrupted_by_a_kill_is_not_repeated_with_its_idempotency_key(
+def test_a_tool_invoke_call_interrupted_by_a_kill_is_not_repeated_with_its_idempotency_key(
     program_server: ServerWithGate,
 ) -> None:
     program_server.process.open()
@@ -284,7 +284,7 @@ def test_a_command_interrupted_by_a_kill_is_not_repeated_with_its_idempotency_ke
     assert program_server.process.call("server.ledger")["ok"]
 
 
-def test_a_command_whose_answer_was_not_stored_is_not_repeated_with_its_idempotency_key(
+def test_a_tool_invoke_call_whose_answer_was_not_stored_is_not_repeated_with_its_idempotency_key(
     program_server: ServerWithGate,
 ) -> None:
     program_server.open_gate()
@@ -296,7 +296,7 @@ def test_a_command_whose_answer_was_not_stored_is_not_repeated_with_its_idempote
     assert program_server.refused("k")["code"] == "key.interrupted" and program_server.count() == 1
 
 
-def test_a_command_whose_idempotency_key_was_not_claimed_before_a_crash_runs_when_repeated(
+def test_a_tool_invoke_call_with_an_unclaimed_idempotency_key_at_a_crash_runs_when_repeated(
     program_server: ServerWithGate,
 ) -> None:
     program_server.open_gate()

@@ -179,7 +179,9 @@ async def budgets_of(server: OperationsServer, who: Any) -> dict[tuple[str, str]
     return {(row["name"], row["owner"]): tuple(row[key] for key in keys) for row in budgets["budgets"]}
 
 
-async def test_each_budget_shows_spent_held_and_left_amounts_and_its_reset_date(server: OperationsServer) -> None:
+async def test_usage_budgets_shows_spent_held_and_left_amounts_and_the_reset_date_of_each_budget(
+    server: OperationsServer,
+) -> None:
     await spend_for_a_week(server)
     server = await with_budgets(server, instance_day_usd=1.0, person_month_usd=0.05, tree_usd=2)
     found = await budgets_of(server, OWNER)
@@ -198,7 +200,7 @@ async def test_each_budget_shows_spent_held_and_left_amounts_and_its_reset_date(
     assert found["run", "ada"] == (50_000, None, None, None, None, None)
 
 
-async def test_instance_budgets_are_shown_to_the_owner_and_others_see_their_own_budgets(
+async def test_usage_budgets_shows_instance_budgets_to_the_owner_and_other_callers_their_own_budgets(
     server: OperationsServer,
 ) -> None:
     server = await with_budgets(server, instance_day_usd=1.0, person_day_usd=0.5)
@@ -210,7 +212,7 @@ async def test_instance_budgets_are_shown_to_the_owner_and_others_see_their_own_
     assert budgets["budgets"][0]["setting"] == "`budgets.instance_day_usd`"
 
 
-async def test_an_instance_without_budgets_lists_none(server: OperationsServer) -> None:
+async def test_usage_budgets_is_empty_for_an_instance_without_budgets(server: OperationsServer) -> None:
     assert (await server.ask(OWNER, "usage.budgets"))["budgets"] == []
 
 

@@ -42,10 +42,10 @@ def add_fake_connector(instance: LocalInstance, connector_name: str = "quiet", *
 
 
 async def send(
-    server: LocalServer, text: str, *, room: str = "42", connector_name: str = "quiet", **kw: Any
+    server: LocalServer, text: str, *, channel: str = "42", connector_name: str = "quiet", **kw: Any
 ) -> Receipt:
     kw.setdefault("sender", "agent:ada")
-    return await server.send(text, recipient=f"channel:{connector_name}:{room}", **kw)
+    return await server.send(text, recipient=f"channel:{connector_name}:{channel}", **kw)
 
 
 async def attempts(server: LocalServer, envelope: str) -> list[DeliveryAttempt]:
@@ -79,7 +79,9 @@ async def test_an_envelope_to_a_channel_is_delivered_and_its_receipt_is_stored(e
         assert [row.kind for row in event_kinds] == ["envelope.accepted", "envelope.settled"]
 
 
-async def test_a_channel_keeps_its_order_while_its_first_envelope_is_retried(either_instance: LocalInstance) -> None:
+async def test_deliveries_to_a_channel_stay_in_order_while_the_first_envelope_is_retried(
+    either_instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(either_instance)
     connector.will_fail(times=3, channel="42")
     async with either_instance.run() as server:
@@ -93,7 +95,7 @@ async def test_a_channel_keeps_its_order_while_its_first_envelope_is_retried(eit
     assert connector.list_texts("42") == [f"line {number}" for number in range(12)]
 
 
-async def test_a_channel_keeps_its_order_if_every_envelope_fails_once(instance: LocalInstance) -> None:
+async def test_deliveries_to_a_channel_stay_in_order_if_every_envelope_fails_once(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     async with instance.run() as server:
         for _ in range(6):
@@ -107,13 +109,13 @@ async def test_a_channel_keeps_its_order_if_every_envelope_fails_once(instance: 
     assert connector.list_texts("42") == [f"line {number}" for number in range(6)]
 
 
-async def test_a_waiting_channel_does_not_block_other_channels(instance: LocalInstance) -> None:
+async def test_a_channel_that_waits_for_a_delivery_retry_does_not_block_other_channels(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_fail(channel="42", times=1)
     async with instance.run() as server:
-        waits = await send(server, "waits", room="42")
+        waits = await send(server, "waits", channel="42")
         await wait_until_channels_wait(server)
-        goes = await send(server, "goes", room="43")
+        goes = await send(server, "goes", channel="43")
 
         assert (await server.wait_for_outcome(goes.envelope)).outcome is Outcome.DELIVERED
         assert connector.list_texts("42") == []
@@ -135,7 +137,9 @@ async def test_an_envelope_with_a_future_deliver_at_does_not_block_later_envelop
     assert connector.list_texts("42") == ["now", "later"]
 
 
-async def test_an_envelope_that_becomes_due_behind_a_retried_one_waits_for_it(instance: LocalInstance) -> None:
+async def test_an_envelope_due_while_an_earlier_delivery_is_retried_is_delivered_after_it(
+    instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(instance)
     connector.will_throttle(100.0)
     async with instance.run() as server:
@@ -159,7 +163,9 @@ async def test_a_thousand_envelopes_to_fifty_channels_are_delivered_once_and_in_
     for room in range(0, 50, 5):
         connector.will_fail(channel=str(room), times=2)
     async with instance.run() as server:
-        receipts = await asyncio.gather(*(send(server, f"{number}", room=str(number % 50)) for number in range(1000)))
+        receipts = await asyncio.gather(
+            *(send(server, f"{number}", channel=str(number % 50)) for number in range(1000))
+        )
         async with advancing_clock(server):
             for receipt in receipts:
                 assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.DELIVERED
@@ -173,7 +179,7 @@ async def test_a_thousand_envelopes_to_fifty_channels_are_delivered_once_and_in_
 # Retried within limits, then dead
 
 
-async def test_the_retry_delay_doubles_with_each_attempt(instance: LocalInstance) -> None:
+async def test_the_delay_before_a_delivery_retry_doubles_with_each_attempt(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_fail(times=4)
     async with instance.run() as server:
@@ -203,7 +209,9 @@ async def test_a_throttled_delivery_waits_for_the_requested_delay(instance: Loca
 
 
 @pytest.mark.parametrize("asked", [float("nan"), float("inf"), -5.0, 1e300])
-async def test_an_invalid_retry_delay_is_limited(instance: LocalInstance, asked: float) -> None:
+async def test_an_invalid_delivery_retry_delay_requested_by_a_platform_is_limited(
+    instance: LocalInstance, asked: float
+) -> None:
     connector = add_fake_connector(instance)
     connector.will_throttle(asked)
     async with instance.run() as server:
@@ -215,14 +223,14 @@ async def test_an_invalid_retry_delay_is_limited(instance: LocalInstance, asked:
 
 
 @pytest.mark.spec("H4")
-async def test_an_envelope_becomes_a_dead_letter_with_its_error_after_the_last_attempt(
+async def test_an_envelope_becomes_a_dead_letter_with_its_error_after_the_last_delivery_attempt(
     instance: LocalInstance,
 ) -> None:
     connector = add_fake_connector(instance)
     connector.will_fail(times=99, channel="42", sentence="the place is closed for repairs")
     async with instance.run() as server:
-        lost = await send(server, "hello", room="42")
-        after = await send(server, "still here?", room="42")
+        lost = await send(server, "hello", channel="42")
+        after = await send(server, "still here?", channel="42")
         async with advancing_clock(server):
             settled = await server.wait_for_outcome(lost.envelope)
 
@@ -241,7 +249,7 @@ async def test_an_envelope_becomes_a_dead_letter_with_its_error_after_the_last_a
         assert (await server.get_envelope(after.envelope)).attempts <= 5  # it is tried with limits of its own
 
 
-async def test_a_permanent_failure_is_tried_once_and_the_channel_continues(instance: LocalInstance) -> None:
+async def test_a_permanent_delivery_failure_is_not_retried_and_the_channel_continues(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_fail(permanent=True, kind=FailureKind.INVALID_ADDRESS, sentence="no such chat")
     async with instance.run() as server:
@@ -254,7 +262,9 @@ async def test_a_permanent_failure_is_tried_once_and_the_channel_continues(insta
         assert (await server.wait_for_outcome(follows.envelope)).outcome is Outcome.DELIVERED
 
 
-async def test_an_envelope_to_a_missing_connector_is_dead_at_once(instance: LocalInstance) -> None:
+async def test_an_envelope_to_a_missing_connector_becomes_dead_at_the_first_delivery_attempt(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         sent = await send(server, "hello", connector_name="nobody-home")
         settled = await server.wait_for_outcome(sent.envelope)
@@ -265,7 +275,9 @@ async def test_an_envelope_to_a_missing_connector_is_dead_at_once(instance: Loca
         assert (attempt.state, attempt.error_kind) == (DeliveryState.FAILED, "adapter_not_loaded")
 
 
-async def test_an_envelope_that_expires_while_its_channel_waits_is_not_sent(instance: LocalInstance) -> None:
+async def test_an_envelope_that_expires_while_its_channel_waits_for_a_delivery_retry_is_not_sent(
+    instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(instance)
     connector.will_throttle(100.0)
     async with instance.run() as server:
@@ -279,7 +291,9 @@ async def test_an_envelope_that_expires_while_its_channel_waits_is_not_sent(inst
     assert connector.list_texts("42") == ["slow"]
 
 
-async def test_an_envelope_that_expired_during_downtime_is_not_sent(instance: LocalInstance) -> None:
+async def test_the_outbox_does_not_send_an_envelope_that_expired_while_the_server_was_stopped(
+    instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(instance)
     connector.will_fail()
     async with instance.run() as server:
@@ -291,7 +305,9 @@ async def test_an_envelope_that_expired_during_downtime_is_not_sent(instance: Lo
     assert connector.list_texts("42") == []
 
 
-async def test_unstorable_receipts_and_errors_of_a_platform_do_not_block_the_channel(instance: LocalInstance) -> None:
+async def test_unstorable_delivery_receipts_and_errors_of_a_platform_do_not_block_the_channel(
+    instance: LocalInstance,
+) -> None:
     class UnstorableReceiptConnector(FakeConnector):
         async def deliver(self, part: DeliveryPart) -> Delivery:
             await super().deliver(part)
@@ -400,7 +416,7 @@ async def send_and_crash(instance: LocalInstance, point: str, *, texts: int = 3)
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
-async def test_a_crash_while_sending_loses_and_duplicates_nothing_if_the_connector_repeats_safely(
+async def test_a_crash_during_a_delivery_loses_and_duplicates_nothing_if_the_connector_repeats_safely(
     instance: LocalInstance, point: str
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=True)
@@ -419,7 +435,7 @@ async def test_a_crash_while_sending_loses_and_duplicates_nothing_if_the_connect
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
-async def test_a_crash_while_sending_ends_as_interrupted_if_the_connector_cannot_repeat_safely(
+async def test_a_crash_during_a_delivery_ends_as_interrupted_if_the_connector_cannot_repeat_safely(
     instance: LocalInstance, point: str
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
@@ -462,7 +478,7 @@ async def test_an_envelope_whose_delivery_crashes_the_server_every_time_becomes_
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_a_broken_connection_is_retried_only_if_the_connector_repeats_safely(
+async def test_a_delivery_over_a_broken_connection_is_retried_only_if_the_connector_repeats_safely(
     instance: LocalInstance, arrives: bool
 ) -> None:
     safe = add_fake_connector(instance, "safe", repeats_safely=True)
@@ -496,7 +512,7 @@ async def test_a_delivery_without_a_response_times_out_and_the_channel_continues
         assert (await server.wait_for_outcome(follows.envelope)).outcome is Outcome.DELIVERED
 
 
-async def test_a_connector_that_cancels_itself_is_retried(instance: LocalInstance) -> None:
+async def test_a_delivery_that_the_connector_itself_cancels_is_retried(instance: LocalInstance) -> None:
     class SelfCancellingConnector(FakeConnector):
         async def deliver(self, part: DeliveryPart) -> Delivery:
             if not self.attempted_envelopes:
@@ -515,7 +531,9 @@ async def test_a_connector_that_cancels_itself_is_retried(instance: LocalInstanc
 # When the store fails
 
 
-async def test_a_receipt_is_held_until_the_store_works_again_and_nothing_is_sent_twice(instance: LocalInstance) -> None:
+async def test_a_delivery_receipt_is_held_until_the_store_works_again_and_nothing_is_sent_twice(
+    instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     instance.crash_points = StoreFailure("deliver-done.before-commit", times=3)
     async with instance.run() as server:
@@ -528,7 +546,7 @@ async def test_a_receipt_is_held_until_the_store_works_again_and_nothing_is_sent
     assert connector.list_texts("42") == ["hello", "and more"]
 
 
-async def test_a_channel_whose_claim_failed_is_served_when_the_store_works_again(instance: LocalInstance) -> None:
+async def test_a_delivery_whose_claim_failed_is_made_when_the_store_works_again(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     instance.crash_points = StoreFailure("deliver-claim.before-commit", times=3)
     async with instance.run() as server:
@@ -539,7 +557,7 @@ async def test_a_channel_whose_claim_failed_is_served_when_the_store_works_again
     assert connector.list_texts("42") == ["hello"]
 
 
-async def test_a_claim_committed_without_a_response_is_found_again(instance: LocalInstance) -> None:
+async def test_a_delivery_claim_committed_without_a_response_is_found_again(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     async with instance.run() as server:
         unheard = LostCommitResponse(server.store, "deliver-claim")
@@ -552,7 +570,7 @@ async def test_a_claim_committed_without_a_response_is_found_again(instance: Loc
 
 
 @pytest.mark.parametrize("safe", [True, False])
-async def test_a_receipt_that_violates_a_constraint_leaves_an_attempt_with_an_unknown_result(
+async def test_a_delivery_receipt_that_violates_a_constraint_leaves_an_attempt_with_an_unknown_result(
     instance: LocalInstance, safe: bool
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=safe)
@@ -567,7 +585,7 @@ async def test_a_receipt_that_violates_a_constraint_leaves_an_attempt_with_an_un
     assert connector.list_texts("42") == ["hello", "and more"]
 
 
-async def test_a_receipt_committed_without_a_response_is_not_written_twice(instance: LocalInstance) -> None:
+async def test_a_delivery_receipt_committed_without_a_response_is_not_written_twice(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     async with instance.run() as server:
         unheard = LostCommitResponse(server.store, "deliver-done")
@@ -584,7 +602,7 @@ async def test_a_receipt_committed_without_a_response_is_not_written_twice(insta
 # Clock, slots and limits
 
 
-async def test_a_clock_set_back_does_not_delay_a_retry(instance: LocalInstance) -> None:
+async def test_a_clock_set_back_does_not_delay_a_delivery_retry(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_fail()
     async with instance.run() as server:
@@ -596,7 +614,7 @@ async def test_a_clock_set_back_does_not_delay_a_retry(instance: LocalInstance) 
         assert (await server.wait_for_outcome(sent.envelope)).outcome is Outcome.DELIVERED
 
 
-async def test_a_pending_retry_is_made_after_a_restart(instance: LocalInstance) -> None:
+async def test_a_pending_delivery_retry_is_made_after_a_restart(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_throttle(30.0)
     async with instance.run() as server:
@@ -617,7 +635,7 @@ async def test_a_slow_connector_does_not_use_up_all_delivery_slots(instance: Loc
     slow, quick = add_fake_connector(instance, "slow", delay_s=1e9), add_fake_connector(instance, "quick")
     async with instance.run(drain_s=0) as server:
         for room in range(20):
-            await send(server, "hello", connector_name="slow", room=str(room))
+            await send(server, "hello", connector_name="slow", channel=str(room))
         await poll_until(lambda: slow.active_deliveries == 3, "three channels are being sent to")
         goes = await send(server, "hello", connector_name="quick")
 
@@ -626,7 +644,7 @@ async def test_a_slow_connector_does_not_use_up_all_delivery_slots(instance: Loc
         assert quick.list_texts("42") == ["hello"]
 
 
-async def test_the_number_of_channels_served_at_once_is_limited(instance: LocalInstance) -> None:
+async def test_the_outbox_limits_the_number_of_channels_it_sends_to_at_once(instance: LocalInstance) -> None:
     instance.outbox_limits = OutboxLimits(channels_active_max=5, channels_per_connector_max=4)
     connectors = [add_fake_connector(instance, f"c{number}", delay_s=1.0) for number in range(4)]
     active_counts: list[int] = []
@@ -634,7 +652,7 @@ async def test_the_number_of_channels_served_at_once_is_limited(instance: LocalI
         connector.on_deliver = lambda _part: active_counts.append(sum(c.active_deliveries for c in connectors))
     async with instance.run() as server:
         receipts = [
-            await send(server, "hello", connector_name=f"c{number % 4}", room=str(number)) for number in range(24)
+            await send(server, "hello", connector_name=f"c{number % 4}", channel=str(number)) for number in range(24)
         ]
         async with advancing_clock(server):
             for receipt in receipts:
@@ -644,13 +662,13 @@ async def test_the_number_of_channels_served_at_once_is_limited(instance: LocalI
     assert max(connector.active_deliveries_max for connector in connectors) <= 4
 
 
-async def test_a_flooded_channel_does_not_starve_other_channels(instance: LocalInstance) -> None:
+async def test_a_flooded_channel_does_not_starve_the_deliveries_to_other_channels(instance: LocalInstance) -> None:
     instance.outbox_limits = OutboxLimits(channels_active_max=1)
     connector = add_fake_connector(instance)
     connector.will_be_slow(1.0, channel="flooded")
     async with instance.run() as server:
-        flood = [await send(server, f"{number}", room="flooded") for number in range(ENVELOPES_PER_TURN_MAX * 5)]
-        others = [await send(server, "hello", room=f"quiet-{number}") for number in range(5)]
+        flood = [await send(server, f"{number}", channel="flooded") for number in range(ENVELOPES_PER_TURN_MAX * 5)]
+        others = [await send(server, "hello", channel=f"quiet-{number}") for number in range(5)]
         async with advancing_clock(server):
             for receipt in (*flood, *others):
                 await server.wait_for_outcome(receipt.envelope)
@@ -659,13 +677,13 @@ async def test_a_flooded_channel_does_not_starve_other_channels(instance: LocalI
     assert max(order.index(f"quiet-{number}") for number in range(5)) <= ENVELOPES_PER_TURN_MAX + 5
 
 
-async def test_channels_beyond_the_memory_limits_are_found_in_the_store(instance: LocalInstance) -> None:
+async def test_the_outbox_finds_channels_beyond_its_memory_limits_in_the_store(instance: LocalInstance) -> None:
     instance.outbox_limits = OutboxLimits(channels_active_max=2, channels_queued_max=3, channels_waiting_max=2)
     connector = add_fake_connector(instance)
     for room in range(0, 40, 2):
         connector.will_fail(channel=str(room), times=2)
     async with instance.run() as server:
-        receipts = [await send(server, f"{number}", room=str(number % 40)) for number in range(120)]
+        receipts = [await send(server, f"{number}", channel=str(number % 40)) for number in range(120)]
         async with advancing_clock(server):
             for receipt in receipts:
                 assert (await server.wait_for_outcome(receipt.envelope)).outcome is Outcome.DELIVERED
@@ -679,7 +697,7 @@ async def test_an_idle_outbox_keeps_no_channels_in_memory(instance: LocalInstanc
     add_fake_connector(instance)
     async with instance.run() as server:
         for room in range(50):
-            await server.wait_for_outcome((await send(server, "hello", room=str(room))).envelope)
+            await server.wait_for_outcome((await send(server, "hello", channel=str(room))).envelope)
         await poll_until(lambda: not server.outbox.active_count, "nothing is being sent")
         assert not server.outbox._channels  # pyright: ignore[reportPrivateUsage]
         assert not server.outbox._queue._waiting  # pyright: ignore[reportPrivateUsage]
@@ -718,10 +736,10 @@ async def test_stopping_the_outbox_waits_for_the_active_delivery_and_leaves_the_
     assert connector.list_texts("42") == ["line 0", "line 1", "line 2"]
 
 
-async def test_pending_envelopes_are_delivered_when_the_server_starts(instance: LocalInstance) -> None:
+async def test_pending_envelopes_in_the_outbox_are_delivered_when_the_server_starts(instance: LocalInstance) -> None:
     async with instance.run() as server:
         server.outbox.abandon()
-        receipts = [await send(server, f"line {number}", room=f"{number % 3}") for number in range(9)]
+        receipts = [await send(server, f"line {number}", channel=f"{number % 3}") for number in range(9)]
     connector = add_fake_connector(instance)
     async with instance.run() as server:
         for receipt in receipts:

@@ -39,9 +39,9 @@ def add_fake_connector(
     return connector
 
 
-async def send(server: LocalServer, text: str = LONG, *, room: str = "42", **kw: Any) -> Receipt:
+async def send(server: LocalServer, text: str = LONG, *, channel: str = "42", **kw: Any) -> Receipt:
     kw.setdefault("sender", "agent:ada")
-    return await server.send(text, recipient=f"channel:quiet:{room}", **kw)
+    return await server.send(text, recipient=f"channel:quiet:{channel}", **kw)
 
 
 async def let_tasks_settle() -> None:
@@ -54,7 +54,7 @@ async def list_receipts(server: LocalServer, envelope: str) -> dict[int, str]:
     return await server.store.read(partial(delivery_parts.get_receipts, envelope=envelope))
 
 
-async def test_a_long_answer_arrives_in_ordered_parts_and_each_receipt_is_stored(instance: LocalInstance) -> None:
+async def test_a_long_answer_is_delivered_in_ordered_parts_and_each_receipt_is_stored(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     async with instance.run() as server:
         sent = await send(server)
@@ -67,7 +67,9 @@ async def test_a_long_answer_arrives_in_ordered_parts_and_each_receipt_is_stored
     assert len(set(receipts.values())) == 3
 
 
-async def test_the_envelope_of_a_short_answer_is_found_by_its_platform_message_id(instance: LocalInstance) -> None:
+async def test_the_envelope_of_a_delivered_short_answer_is_found_by_its_platform_message_id(
+    instance: LocalInstance,
+) -> None:
     add_fake_connector(instance)
     async with instance.run() as server:
         sent = await send(server, "Lunch with Noor.")
@@ -87,7 +89,7 @@ async def test_the_envelope_of_a_short_answer_is_found_by_its_platform_message_i
         (ReplyDelivery(), ConnectorCapabilities(text_max=4000)),
     ],
 )
-async def test_changed_settings_do_not_change_how_a_partly_sent_envelope_is_split(
+async def test_changed_settings_do_not_change_the_delivery_parts_of_a_partly_sent_envelope(
     instance: LocalInstance, words: ReplyDelivery, capabilities: ConnectorCapabilities
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
@@ -103,7 +105,7 @@ async def test_changed_settings_do_not_change_how_a_partly_sent_envelope_is_spli
     assert connector.list_texts("42") == PARTS
 
 
-async def test_a_long_envelope_that_progresses_with_each_attempt_is_not_given_up(instance: LocalInstance) -> None:
+async def test_a_delivery_that_sends_another_part_with_each_attempt_is_not_given_up(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     for _ in range(2 * ATTEMPTS_MAX):
         connector.will_be_slow(0.0)
@@ -116,7 +118,7 @@ async def test_a_long_envelope_that_progresses_with_each_attempt_is_not_given_up
     assert "\n\n".join(connector.list_texts("42")) == text
 
 
-async def test_a_long_envelope_that_makes_no_progress_becomes_dead(instance: LocalInstance) -> None:
+async def test_a_delivery_whose_attempts_send_no_further_part_makes_the_envelope_dead(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     connector.will_be_slow(0.0)
     connector.will_fail(times=3 * ATTEMPTS_MAX)
@@ -128,7 +130,7 @@ async def test_a_long_envelope_that_makes_no_progress_becomes_dead(instance: Loc
 
 
 @pytest.mark.spec("C86")
-async def test_a_refused_part_is_retried_without_resending_earlier_parts(instance: LocalInstance) -> None:
+async def test_a_refused_delivery_part_is_retried_without_resending_earlier_parts(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     connector.will_be_slow(0.0)  # the first part arrives
     connector.will_fail(times=2)
@@ -140,7 +142,7 @@ async def test_a_refused_part_is_retried_without_resending_earlier_parts(instanc
     assert connector.list_texts("42") == PARTS
 
 
-async def test_a_part_with_an_unknown_result_ends_the_envelope_if_repeating_is_unsafe(
+async def test_a_delivery_part_with_an_unknown_result_ends_the_envelope_if_repeating_is_unsafe(
     instance: LocalInstance,
 ) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
@@ -188,7 +190,9 @@ async def test_after_a_crash_delivery_continues_with_the_first_part_without_a_re
 
 
 @pytest.mark.parametrize("point", CRASHES)
-async def test_after_a_crash_no_part_is_sent_twice_if_repeating_is_unsafe(instance: LocalInstance, point: str) -> None:
+async def test_after_a_crash_no_delivery_part_is_sent_twice_if_repeating_is_unsafe(
+    instance: LocalInstance, point: str
+) -> None:
     connector = add_fake_connector(instance, repeats_safely=False)
     instance.crash_points = faults = CrashAt(point)
     async with instance.run() as server:
@@ -204,14 +208,14 @@ async def test_after_a_crash_no_part_is_sent_twice_if_repeating_is_unsafe(instan
 
 
 @pytest.mark.spec("C86")
-async def test_throttling_pauses_all_channels_of_the_connector(instance: LocalInstance) -> None:
+async def test_a_throttled_delivery_part_pauses_all_channels_of_the_connector(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_throttle(30.0, channel="42")
     async with instance.run() as server:
-        throttled = await send(server, "one", room="42")
+        throttled = await send(server, "one", channel="42")
         await poll_until(lambda: server.outbox.waiting_count == 1, "the first channel waits")
         tried = len(connector.attempted_envelopes)
-        other = await send(server, "two", room="43")
+        other = await send(server, "two", channel="43")
         await let_tasks_settle()
         assert len(connector.attempted_envelopes) == tried, "the platform had asked for a delay"
         async with advancing_clock(server):
@@ -222,7 +226,7 @@ async def test_throttling_pauses_all_channels_of_the_connector(instance: LocalIn
 
 
 @pytest.mark.spec("C81")
-async def test_a_human_delay_separates_two_parts(instance: LocalInstance) -> None:
+async def test_a_human_delay_separates_two_delivery_parts(instance: LocalInstance) -> None:
     instance.reply_delivery = ReplyDelivery(human_delay=HumanDelay.NATURAL)
     connector = add_fake_connector(instance)
     async with instance.run() as server:
@@ -267,14 +271,14 @@ async def test_secrets_are_redacted_before_a_text_is_split_into_parts(
 
 
 async def send_silent_message(
-    server: LocalServer, text: str, *, room: str = "42", message_id: str = "17"
+    server: LocalServer, text: str, *, channel: str = "42", message_id: str = "17"
 ) -> EnvelopeId:
     receipt = await server.send(
         text,
-        sender=f"channel:quiet:{room}",
+        sender=f"channel:quiet:{channel}",
         recipient="agent:ada",
         source="connector:quiet",
-        key=f"{room}/{message_id}",
+        key=f"{channel}/{message_id}",
         context=EnvelopeContext(platform_id=message_id),
         silent=True,
     )
@@ -282,12 +286,12 @@ async def send_silent_message(
 
 
 @pytest.mark.spec("H19")
-async def test_a_reply_quotes_only_messages_of_the_same_channel(instance: LocalInstance) -> None:
+async def test_a_delivered_reply_quotes_only_a_message_of_the_same_channel(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     async with instance.run() as server:
         here, elsewhere = (
             await send_silent_message(server, "hello"),
-            await send_silent_message(server, "hi", room="43", message_id="3"),
+            await send_silent_message(server, "hi", channel="43", message_id="3"),
         )
         ours = await send(server, "good morning")
         await server.wait_for_outcome(ours.envelope)
@@ -299,7 +303,7 @@ async def test_a_reply_quotes_only_messages_of_the_same_channel(instance: LocalI
 
 
 @pytest.mark.spec("H19")
-async def test_only_the_first_part_quotes_and_no_part_if_quoting_is_off(
+async def test_only_the_first_delivery_part_quotes_and_no_part_if_quoting_is_off(
     instance: LocalInstance,
 ) -> None:
     connector = add_fake_connector(instance)
@@ -313,11 +317,13 @@ async def test_only_the_first_part_quotes_and_no_part_if_quoting_is_off(
 
 
 @pytest.mark.spec("C82")
-async def test_a_reply_tag_quotes_only_a_message_of_this_channel(instance: LocalInstance) -> None:
+async def test_a_reply_tag_in_a_delivered_answer_quotes_only_a_message_of_the_same_channel(
+    instance: LocalInstance,
+) -> None:
     connector = add_fake_connector(instance)
     async with instance.run() as server:
         about = await send_silent_message(server, "hello")
-        await send_silent_message(server, "hi", room="43", message_id="99")
+        await send_silent_message(server, "hi", channel="43", message_id="99")
         for tag in ("[[reply_to:17]]", "[[reply_to:99]]", f"[[reply_to:{about[:8]}]]", "[[reply_to:nonsense]]"):
             await server.wait_for_outcome((await send(server, f"{tag} yes")).envelope)
 
@@ -330,7 +336,7 @@ async def test_a_reply_tag_quotes_only_a_message_of_this_channel(instance: Local
 
 
 @pytest.mark.spec("C86")
-async def test_a_permanently_refused_part_makes_the_envelope_dead(instance: LocalInstance) -> None:
+async def test_a_permanently_refused_delivery_part_makes_the_envelope_dead(instance: LocalInstance) -> None:
     connector = add_fake_connector(instance)
     connector.will_be_slow(0.0)
     connector.will_fail(permanent=True, kind=FailureKind.INVALID_ADDRESS)

@@ -226,7 +226,9 @@ def group_by_channel(found: Iterable[Envelope]) -> dict[str, list[Envelope]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_failures_crashes_and_clock_jumps_lose_duplicate_and_reorder_nothing(seed: int, tmp_path: Path) -> None:
+def test_random_failures_crashes_and_clock_jumps_lose_duplicate_and_reorder_no_delivery(
+    seed: int, tmp_path: Path
+) -> None:
     path = tmp_path / f"seed-{seed}"
     connectors: dict[str, Unreliable] = {}
 
@@ -271,7 +273,7 @@ def test_random_failures_crashes_and_clock_jumps_lose_duplicate_and_reorder_noth
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_an_envelope_accepted_at_any_moment_is_delivered_without_a_timer_wake(
+def test_the_outbox_delivers_an_envelope_accepted_at_any_moment_without_a_timer_wake(
     seed: int, rooms: int, bounds: OutboxLimits
 ) -> None:
     async def main() -> None:

@@ -29,21 +29,21 @@ def make_outbound_access(chat: ChatInstance) -> OutboundAccess:
     return OutboundAccess(lambda _instance: chat.settings, lambda _instance: "quiet", lambda: chat.default)
 
 
-async def get_refusal_reason(chat: ChatInstance, server: LocalServer, agent: str, room: str) -> str:
+async def get_refusal_reason(chat: ChatInstance, server: LocalServer, agent: str, channel: str) -> str:
     look = partial(
         make_outbound_access(chat).get_refusal,
         sender=address.agent_address(agent),
-        recipient=address.parse_address(f"channel:quiet:{room}"),
+        recipient=address.parse_address(f"channel:quiet:{channel}"),
     )
     return await server.store.read(look)
 
 
-def make_draft(server: LocalServer, room: str, *, agent: str = "ada", **kw: object) -> EnvelopeDraft:
+def make_draft(server: LocalServer, channel: str, *, agent: str = "ada", **kw: object) -> EnvelopeDraft:
     id_ = EnvelopeId(server.instance.ids.new())
     return EnvelopeDraft(
         id=id_,
         sender=address.agent_address(agent),
-        recipient=address.parse_address(f"channel:quiet:{room}"),
+        recipient=address.parse_address(f"channel:quiet:{channel}"),
         text="hello",
         source="run",
         idempotency_key=id_,
@@ -52,7 +52,7 @@ def make_draft(server: LocalServer, room: str, *, agent: str = "ada", **kw: obje
 
 
 @pytest.mark.spec("H8")
-async def test_an_agent_without_a_binding_for_the_connector_cannot_send_there(chat: ChatInstance) -> None:
+async def test_outbound_access_refuses_an_agent_without_a_binding_for_the_connector(chat: ChatInstance) -> None:
     chat.set(dm_policy=DmPolicy.OPEN)
     async with chat.instance.run() as server:
         await add_binding(server, "bob")
@@ -66,7 +66,7 @@ async def test_an_agent_without_a_binding_for_the_connector_cannot_send_there(ch
 
 
 @pytest.mark.spec("H8")
-async def test_an_accepted_envelope_without_a_binding_becomes_dead_with_the_reason(chat: ChatInstance) -> None:
+async def test_an_accepted_outbound_envelope_without_a_binding_becomes_dead_with_the_reason(chat: ChatInstance) -> None:
     chat.set(dm_policy=DmPolicy.OPEN)
     chat.instance.get_refusal = make_outbound_access(chat).get_envelope_refusal
     async with chat.instance.run() as server:
@@ -77,7 +77,7 @@ async def test_an_accepted_envelope_without_a_binding_becomes_dead_with_the_reas
 
 
 @pytest.mark.spec("H8")
-async def test_an_answer_is_delivered_to_the_channel_of_its_question_even_if_the_binding_was_removed(
+async def test_outbound_access_allows_an_answer_to_the_channel_of_its_question_after_the_binding_was_removed(
     chat: ChatInstance,
 ) -> None:
     chat.set(dm_policy=DmPolicy.OPEN)
@@ -95,7 +95,7 @@ async def test_an_answer_is_delivered_to_the_channel_of_its_question_even_if_the
 
 
 @pytest.mark.spec("D56.outbound")
-async def test_an_agent_cannot_send_to_channels_that_access_rules_exclude(chat: ChatInstance) -> None:
+async def test_outbound_access_refuses_an_agent_the_channels_that_access_rules_exclude(chat: ChatInstance) -> None:
     chat.set(dm_policy=DmPolicy.ALLOWLIST, allow_from=("7",), group_policy=GroupPolicy.ALLOWLIST)
     async with chat.instance.run() as server:
         await add_binding(server, "ada")
@@ -109,7 +109,7 @@ async def test_an_agent_cannot_send_to_channels_that_access_rules_exclude(chat: 
 
 
 @pytest.mark.spec("H8")
-async def test_an_agent_may_send_to_its_bound_channels_and_the_default_agent_to_unbound_ones(
+async def test_outbound_access_allows_an_agent_its_bound_channels_and_the_default_agent_unbound_channels(
     chat: ChatInstance,
 ) -> None:
     async with chat.instance.run() as server:

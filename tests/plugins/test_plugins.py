@@ -507,7 +507,7 @@ async def test_a_plugin_data_directory_that_is_a_symlink_is_refused(
     assert await list_states(loader) == {"diary": "failed"} and not list(elsewhere.iterdir())
 
 
-async def test_a_failed_background_task_is_reported_and_one_that_does_not_end_is_abandoned(
+async def test_a_plugin_background_task_that_fails_is_reported_and_a_task_that_does_not_end_is_abandoned(
     packages: PluginPackages, impatient_loader: PluginLoader
 ) -> None:
     packages.add(
@@ -538,7 +538,7 @@ async def test_a_failed_background_task_is_reported_and_one_that_does_not_end_is
     assert await list_states(impatient_loader) == {"busy": "installed"}
 
 
-async def test_failing_or_hanging_prompt_sections_are_left_out_and_minimal_mode_is_respected(
+async def test_failing_or_hanging_plugin_sections_are_left_out_and_minimal_mode_is_respected(
     packages: PluginPackages, impatient_loader: PluginLoader
 ) -> None:
     packages.add(
@@ -591,7 +591,7 @@ def test_a_plugin_tool_gets_its_source_from_the_plugin_and_keeps_its_permissions
     ]
 
 
-def test_built_in_entries_use_the_same_registry_and_cannot_be_replaced() -> None:
+def test_built_in_entries_use_the_plugin_registry_and_cannot_be_replaced() -> None:
     registry, own = PluginRegistry(), PendingEntries("built_in")
     own.tool(ReachTool())
     own.operation(OPERATIONS["skill.list"])
@@ -755,7 +755,9 @@ async def test_invalid_plugin_settings_change_neither_the_file_nor_the_loaded_pl
         assert services.plugins is not None and services.plugins.registry.tools() == before  # not even loaded again
 
 
-async def test_a_settings_file_changed_by_hand_is_not_overwritten(packages: PluginPackages, tmp_path: Path) -> None:
+async def test_a_plugin_operation_does_not_overwrite_a_settings_file_changed_by_hand(
+    packages: PluginPackages, tmp_path: Path
+) -> None:
     packages.add("diary")
     packages.add("other")
     async with open_services(tmp_path, SETTINGS_TEXT, find_entry_points=packages.find) as (services, file):
@@ -965,7 +967,7 @@ async def test_the_event_feed_sends_the_current_state_first_and_then_every_event
         feed.close()
 
 
-async def test_config_apply_refuses_an_unknown_runner(
+async def test_config_apply_refuses_a_runner_that_no_plugin_provides(
     installed_example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = '[plugins.diary]\n[agents.rita]\nrunner = "diary-raeder"'
@@ -1031,7 +1033,9 @@ async def test_the_policy_and_section_of_the_example_plugin_reach_an_agent_but_n
         assert "There is a diary" not in server.model.prompts[-1].instructions
 
 
-def test_the_example_operation_needs_only_standard_level_and_has_no_effect(installed_example: Path) -> None:
+def test_the_operation_of_the_example_plugin_needs_only_standard_level_and_has_no_effect(
+    installed_example: Path,
+) -> None:
     import retinue_diary  # pyright: ignore[reportMissingImports]
 
     operation = retinue_diary.read_operation(type("H", (), {"instance": "diary"})(), None)

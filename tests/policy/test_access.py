@@ -90,7 +90,7 @@ def test_an_open_group_policy_is_limited_to_the_listed_groups() -> None:
 
 
 @pytest.mark.spec("C17")
-def test_a_group_may_have_its_own_sender_allowlist() -> None:
+def test_access_rules_of_a_group_may_have_their_own_sender_allowlist() -> None:
     settings = AccessSettings(
         group_policy=GroupPolicy.OPEN, groups={"-1": GroupSettings(allow_from=("8",)), "*": GroupSettings()}
     )
@@ -117,7 +117,7 @@ def test_the_activation_of_a_channel_decides_if_an_unmentioned_message_is_admitt
     )
 
 
-def test_a_mention_pattern_of_the_owner_counts_as_a_mention() -> None:
+def test_access_rules_count_a_mention_pattern_of_the_owner_as_a_mention() -> None:
     settings = AccessSettings(group_policy=GroupPolicy.OPEN, mention_patterns=(r"\bada\b",))
     quiet = changed(IN_GROUP, is_mentioned=False)
     assert decide_action(quiet, settings) is AccessAction.ADMIT
@@ -125,7 +125,7 @@ def test_a_mention_pattern_of_the_owner_counts_as_a_mention() -> None:
 
 
 @pytest.mark.parametrize("person", ["", "owner"])
-def test_programs_and_senders_without_an_id_are_always_refused(person: str) -> None:
+def test_access_rules_always_refuse_programs_and_senders_without_an_id(person: str) -> None:
     wide_open = AccessSettings(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
     for facts, broken in itertools.product((STRANGER, IN_GROUP), ({"is_program": True}, {"sender_id": ""})):
         assert (
@@ -148,7 +148,7 @@ def test_commands_need_a_listed_or_known_sender_even_if_access_is_open() -> None
 
 
 @pytest.mark.spec("C18")
-def test_commands_from_limits_commands_to_listed_senders_and_the_owner() -> None:
+def test_the_access_setting_commands_from_limits_commands_to_listed_senders_and_the_owner() -> None:
     settings = AccessSettings(dm_policy=DmPolicy.ALLOWLIST, allow_from=("7", "8"), commands_from=("8",))
     assert not decide_access(STRANGER, settings).may_command
     assert decide_access(STRANGER, settings).trust is Trust.PERSON
@@ -157,7 +157,7 @@ def test_commands_from_limits_commands_to_listed_senders_and_the_owner() -> None
     assert check_named_sender_id("*") is not None, "commands can never be open to everyone"
 
 
-def test_the_owner_gets_owner_trust_and_other_linked_people_get_person_trust() -> None:
+def test_access_rules_give_the_owner_owner_trust_and_other_linked_people_person_trust() -> None:
     assert decide_access(changed(STRANGER, person="owner", is_owner=True), DEFAULT_ACCESS).trust is Trust.OWNER
     assert decide_access(changed(STRANGER, person="maria"), DEFAULT_ACCESS).trust is Trust.PERSON
 
@@ -174,7 +174,7 @@ def test_an_unverified_sender_id_gives_no_access_beyond_an_open_policy() -> None
     assert (let_in.action, let_in.trust, let_in.may_command) == (AccessAction.ADMIT, Trust.UNTRUSTED, False)
 
 
-def test_a_username_is_an_invalid_sender_id_and_a_broken_regex_an_invalid_mention_pattern() -> None:
+def test_access_settings_refuse_a_username_as_sender_id_and_a_broken_regex_as_mention_pattern() -> None:
     assert check_sender_id("@maria") is not None
     assert check_sender_id("4711") is None
     assert check_mention_pattern("(") is not None

@@ -58,7 +58,7 @@ def test_an_agent_sees_the_agents_its_globs_allow_except_hidden_ones(
         (make_ada(), make_ada(), ""),
     ],
 )
-def test_a_denied_agent_message_names_the_setting(asker: Agent, target: Agent, key: str) -> None:
+def test_agent_visibility_names_the_setting_that_denies_an_agent_message(asker: Agent, target: Agent, key: str) -> None:
     decision = may_message(asker, target)
     assert decision.is_denied
     assert decision.setting_key == key
@@ -78,7 +78,9 @@ def test_a_denied_agent_message_names_the_setting(asker: Agent, target: Agent, k
         (make_ada(spawns=("*",), deny=("bo",)), BO, "agents.ada.delegation.deny"),
     ],
 )
-def test_an_agent_may_spawn_itself_and_the_allowed_agents(asker: Agent, target: Agent, key: str | None) -> None:
+def test_agent_visibility_lets_an_agent_spawn_itself_and_the_allowed_agents(
+    asker: Agent, target: Agent, key: str | None
+) -> None:
     decision = may_spawn(asker, target)
     assert decision.is_allowed is (key is None)
     assert decision.setting_key == (key or "")

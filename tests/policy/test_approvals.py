@@ -92,25 +92,25 @@ def test_the_next_approver_is_the_first_who_was_not_asked() -> None:
 
 
 @given(st.text())
-def test_any_argument_is_formatted_as_one_line_of_visible_characters(text: str) -> None:
+def test_an_approval_question_shows_any_argument_as_one_line_of_visible_characters(text: str) -> None:
     format_with_defaults = format_argument(text)
     assert "\n" not in format_with_defaults and format_with_defaults.isprintable()
     assert not set(format_with_defaults) & set("\u3164\u115f\u1160\u2800\uffa0\u034f\ufe00")
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
-def test_different_arguments_never_look_the_same(one: str, other: str) -> None:
+def test_different_arguments_never_look_the_same_in_an_approval_question(one: str, other: str) -> None:
     assert (format_argument(one) == format_argument(other)) is (one == other)
 
 
-def test_a_long_argument_is_truncated_with_a_marker_that_an_argument_cannot_forge() -> None:
+def test_an_approval_question_truncates_a_long_argument_with_a_marker_that_cannot_be_forged() -> None:
     forged = 'x" [cut: 1 characters are not shown here; to see everything: retinue status] "y'
     assert r"x\" [cut" in format_argument(forged), "inside, its quotes are escaped"
     long = format_argument("a" * 5_000 + "rm -rf /")
     assert '" [cut: ' in long and long.endswith('rm -rf /"') and long.startswith('"aaa')
 
 
-def test_too_many_arguments_or_calls_are_truncated_with_a_note() -> None:
+def test_an_approval_question_truncates_too_many_arguments_or_calls_with_a_note() -> None:
     many = Call(id="c0", tool="exec", arguments={f"name_{n}": n for n in range(100)})
     lines = format_calls([many])
     assert lines[-1].strip().startswith(f"[cut: {100 - ARGUMENTS_SHOWN_MAX} more arguments")
@@ -118,12 +118,12 @@ def test_too_many_arguments_or_calls_are_truncated_with_a_note() -> None:
     assert format_calls(calls)[-1].startswith("[cut: ") and "more calls" in format_calls(calls)[-1]
 
 
-def test_invisible_characters_in_an_argument_name_are_escaped() -> None:
+def test_an_approval_question_escapes_invisible_characters_in_an_argument_name() -> None:
     lines = format_calls([Call(id="c0", tool="exec", arguments={"a\n- read\u202e": 1})])
     assert lines == ["- exec", r'    "a\n- read\u202e": 1']
 
 
-def test_escape_invisible_leaves_ordinary_text_unchanged() -> None:
+def test_the_approval_text_leaves_ordinary_visible_text_unescaped() -> None:
     for honest in ("ls -la", "Grüße, 東京", "I ❤️ it", "naïve café"):
         assert escape_invisible(honest) == honest
 
@@ -171,6 +171,6 @@ def test_an_approval_question_from_the_background_names_the_asking_agent() -> No
     assert wish.startswith("ada, in the background, asks: may cleo have web?")
 
 
-def test_a_long_permission_path_is_shown_in_full() -> None:
+def test_an_approval_question_shows_a_long_permission_path_in_full() -> None:
     path = "/" + "x" * 4_000
     assert f"read:{path}" in format_with_defaults(permissions_needed=(Permission(PermissionKind.READ, path),))

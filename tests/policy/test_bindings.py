@@ -46,7 +46,7 @@ def test_the_most_specific_binding_wins_and_reports_its_match_level() -> None:
 
 
 @pytest.mark.spec("C6")
-def test_without_a_matching_binding_the_default_agent_answers_or_none() -> None:
+def test_without_a_matching_binding_the_default_agent_answers_or_no_agent() -> None:
     elsewhere = [make_binding("eve", BindingMatch(connector="irc"))]
     found = resolve_binding(elsewhere, TOPIC, default="main")
     assert found is not None and (found.agents, found.matched_by) == (("main",), MatchedBy.DEFAULT)
@@ -54,7 +54,7 @@ def test_without_a_matching_binding_the_default_agent_answers_or_none() -> None:
 
 
 @pytest.mark.spec("C7", "C123")
-def test_a_binding_without_an_account_matches_every_account_and_one_with_it_only_that_account() -> None:
+def test_a_binding_with_an_account_matches_only_that_account_and_without_an_account_every_account() -> None:
     everywhere, family = BindingMatch(connector="telegram"), BindingMatch(connector="telegram", account="family")
     work = replace(TOPIC, connector="work")
     assert match_binding(everywhere, TOPIC) is match_binding(everywhere, work) is MatchedBy.CHANNEL
@@ -125,7 +125,7 @@ def test_a_binding_may_name_several_agents() -> None:
         (BindingMatch(connector="telegram", guild="g1"), False),
     ],
 )
-def test_an_agent_may_write_only_to_channels_it_is_bound_to(match: BindingMatch, reached: bool) -> None:
+def test_a_binding_lets_its_agent_write_only_to_the_channels_it_matches(match: BindingMatch, reached: bool) -> None:
     binding = make_binding("ada", match)
     asked = {"platform": "telegram", "connector": "family", "channel": "7"}
     assert allows_writing(binding, agent="Ada", **asked) is reached

@@ -70,24 +70,24 @@ def usages(draw: st.DrawFn) -> Usage:
 # Upper bounds of a cost
 
 
-def test_two_bytes_count_as_a_token_until_the_ratio_is_calibrated() -> None:
+def test_the_budget_counts_two_bytes_as_a_token_until_the_ratio_is_calibrated() -> None:
     assert max_input_tokens(0) == 0
     assert max_input_tokens(3) == 2
     assert max_input_tokens(1_000, known_tokens=1_600) == 2_100
 
 
-def test_a_calibrated_input_estimate_adds_a_margin_of_one_quarter() -> None:
+def test_the_budget_adds_a_margin_of_one_quarter_to_a_calibrated_input_estimate() -> None:
     assert max_input_tokens(1_000, tokens_per_byte=0.25) == 313
     assert max_input_tokens(1_000, known_tokens=100, tokens_per_byte=0.25) == 438
 
 
 @pytest.mark.parametrize("nonsense", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_invalid_token_calibration_is_ignored(nonsense: float) -> None:
+def test_the_budget_ignores_an_invalid_token_calibration(nonsense: float) -> None:
     assert max_input_tokens(1_000, tokens_per_byte=nonsense) == 500
 
 
 @given(price=prices, usage=usages(), spare=tokens, more=tokens)
-def test_a_call_within_its_token_limits_never_costs_more_than_reserved(
+def test_a_call_within_its_token_limits_never_costs_more_than_its_budget_reservation(
     price: Price, usage: Usage, spare: int, more: int
 ) -> None:
     bound = max_cost_microusd(price, input_tokens=usage.input_tokens + spare, output_tokens=usage.output_tokens + more)
@@ -137,7 +137,7 @@ def test_budget_days_and_months_use_the_time_zone_of_the_owner(
     assert (date_of_day_number(found.month_first_day), date_of_day_number(found.month_last_day)) == month
 
 
-def test_day_numbers_count_from_1970_in_utc() -> None:
+def test_budget_day_numbers_count_from_1970_in_utc() -> None:
     assert day_number(date(1970, 1, 1)) == 0
     moment = datetime(2026, 11, 15, 12, tzinfo=UTC)
     assert compute_budget_days(moment, ZoneInfo("UTC")) == NOVEMBER
@@ -203,7 +203,7 @@ def test_a_call_is_refused_if_the_budget_allows_less_than_the_minimum_output() -
         )
 
 
-def test_a_reply_requested_below_the_minimum_output_is_granted() -> None:
+def test_the_budget_grants_a_reply_requested_below_the_minimum_output() -> None:
     needs = max_cost_microusd(PRICE, input_tokens=1_000, output_tokens=100)
     assert (
         grant_output_tokens(
@@ -271,7 +271,7 @@ def test_a_budget_warning_comes_only_with_the_call_that_crosses_the_share() -> N
     ]
 
 
-def test_the_price_unknown_error_names_the_setting() -> None:
+def test_the_budget_error_for_an_unknown_price_names_the_setting() -> None:
     error = PriceUnknown(CLAUDE)
     assert error.code == "model.price_unknown"
     assert '[models.entries."anthropic/claude"]' in error.try_this
@@ -290,5 +290,5 @@ def test_the_price_unknown_error_names_the_setting() -> None:
         (10**12, "$1,000,000.00"),
     ],
 )
-def test_dollar_amounts_are_formatted_with_enough_digits(microusd: int, shown: str) -> None:
+def test_dollar_amounts_of_a_budget_are_formatted_with_enough_digits(microusd: int, shown: str) -> None:
     assert format_usd(microusd) == shown

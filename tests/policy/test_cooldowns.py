@@ -53,12 +53,12 @@ def test_repeated_failures_cool_a_credential_down_for_1_5_25_and_then_60_minutes
 
 
 @pytest.mark.spec("C37")
-def test_quota_failures_cool_down_for_5_hours_doubling_up_to_24() -> None:
+def test_quota_failures_cool_a_credential_down_for_5_hours_doubling_up_to_24() -> None:
     assert [span // HOUR for span in list_cooldowns_in_a_row(ModelFailureKind.QUOTA, 4)] == [5, 10, 20, 24]
 
 
 @pytest.mark.spec("C37")
-def test_a_failure_more_than_a_day_after_the_last_starts_a_new_series() -> None:
+def test_a_failure_more_than_a_day_after_the_last_starts_a_new_series_of_cooldowns() -> None:
     third_failure = None
     for _ in range(3):
         third_failure = apply_failure(third_failure, make_failure(ModelFailureKind.RATE_LIMIT))
@@ -67,7 +67,7 @@ def test_a_failure_more_than_a_day_after_the_last_starts_a_new_series() -> None:
     assert apply_failure(third_failure, make_failure(ModelFailureKind.RATE_LIMIT, at=after)).errors == 1
 
 
-def test_auth_and_quota_failures_cool_down_all_models_and_others_only_one() -> None:
+def test_auth_and_quota_failures_cool_down_all_models_of_a_credential_and_other_failures_only_one() -> None:
     assert {failure: make_failure(failure).model for failure in COOLDOWN_FAILURES} == {
         ModelFailureKind.AUTH: "",
         ModelFailureKind.QUOTA: "",
@@ -97,7 +97,7 @@ def test_retry_after_extends_a_cooldown_up_to_its_maximum() -> None:
     assert until(1e300) == until(float("inf")) == RETRY_AFTER_MAX
 
 
-def test_concurrent_failures_of_one_rate_limit_count_once() -> None:
+def test_concurrent_failures_of_one_rate_limit_count_once_for_the_cooldown() -> None:
     """Ten runs meet the same limit at the same moment. Counting each would disable the credential for an hour."""
     cooldown = apply_failure(None, make_failure(ModelFailureKind.RATE_LIMIT))
     for second in range(1, 10):

@@ -69,13 +69,13 @@ def make_picture(number: int, *, media_type: str = "image/png", size_bytes: int 
     return Attachment(hash=f"{number:064x}", name=f"{number}.png", media_type=media_type, size_bytes=size_bytes)
 
 
-def test_a_short_answer_is_one_part_with_the_envelope_id_as_key() -> None:
+def test_a_short_answer_is_split_into_a_single_delivery_part_with_the_envelope_id_as_key() -> None:
     [part] = split_envelope(make_envelope("Lunch with Noor."), LIKE_TELEGRAM)
 
     assert (part.text, part.key, part.count) == ("Lunch with Noor.", "1" * 32, 1)
 
 
-def test_a_long_answer_is_split_into_parts_with_their_own_keys() -> None:
+def test_a_long_answer_is_split_into_delivery_parts_with_their_own_keys() -> None:
     parts = split_envelope(make_envelope("Words and words. " * 1_000), LIKE_TELEGRAM)
 
     assert len(parts) > 3
@@ -88,7 +88,7 @@ def test_a_long_answer_is_split_into_parts_with_their_own_keys() -> None:
     st.sampled_from([LIKE_TELEGRAM, LIKE_IRC, ConnectorCapabilities()]),
     st.sampled_from(StreamMode),
 )
-def test_no_part_exceeds_the_limits_of_the_platform(
+def test_no_part_of_a_split_answer_exceeds_the_limits_of_the_platform(
     text: str, capabilities: ConnectorCapabilities, stream: StreamMode
 ) -> None:
     parts = split_envelope(make_envelope(text), capabilities, ReplyDelivery(stream=stream))
@@ -98,25 +98,25 @@ def test_no_part_exceeds_the_limits_of_the_platform(
     assert capabilities.can_break_lines or not any("\n" in each.text or "\r" in each.text for each in parts)
 
 
-def test_pictures_are_sent_first_in_albums_and_text_too_long_for_a_caption_after_them() -> None:
+def test_a_split_answer_has_its_pictures_first_and_text_too_long_for_a_caption_after_them() -> None:
     parts = split_envelope(make_envelope("w" * 1025, files=tuple(make_picture(n) for n in range(12))), LIKE_TELEGRAM)
 
     assert [(len(each.files), len(each.text)) for each in parts] == [(10, 0), (2, 0), (0, 1025)]
 
 
-def test_text_that_fits_becomes_the_caption_of_the_first_file() -> None:
+def test_the_text_of_a_delivery_part_becomes_the_caption_of_its_first_file_if_it_fits() -> None:
     [part] = split_envelope(make_envelope("w" * 1024, files=(make_picture(1),)), LIKE_TELEGRAM)
 
     assert (len(part.files), len(part.text)) == (1, 1024)
 
 
-def test_pictures_and_documents_are_in_separate_parts() -> None:
+def test_pictures_and_documents_of_an_answer_are_split_into_separate_delivery_parts() -> None:
     files = (make_picture(1), make_picture(2, media_type="video/mp4"), make_picture(3, media_type="application/pdf"))
 
     assert [len(each.files) for each in split_envelope(make_envelope("here", files=files), LIKE_TELEGRAM)] == [2, 1]
 
 
-def test_a_file_the_platform_does_not_accept_is_named_in_the_text() -> None:
+def test_a_delivery_part_names_an_attachment_that_the_platform_does_not_accept() -> None:
     huge = make_picture(1, size_bytes=60_000_000)
 
     assert [each.text for each in split_envelope(make_envelope("See.", files=(huge,)), LIKE_TELEGRAM)] == [
@@ -129,7 +129,7 @@ def test_a_file_the_platform_does_not_accept_is_named_in_the_text() -> None:
 
 
 @pytest.mark.spec("C82")
-def test_reply_tags_are_removed_and_set_the_quoted_message() -> None:
+def test_reply_tags_are_removed_for_delivery_and_set_the_quoted_message() -> None:
     assert parse_reply_tags("[[reply_to_current]] Yes.").text.strip() == "Yes."
     assert parse_reply_tags("[[reply_to_current]] Yes.").reply_to == "current"
     assert parse_reply_tags("Yes. [[reply_to: 17 ]]").reply_to == "17"
@@ -139,7 +139,7 @@ def test_reply_tags_are_removed_and_set_the_quoted_message() -> None:
 
 
 @pytest.mark.spec("C82")
-def test_reply_tags_are_removed_from_answers_and_not_from_notices() -> None:
+def test_the_delivery_split_removes_reply_tags_from_answers_and_not_from_notices() -> None:
     [agent_part] = split_envelope(make_envelope("[[reply_to_current]]\nYes."), LIKE_TELEGRAM)
     [server] = split_envelope(make_envelope("[[reply_to_current]]", kind=EnvelopeKind.NOTICE), LIKE_TELEGRAM)
 
@@ -147,7 +147,7 @@ def test_reply_tags_are_removed_from_answers_and_not_from_notices() -> None:
 
 
 @pytest.mark.spec("H19")
-def test_only_the_first_part_quotes_unless_quoting_is_set_to_all() -> None:
+def test_only_the_first_part_of_a_split_answer_quotes_unless_quoting_is_set_to_all() -> None:
     text, setting = "Words and words. " * 600, DeliveryContext(quote="17")
 
     assert [each.quoted_message_id for each in split_envelope(make_envelope(text), LIKE_TELEGRAM, context=setting)] == [
@@ -165,7 +165,7 @@ def test_only_the_first_part_quotes_unless_quoting_is_set_to_all() -> None:
 
 
 @pytest.mark.spec("C82")
-def test_the_answer_prefix_replaces_known_variables_and_keeps_unknown_ones() -> None:
+def test_the_prefix_of_a_delivered_answer_replaces_known_variables_and_keeps_unknown_variables() -> None:
     words = ReplyDelivery(prefix="[{identity.name} on {model} {nothing}]")
     known = DeliveryContext(known={"identity.name": "Ada", "model": "smollm"})
 
@@ -176,7 +176,7 @@ def test_the_answer_prefix_replaces_known_variables_and_keeps_unknown_ones() -> 
     assert notice.text == "It failed."
 
 
-def test_an_approval_question_has_buttons_on_its_last_part() -> None:
+def test_a_split_approval_question_has_buttons_on_its_last_delivery_part() -> None:
     question = make_envelope(
         "May I?\n/allow aaaaaaaa session" + " words" * 1000, kind=EnvelopeKind.APPROVAL, approval="a" * 32
     )
@@ -191,7 +191,7 @@ def test_an_approval_question_has_buttons_on_its_last_part() -> None:
     ]
 
 
-def test_an_approval_question_without_buttons_lists_numbered_answers() -> None:
+def test_an_approval_question_delivered_without_buttons_lists_numbered_answers() -> None:
     text = "May I?\n/allow aaaaaaaa session, or /allow aaaaaaaa always"
     question = make_envelope(text, kind=EnvelopeKind.APPROVAL, approval="a" * 32)
 
@@ -202,14 +202,14 @@ def test_an_approval_question_without_buttons_lists_numbered_answers() -> None:
 
 
 @pytest.mark.spec("C97")
-def test_speech_tags_are_removed_from_the_text_if_nothing_is_spoken() -> None:
+def test_the_delivery_split_removes_speech_tags_from_the_text_if_nothing_is_spoken() -> None:
     tagged = "[[tts:voice=nova]]Good morning.[[tts:text]]Morning![[/tts:text]]"
     [part] = split_envelope(make_envelope(tagged), LIKE_TELEGRAM)
     assert part.text == "Good morning."
 
 
 @pytest.mark.spec("C81")
-def test_block_streaming_splits_answers_of_agents_into_short_parts_and_not_notices() -> None:
+def test_block_streaming_splits_answers_of_agents_into_short_delivery_parts_and_not_notices() -> None:
     text = " ".join(f"Sentence {n} is here." for n in range(150))
     words = ReplyDelivery(stream=StreamMode.BLOCKS, block_min=200, block_max=400)
 
@@ -220,14 +220,14 @@ def test_block_streaming_splits_answers_of_agents_into_short_parts_and_not_notic
 
 
 @pytest.mark.spec("C80")
-def test_newline_chunk_mode_limits_the_number_of_parts() -> None:
+def test_newline_chunk_mode_limits_the_number_of_delivery_parts() -> None:
     words = ReplyDelivery(chunk_mode=ChunkMode.NEWLINE)
 
     assert len(split_envelope(make_envelope("One.\n\nTwo."), LIKE_TELEGRAM, words)) == 2
     assert len(split_envelope(make_envelope("One.\n\n" * 1_000), LIKE_TELEGRAM, words)) == 2
 
 
-def test_text_beyond_the_maximum_number_of_parts_is_truncated_with_a_note() -> None:
+def test_text_beyond_the_maximum_number_of_delivery_parts_is_truncated_with_a_note() -> None:
     parts = split_envelope(make_envelope("word " * 20_000), LIKE_IRC)
 
     assert len(parts) == PARTS_MAX

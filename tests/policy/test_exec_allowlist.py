@@ -136,7 +136,7 @@ def decide_by_rules(rules: list[str], command: str, *, programs: Mapping[str, Re
         "'' a",
     ],
 )
-def test_shell_syntax_that_a_shell_would_interpret_is_refused(command: str) -> None:
+def test_the_shell_parser_refuses_syntax_that_a_shell_would_interpret(command: str) -> None:
     with pytest.raises(ShellSyntaxRefused) as refused:
         parse_command_line(command)
 
@@ -146,12 +146,12 @@ def test_shell_syntax_that_a_shell_would_interpret_is_refused(command: str) -> N
 @pytest.mark.parametrize(
     "command", ["", "  ", "ls \x00", "ls \x1b[31m", "ls \u202ecod.exe", "x" * (COMMAND_CHARS_MAX + 1)]
 )
-def test_an_empty_unprintable_or_oversized_command_is_invalid(command: str) -> None:
+def test_the_shell_parser_refuses_an_empty_unprintable_or_oversized_command(command: str) -> None:
     with pytest.raises(Invalid, match=r"command\.invalid"):
         parse_command_line(command)
 
 
-def test_the_number_of_words_and_commands_in_a_line_is_limited() -> None:
+def test_the_shell_parser_limits_the_number_of_words_and_commands_in_a_line() -> None:
     assert len(parse_command_line(" ".join(["a"] * WORDS_MAX)).commands[0].argv) == WORDS_MAX
     with pytest.raises(ShellSyntaxRefused, match="words"):
         parse_command_line(" ".join(["a"] * (WORDS_MAX + 1)))
@@ -161,7 +161,7 @@ def test_the_number_of_words_and_commands_in_a_line_is_limited() -> None:
 
 
 @pytest.mark.spec("C62")
-def test_a_command_line_is_split_only_outside_quotes() -> None:
+def test_the_shell_parser_splits_a_command_line_only_outside_quotes() -> None:
     line = parse_command_line("""git log 'a && b' "c | d" e\\;f && ls || cat x ; sort | ls""")
 
     assert line == CommandLine(
@@ -188,7 +188,7 @@ def test_a_command_line_is_split_only_outside_quotes() -> None:
         ("ls a#b x=y é", ("ls", "a#b", "x=y", "é")),
     ],
 )
-def test_quotes_and_escapes_are_parsed_like_a_shell(command: str, argv: tuple[str, ...]) -> None:
+def test_the_shell_parser_reads_quotes_and_escapes_like_a_shell(command: str, argv: tuple[str, ...]) -> None:
     assert parse_command_line(command).argv == argv
 
 
@@ -292,7 +292,7 @@ def expected_commands(line: CommandLine) -> Counter[tuple[str, ...]]:
 @example([(" [a] b*", ";")])
 @example([(" {a,b}", ";")])
 @example([(" \\$x", "||"), (" a", " && "), (" b", ";")])
-def test_an_accepted_command_line_runs_the_same_argv_in_a_real_shell(
+def test_a_command_line_that_the_shell_parser_accepts_runs_the_same_argv_in_a_real_shell(
     recorder: Path, pieces: list[tuple[str, str]]
 ) -> None:
     command = "".join(f"{recorder}{arguments}{follows}" for arguments, follows in pieces)
@@ -312,7 +312,7 @@ def test_an_accepted_command_line_runs_the_same_argv_in_a_real_shell(
 @pytest.mark.spec("C62")
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ANY_WORD, max_size=4))
-def test_quoted_words_round_trip_through_the_parser_and_a_shell(recorder: Path, words: list[str]) -> None:
+def test_quoted_words_round_trip_through_the_shell_parser_and_a_shell(recorder: Path, words: list[str]) -> None:
     line = CommandLine((SimpleCommand((str(recorder), *words)),))
 
     assert parse_command_line(format_command_line(line)) == line
@@ -323,7 +323,7 @@ def test_quoted_words_round_trip_through_the_parser_and_a_shell(recorder: Path, 
 @pytest.mark.parametrize(
     ("word", "seen"), [('"$x"', "EXPANDED"), ("~", "/h"), ("[a]", "a"), ("b*", "b.c"), ("$((1+1))", "2")]
 )
-def test_the_recorder_detects_a_shell_expansion(recorder: Path, word: str, seen: str) -> None:
+def test_a_real_shell_expands_the_words_that_the_shell_parser_refuses(recorder: Path, word: str, seen: str) -> None:
     """The negative control: a shell runs the lines that the parser refuses as something else."""
     assert run_by(SHELLS[0], f"{recorder} {word}", recorder) == Counter([(str(recorder), seen)])
 
@@ -351,7 +351,7 @@ def test_the_recorder_detects_a_shell_expansion(recorder: Path, word: str, seen:
         (["cp *"], "cp a b"),
     ],
 )
-def test_a_command_that_matches_a_rule_is_allowed(rules: list[str], command: str) -> None:
+def test_a_command_that_matches_a_rule_of_the_exec_allowlist_is_allowed(rules: list[str], command: str) -> None:
     assert decide_by_rules(rules, command).kind is DecisionKind.ALLOW
 
 
@@ -388,7 +388,9 @@ def test_a_command_that_matches_a_rule_is_allowed(rules: list[str], command: str
         (["cp *"], "mv a b", "no rule"),
     ],
 )
-def test_a_command_that_matches_no_rule_needs_approval(rules: list[str], command: str, because: str) -> None:
+def test_a_command_that_matches_no_rule_of_the_exec_allowlist_needs_approval(
+    rules: list[str], command: str, because: str
+) -> None:
     decision = decide_by_rules(rules, command)
 
     assert decision.kind is DecisionKind.ASK
@@ -397,7 +399,7 @@ def test_a_command_that_matches_no_rule_needs_approval(rules: list[str], command
 
 @pytest.mark.spec("C62")
 @pytest.mark.parametrize("name", sorted(CODE_RUNNERS - {".", "time"}))
-def test_a_code_runner_is_never_allowed_by_a_wildcard_rule(name: str) -> None:
+def test_a_code_runner_is_never_allowed_by_a_wildcard_rule_of_the_exec_allowlist(name: str) -> None:
     for found in (name, f"{name}-3.11", f"{name}-12"):
         program = {found: ResolvedProgram(f"/usr/bin/{found}", f"/usr/bin/{found}")}
 
@@ -405,7 +407,7 @@ def test_a_code_runner_is_never_allowed_by_a_wildcard_rule(name: str) -> None:
         assert decide_by_rules(["/usr/bin/* *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
 
 
-def test_a_symlink_to_an_interpreter_counts_as_an_interpreter() -> None:
+def test_a_symlink_to_an_interpreter_counts_as_an_interpreter_in_the_exec_allowlist() -> None:
     harmless = {"report": ResolvedProgram("/usr/local/bin/report", "/usr/bin/perl")}
 
     assert decide_by_rules(["report *"], "report -e 1", programs=harmless).kind is DecisionKind.ASK
@@ -415,12 +417,12 @@ def test_a_symlink_to_an_interpreter_counts_as_an_interpreter() -> None:
     "text",
     ["", "* *", "li* x", "./ls", "a/b", "ls 'a b'", "ls $HOME", "ls; id", "ls | cat", "/opt/../bin/ls", "ls \x07"],
 )
-def test_an_ambiguous_command_rule_is_invalid(text: str) -> None:
+def test_an_ambiguous_rule_of_the_exec_allowlist_is_invalid(text: str) -> None:
     with pytest.raises(Invalid, match=r"command\.rule_invalid"):
         parse_command_rule(text)
 
 
-def test_program_names_are_listed_from_the_command_line_and_the_rules() -> None:
+def test_the_exec_allowlist_lists_program_names_of_the_command_line_and_the_rules() -> None:
     named = list_program_names(
         parse_command_line("ls | cat x"), [parse_command_rule("git status"), parse_command_rule("/opt/* *")]
     )
@@ -471,7 +473,7 @@ def test_the_arguments_of_a_call_never_loosen_the_exec_policy(
 
 
 @pytest.mark.spec("C60")
-def test_a_call_cannot_choose_the_host_without_elevation() -> None:
+def test_an_exec_call_cannot_choose_the_host_without_elevation() -> None:
     resolved = resolve_placement(ExecPolicy(), ExecRequest(host=CommandLocation.HOST), OPEN_GATES, sandbox_works=True)
 
     assert decide_exec(resolved, LISTED).is_denied
@@ -492,7 +494,7 @@ def test_a_call_cannot_choose_the_host_without_elevation() -> None:
         ),
     ],
 )
-def test_one_closed_elevation_gate_keeps_a_command_in_the_sandbox(
+def test_a_single_closed_elevation_gate_keeps_an_exec_command_in_the_sandbox(
     gates: ElevationGates, level: ElevatedPolicy, because: str
 ) -> None:
     resolved = resolve_placement(ExecPolicy(elevated=level), ExecRequest(elevated=True), gates, sandbox_works=True)
@@ -502,7 +504,7 @@ def test_one_closed_elevation_gate_keeps_a_command_in_the_sandbox(
 
 
 @pytest.mark.spec("C60")
-def test_an_elevated_command_runs_on_the_host_as_the_elevated_setting_decides() -> None:
+def test_an_elevated_exec_command_runs_on_the_host_as_the_elevated_setting_decides() -> None:
     def elevated(level: ElevatedPolicy, ask: CommandAsk | None = None) -> Decision:
         resolved = resolve_placement(
             ExecPolicy(elevated=level), ExecRequest(elevated=True, ask=ask), OPEN_GATES, sandbox_works=True
@@ -535,7 +537,7 @@ def test_an_elevated_command_runs_on_the_host_as_the_elevated_setting_decides() 
         (ElevatedPolicy.OFF, Elevation.FULL, CommandLocation.SANDBOX, DecisionKind.ALLOW),
     ],
 )
-def test_session_elevation_applies_to_all_commands_and_is_never_looser_than_the_setting(
+def test_session_elevation_applies_to_all_exec_commands_and_is_never_looser_than_the_setting(
     setting: ElevatedPolicy, level: Elevation | None, where: CommandLocation, verdict: DecisionKind
 ) -> None:
     gates = replace(OPEN_GATES, level=level)
@@ -556,7 +558,7 @@ def test_session_elevation_applies_to_all_commands_and_is_never_looser_than_the_
 
 
 @pytest.mark.spec("C30")
-def test_session_elevation_off_denies_a_call_that_asks_for_elevation() -> None:
+def test_session_elevation_off_denies_an_exec_call_that_asks_for_elevation() -> None:
     gates = replace(OPEN_GATES, level=Elevation.OFF)
     resolved = resolve_placement(
         ExecPolicy(elevated=ElevatedPolicy.FULL), ExecRequest(elevated=True), gates, sandbox_works=True
@@ -566,7 +568,7 @@ def test_session_elevation_off_denies_a_call_that_asks_for_elevation() -> None:
 
 
 @pytest.mark.spec("C60")
-def test_a_command_needs_approval_if_the_sandbox_does_not_work() -> None:
+def test_exec_placement_needs_approval_for_the_host_if_the_sandbox_does_not_work() -> None:
     resolved = resolve_placement(ExecPolicy(), ExecRequest(), OPEN_GATES, sandbox_works=False)
 
     assert resolved.where is CommandLocation.HOST
@@ -577,7 +579,7 @@ def test_a_command_needs_approval_if_the_sandbox_does_not_work() -> None:
 
 
 @pytest.mark.spec("C60")
-def test_an_allowlist_with_ask_off_denies_unlisted_commands() -> None:
+def test_an_exec_allowlist_with_ask_off_denies_unlisted_commands() -> None:
     resolved = resolve_placement(
         ExecPolicy(host=CommandLocation.HOST, ask=CommandAsk.OFF), ExecRequest(), OPEN_GATES, sandbox_works=True
     )

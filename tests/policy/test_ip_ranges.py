@@ -66,13 +66,13 @@ NOT_PUBLIC_V6 = [
 
 @pytest.mark.spec("A75", "C66")
 @pytest.mark.parametrize("address", NOT_PUBLIC + NOT_PUBLIC_V6)
-def test_a_non_public_address_is_refused(address: str) -> None:
+def test_a_non_public_ip_address_is_refused(address: str) -> None:
     assert explain_refused_address(address)
     assert explain_refused_host(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC + PUBLIC_V6)
-def test_a_public_address_is_allowed(address: str) -> None:
+def test_a_public_ip_address_is_allowed(address: str) -> None:
     assert explain_refused_address(address) == ""
     assert explain_refused_host(address) == ""
 
@@ -132,7 +132,7 @@ def test_a_public_ipv4_address_embedded_in_ipv6_is_allowed(inner: str) -> None:
         "①②⑦.0.0.1",
     ],
 )
-def test_a_host_in_a_numeric_notation_is_refused(host: str) -> None:
+def test_an_ip_address_in_another_numeric_notation_is_refused_as_a_host(host: str) -> None:
     assert explain_refused_host(host)
 
 
@@ -173,7 +173,7 @@ def test_a_host_in_a_numeric_notation_is_refused(host: str) -> None:
         "é" * 5_000,
     ],
 )
-def test_a_local_or_invalid_host_name_is_refused(host: str) -> None:
+def test_the_ip_range_check_refuses_a_local_or_invalid_host_name(host: str) -> None:
     assert explain_refused_host(host)
 
 
@@ -193,7 +193,7 @@ def test_a_local_or_invalid_host_name_is_refused(host: str) -> None:
         ("8.8.8.8", "8.8.8.8"),
     ],
 )
-def test_other_host_names_are_normalized(host: str, plain: str) -> None:
+def test_the_ip_range_check_normalizes_and_allows_public_host_names(host: str, plain: str) -> None:
     assert normalize_host(host) == plain
     assert explain_refused_host(host) == ""
 
@@ -206,7 +206,7 @@ def test_text_that_is_not_an_ip_address_is_refused(text: str) -> None:
     assert not is_ip_address(text)
 
 
-def test_is_private_address_covers_only_part_of_the_non_public_ranges() -> None:
+def test_a_private_ip_address_is_in_only_a_part_of_the_non_public_ranges() -> None:
     assert all(
         map(is_private_address, ["10.0.0.1", "127.0.0.1", "192.168.1.5", "172.20.0.1", "100.64.1.1", "::1", "fd00::1"])
     )
@@ -239,7 +239,7 @@ IPv6_NAT64 = _Nat64()
 
 
 @given(st.text(max_size=300))
-def test_arbitrary_text_never_crashes_the_host_check(text: str) -> None:
+def test_arbitrary_text_never_crashes_the_ip_range_check(text: str) -> None:
     assert isinstance(explain_refused_host(text), str)
     plain = normalize_host(text)
     assert plain == "" or plain.isascii()

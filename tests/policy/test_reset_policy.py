@@ -173,7 +173,7 @@ def test_without_reset_rules_a_context_is_never_reset(rules: ResetRules) -> None
 
 
 @pytest.mark.spec("H42")
-def test_a_context_exceeds_its_limit_only_if_its_known_length_is_above_it() -> None:
+def test_a_reset_by_context_limit_is_due_only_if_the_known_length_is_above_the_limit() -> None:
     rules = ResetRules(context_tokens_max=1_000)
     assert explain_context_limit(rules, 1_001) == "the context had 1,001 tokens, and the limit is 1,000 tokens"
     assert not explain_context_limit(rules, 1_000)
@@ -194,13 +194,13 @@ def test_a_context_exceeds_its_limit_only_if_its_known_length_is_above_it() -> N
         ("schedule:0123abcd", OriginKind.SCHEDULE, True),
     ],
 )
-def test_a_schedule_envelope_counts_as_activity_only_in_a_schedule_session(
+def test_a_schedule_envelope_counts_as_activity_for_resets_only_in_a_schedule_session(
     sender: str, kind: OriginKind, *, counts: bool
 ) -> None:
     assert counts_as_activity(address.parse_address(sender), Origin(kind, "key")) is counts
 
 
-def test_answers_notices_and_decisions_do_not_start_new_work() -> None:
+def test_for_the_reset_policy_answers_notices_and_decisions_do_not_start_new_work() -> None:
     assert {kind for kind in EnvelopeKind if not starts_new_work(kind)} == {
         EnvelopeKind.ANSWER,
         EnvelopeKind.NOTICE,
@@ -257,11 +257,11 @@ def test_subagent_and_schedule_sessions_have_no_reset_rules_unless_set_for_their
         ("", ()),
     ],
 )
-def test_connector_names_are_parsed_from_the_session_key(key: str, names: tuple[str, ...]) -> None:
+def test_connector_names_for_reset_rules_are_parsed_from_the_session_key(key: str, names: tuple[str, ...]) -> None:
     assert connector_names(key) == names
 
 
-def test_times_of_day_are_parsed_strictly_and_reasons_are_joined_once() -> None:
+def test_reset_times_of_day_are_parsed_strictly_and_reset_reasons_are_joined_once() -> None:
     assert [str(parse_time_of_day(text)) for text in ("4:05", "04:05", "23:59", "0:00")] == [
         "04:05:00",
         "04:05:00",

@@ -79,7 +79,7 @@ def test_the_sandbox_image_of_the_agent_overrides_the_server_image() -> None:
     )
 
 
-def test_only_the_owners_terminal_session_is_unconfined_in_non_main_mode() -> None:
+def test_only_the_owners_terminal_session_is_outside_the_sandbox_in_non_main_mode() -> None:
     assert is_main_session(Origin(OriginKind.TERMINAL, "person:owner/work"), "person:owner")
     assert not is_main_session(Origin(OriginKind.TERMINAL, "person:maria"), "person:owner")
     assert not is_main_session(Origin(OriginKind.CHAT, "channel:quiet:1"), "person:owner")

@@ -41,7 +41,7 @@ def test_a_send_rule_matches_only_if_all_its_conditions_match(rule: SendRule, *,
 
 
 @pytest.mark.spec("C15")
-def test_a_deny_rule_wins_and_an_allow_rule_overrides_the_default() -> None:
+def test_a_deny_send_rule_wins_and_an_allow_send_rule_overrides_the_default() -> None:
     deny, allow = SendRule(channel="telegram"), SendRule(action=ALLOW, chat_type=ChatType.GROUP)
     for rules in ((deny, allow), (allow, deny)):
         assert decide(*rules).is_denied

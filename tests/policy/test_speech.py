@@ -53,7 +53,7 @@ def test_each_speech_mode_decides_whether_an_answer_is_spoken(
     assert decided.visible_text == "A good morning."  # tags are not shown
 
 
-def test_short_answers_answers_with_sound_and_unconfigured_speech_are_not_spoken() -> None:
+def test_speech_leaves_out_short_answers_and_answers_with_sound_and_needs_configuration() -> None:
     assert decide_speech(settings(), "Yes.", answers_voice=True).because == "it is too short"
     assert decide_speech(settings(), "A good morning.", answers_voice=True, has_sound=True).because
     assert (
@@ -107,7 +107,7 @@ def test_long_speech_is_shortened_at_the_end_of_a_sentence() -> None:
     assert shorten_speech("short", 20) == "short"
 
 
-def test_the_speaker_named_by_a_tag_is_tried_first_and_the_others_after_it() -> None:
+def test_the_speaker_named_by_a_speech_tag_is_tried_first_and_the_others_after_it() -> None:
     current_settings = settings(speakers={"one": WORKING_SPEAKER, "two": WORKING_SPEAKER, "three": WORKING_SPEAKER})
     assert order_speakers(current_settings, {}) == ("one", "two", "three")
     assert order_speakers(current_settings, {"provider": "three"}) == ("three", "one", "two")
@@ -133,7 +133,7 @@ def read_file(files: AttachmentFiles, attachment: Attachment) -> str:
 
 
 @pytest.mark.spec("C97")
-async def test_an_answer_gets_a_voice_file_beside_its_text(tmp_path: Path) -> None:
+async def test_speech_adds_a_voice_file_beside_the_text_of_an_answer(tmp_path: Path) -> None:
     speech, files = voice(tmp_path, settings())
     reply = await speech.prepare_reply("A **good** morning.", answers_voice=False)
     assert reply.text == "A **good** morning."
@@ -202,7 +202,7 @@ async def test_a_long_answer_is_spoken_up_to_its_limit_if_it_is_not_summarized(
     assert spoken_text_read.endswith(".")
 
 
-async def test_a_voice_chosen_by_a_tag_is_passed_as_part_of_one_argument(tmp_path: Path) -> None:
+async def test_a_voice_chosen_by_a_speech_tag_is_passed_as_part_of_a_single_argument(tmp_path: Path) -> None:
     says = SpeechCommand(command=("/bin/echo", "--voice={voice}", "{model}"), voice="alloy", model="{input}")
     speech, files = voice(tmp_path, settings(SpeechMode.TAGGED, speakers={"says": says}, overrides=("voice",)))
     reply = await speech.prepare_reply("[[tts:voice=nova]] A good morning.", answers_voice=False)
@@ -229,7 +229,9 @@ async def test_a_voice_message_is_transcribed_by_the_first_working_listener(tmp_
     assert await speech.transcribe(audio_file) == "Buy some milk."
 
 
-async def test_files_without_audio_oversized_audio_and_no_listener_give_an_empty_transcript(tmp_path: Path) -> None:
+async def test_speech_gives_an_empty_transcript_without_a_listener_or_for_files_without_audio_or_too_large(
+    tmp_path: Path,
+) -> None:
     speech, files = voice(tmp_path, SpeechSettings(listeners={"a": WORKING_LISTENER}, audio_bytes_max=1_024))
     picture = files.store([b"picture"], name="a.png", media_type="image/png")
     large = files.store([b"x" * 2_000], name="a.ogg", media_type="audio/ogg")

@@ -23,11 +23,11 @@ def make_chain(**lists: Any) -> ToolPolicyChain:
     return ToolPolicyChain(build_layers(ToolSettings(), agent, ToolPolicyContext()), [SPEC])
 
 
-def test_a_call_without_objections_is_allowed() -> None:
+def test_the_tool_decision_allows_a_call_without_objections() -> None:
     assert decide_tool_call(make_chain(), SPEC).decision.kind is DecisionKind.ALLOW
 
 
-def test_a_grant_overrides_an_ask_rule_and_not_a_deny_rule() -> None:
+def test_the_tool_decision_lets_a_grant_override_an_ask_rule_and_not_a_deny_rule() -> None:
     asks = decide_tool_call(make_chain(ask=("fetch",)), SPEC)
     assert asks.decision.kind is DecisionKind.ASK and asks.would_grant == (TOOL,)
     granted = decide_tool_call(make_chain(ask=("fetch",)), SPEC, held=(TOOL,))
@@ -36,7 +36,7 @@ def test_a_grant_overrides_an_ask_rule_and_not_a_deny_rule() -> None:
     assert denied.decision.kind is DecisionKind.DENY and denied.would_grant == ()
 
 
-def test_a_missing_permission_needs_approval_and_would_be_granted() -> None:
+def test_the_tool_decision_needs_approval_for_a_missing_permission_which_would_be_granted() -> None:
     lacks = decide_tool_call(make_chain(), SPEC, missing=(WEB_PERMISSION,))
     assert lacks.decision.kind is DecisionKind.ASK and "needs web" in lacks.decision.because
     assert lacks.would_grant == (WEB_PERMISSION,)
@@ -49,7 +49,7 @@ def test_a_missing_permission_needs_approval_and_would_be_granted() -> None:
 
 
 @pytest.mark.parametrize("layer", ["provenance", "sandbox"])
-def test_decisions_about_arguments_need_approval_each_time_despite_grants(layer: str) -> None:
+def test_a_tool_decision_about_arguments_needs_approval_each_time_despite_grants(layer: str) -> None:
     layer_decision: dict[str, Any] = {layer: Decision(DecisionKind.ASK, "these words came from outside")}
     asked = decide_tool_call(make_chain(ask=("fetch",)), SPEC, missing=(WEB_PERMISSION,), **layer_decision)
     assert asked.decision.kind is DecisionKind.ASK and asked.would_grant == ()

@@ -93,7 +93,7 @@ def test_system_tools_ignore_agent_lists_but_obey_the_deny_list_of_the_server() 
 
 
 @pytest.mark.spec("A84", "A37")
-def test_deny_overrides_allow_and_capabilities_are_checked_too() -> None:
+def test_a_tool_deny_list_overrides_the_allow_list_and_capabilities_are_checked_too() -> None:
     rules = ToolRules(allow=("read", "web_*"), deny=("web_fetch",))
     assert list_allowed_names(chain(rules=rules)) == {"read", "web_search", "system_time"}
     both = spec("notes", "notes.read", "notes.write")
@@ -210,7 +210,7 @@ def test_tool_rules_for_a_model_replace_those_for_its_provider() -> None:
 
 
 @pytest.mark.spec("C55", "C113.tools")
-def test_also_allow_extends_a_profile_and_an_agent_profile_replaces_the_server_profile() -> None:
+def test_also_allow_extends_a_tool_profile_and_an_agent_profile_replaces_the_server_profile() -> None:
     assert list_allowed_names(chain(ToolSettings(profile="minimal"))) == {"session_status"}
     more = ToolSettings(profile="minimal", also_allow=("web_fetch",))
     assert list_allowed_names(chain(more)) == {"session_status", "web_fetch"}
@@ -228,7 +228,7 @@ def test_also_allow_extends_a_profile_and_an_agent_profile_replaces_the_server_p
 
 
 @pytest.mark.spec("C55")
-def test_also_allow_extends_a_list_and_never_overrides_a_deny() -> None:
+def test_also_allow_extends_a_tool_list_and_never_overrides_a_deny() -> None:
     rules = ToolRules(allow=("read",), also_allow=("exec",), deny=("process",))
     assert list_allowed_names(chain(rules=rules)) == {"read", "exec", "system_time"}
     assert chain(ToolSettings(deny=("exec",)), rules).decide(spec("exec")).is_denied
@@ -431,7 +431,7 @@ STRICTNESS = {DecisionKind.ALLOW: 0, DecisionKind.ASK: 1, DecisionKind.DENY: 2}
 
 
 @given(st.lists(lists, max_size=3), lists, specs)
-def test_a_further_policy_layer_never_loosens_a_decision(
+def test_a_further_tool_policy_layer_never_loosens_a_decision(
     before: list[ToolLists], more: ToolLists, tool: ToolSpec
 ) -> None:
     def layer(number: int, lists: ToolLists) -> PolicyLayer:
@@ -444,7 +444,9 @@ def test_a_further_policy_layer_never_loosens_a_decision(
 
 
 @given(st.lists(lists, min_size=1, max_size=4), specs)
-def test_the_decision_is_the_strictest_verdict_of_all_layers(layers: list[ToolLists], tool: ToolSpec) -> None:
+def test_the_tool_policy_decision_is_the_strictest_verdict_of_all_layers(
+    layers: list[ToolLists], tool: ToolSpec
+) -> None:
     whole = ToolPolicyChain(
         [PolicyLayer(name=f"{n}", key=f"k{n}", lists=each) for n, each in enumerate(layers)], (*CORE, *PLUGIN)
     )
@@ -453,7 +455,7 @@ def test_the_decision_is_the_strictest_verdict_of_all_layers(layers: list[ToolLi
 
 
 @given(lists, specs, st.sampled_from(NAMES))
-def test_a_further_deny_entry_never_loosens_a_decision(rules: ToolLists, tool: ToolSpec, name: str) -> None:
+def test_a_further_tool_deny_entry_never_loosens_a_decision(rules: ToolLists, tool: ToolSpec, name: str) -> None:
     from retinue.domain.structs import replace
 
     before = ToolPolicyChain([PolicyLayer(name="l", key="k", lists=rules)], CORE).decide(tool)

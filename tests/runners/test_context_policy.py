@@ -103,7 +103,7 @@ def test_compaction_starts_earlier_if_the_token_reserve_would_be_used() -> None:
 
 
 @pytest.mark.spec("C116")
-def test_the_documented_compaction_defaults_apply() -> None:
+def test_the_documented_defaults_of_the_context_policy_apply() -> None:
     assert DEFAULTS.compaction.mode is CompactionMode.DEFAULT
     assert DEFAULTS.compaction.reserve_tokens_floor == 20_000
     assert DEFAULTS.compaction.max_history_share == 0.5
@@ -173,7 +173,7 @@ def test_the_emergency_limit_applies_to_the_estimated_characters_of_the_records(
 
 
 @pytest.mark.spec("C116")
-def test_a_memory_flush_is_due_shortly_before_compaction() -> None:
+def test_the_context_policy_asks_for_a_memory_flush_shortly_before_compaction() -> None:
     assert decide(make_size(145_999), writes=True) == Proceed()
     assert decide(make_size(146_000), writes=True) == FlushMemory()
     assert decide(make_size(150_000), writes=True) == FlushMemory()
@@ -185,18 +185,18 @@ def test_a_memory_flush_is_due_shortly_before_compaction() -> None:
 @pytest.mark.parametrize(
     ("context", "writes", "flushed"), [(NO_FLUSH, True, False), (DEFAULTS, False, False), (DEFAULTS, True, True)]
 )
-def test_no_memory_flush_if_it_is_disabled_impossible_or_already_done(
+def test_the_context_policy_omits_a_memory_flush_that_is_disabled_impossible_or_already_done(
     context: ContextSettings, writes: bool, flushed: bool
 ) -> None:
     assert decide(make_size(146_000, flushed=flushed), context, writes=writes) == Proceed()
     assert isinstance(decide(make_size(150_000, flushed=flushed), context, writes=writes), CompactContext)
 
 
-def test_a_memory_flush_that_would_not_fit_is_skipped() -> None:
+def test_the_context_policy_skips_a_memory_flush_that_would_not_fit() -> None:
     assert isinstance(decide(make_size(199_000), writes=True), CompactContext)
 
 
-def test_a_memory_flush_is_done_once_before_each_compaction() -> None:
+def test_the_context_policy_asks_for_a_memory_flush_once_before_each_compaction() -> None:
     records = make_records(user("q" * 584_000))
     assert decide(ContextMeter().measure(records), writes=True) == FlushMemory()
     records.append(record(2, Note(text=flush_text(date(2026, 1, 5)))))
@@ -357,7 +357,7 @@ class SimulatedSession:
     st.sampled_from(CompactionMode),
     st.sampled_from([12_000, 200_000]),
 )
-async def test_a_context_ends_within_its_limits_or_reset_whatever_the_summaries_are(
+async def test_the_context_policy_keeps_a_context_within_its_limits_or_resets_it_for_any_summaries(
     records: list[Record], window: int, real_window_tokens: float, answers: list[str], mode: CompactionMode, limit: int
 ) -> None:
     context = ContextSettings(emergency_context_limit=limit, compaction=CompactionSettings(mode=mode))
@@ -411,7 +411,7 @@ def test_context_figures_show_the_tokens_of_the_last_reply_and_by_part() -> None
 
 
 @pytest.mark.spec("D26")
-def test_context_figures_without_a_counted_reply_say_so() -> None:
+def test_context_figures_report_that_the_last_reply_has_no_counted_tokens() -> None:
     lines = context_figures(
         make_records(user()), model="m", window_tokens=WINDOW_TOKENS, instructions="", tools=(), compactions=0
     )

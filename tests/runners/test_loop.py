@@ -118,11 +118,11 @@ CALL_1, CALL_2 = call(1), call(2)
         ((), RequestReply(0)),
     ],
 )
-def test_the_next_step_follows_from_the_records_of_the_run(bodies: Sequence[Any], move: object) -> None:
+def test_the_runner_loop_derives_the_next_step_from_the_records_of_the_run(bodies: Sequence[Any], move: object) -> None:
     assert next_step(make_run_records(*bodies), ()) == move
 
 
-def test_stored_calls_are_performed_first_and_keep_their_indexes() -> None:
+def test_the_runner_loop_performs_stored_calls_first_and_keeps_their_indexes() -> None:
     noted = Note(text="it returned", call="1")
     assert next_step(make_run_records(USER_TURN), (CALL_1, CALL_2)) == PerformStoredCalls((CALL_1, CALL_2), (1, 2))
     assert next_step(make_run_records(USER_TURN, noted), (CALL_1, CALL_2)) == PerformStoredCalls((CALL_2,), (2,))
@@ -142,7 +142,9 @@ def test_stored_calls_are_performed_first_and_keep_their_indexes() -> None:
         ({}, ""),
     ],
 )
-def test_a_limit_on_turns_tokens_or_cost_is_reached_at_its_exact_value(bounds: dict[str, Any], words: str) -> None:
+def test_the_runner_loop_reaches_a_limit_on_turns_tokens_or_cost_at_its_exact_value(
+    bounds: dict[str, Any], words: str
+) -> None:
     usage = Usage(input_tokens=10, output_tokens=5, cost_microusd=7_000)
     text = reached_limit(
         replace(ADA, **bounds), make_run_records(USER_TURN, Reply(text="", usage=usage), Reply(text="", usage=usage))
@@ -160,7 +162,7 @@ def test_a_limit_on_turns_tokens_or_cost_is_reached_at_its_exact_value(bounds: d
         ({1: "x"}, {"1": "x"}),
     ],
 )
-def test_normalized_arguments_are_equal_to_what_the_store_returns(given: Any, kept: Any) -> None:
+def test_normalized_tool_call_arguments_are_equal_to_what_the_store_returns(given: Any, kept: Any) -> None:
     import msgspec
 
     assert normalize_value(given) == kept
@@ -345,7 +347,7 @@ def reply_with_three_calls(prompt: ModelPrompt) -> Any:
             return text_reply("done")
 
 
-async def test_a_run_ends_with_a_reply_without_tool_calls(setup: LoopSetup) -> None:
+async def test_the_runner_loop_ends_a_run_with_a_reply_without_tool_calls(setup: LoopSetup) -> None:
     setup.model.rule = reply_with_three_calls
     journal = MemoryJournal(make_run_records(USER_TURN))
     finished = await setup.run_loop(journal)
@@ -355,7 +357,9 @@ async def test_a_run_ends_with_a_reply_without_tool_calls(setup: LoopSetup) -> N
 
 
 @pytest.mark.parametrize("left", range(12))
-async def test_a_run_resumed_after_a_power_cut_at_any_step_repeats_no_effect(setup: LoopSetup, left: int) -> None:
+async def test_the_runner_loop_repeats_no_effect_of_a_run_resumed_after_a_power_cut_at_any_step(
+    setup: LoopSetup, left: int
+) -> None:
     setup.model.rule = reply_with_three_calls
     journal = MemoryJournal(make_run_records(USER_TURN), left=left)
     try:
@@ -370,7 +374,9 @@ async def test_a_run_resumed_after_a_power_cut_at_any_step_repeats_no_effect(set
 
 
 @pytest.mark.parametrize("left", range(5))
-async def test_stored_calls_resumed_after_a_power_cut_are_not_performed_twice(setup: LoopSetup, left: int) -> None:
+async def test_the_runner_loop_does_not_perform_stored_calls_twice_after_a_power_cut(
+    setup: LoopSetup, left: int
+) -> None:
     setup.stored = (call(1, text="same"), call(2, text="same"))
     setup.agent = replace(ADA, tools=ToolRules(ask=("*",)))
     setup.model.rule = lambda prompt: text_reply("done")
@@ -387,7 +393,7 @@ async def test_stored_calls_resumed_after_a_power_cut_are_not_performed_twice(se
     assert sum(note.text == "interrupted" for note in notes) + len(setup.appended_lines) >= 2
 
 
-async def test_a_stored_call_without_approval_is_not_performed(setup: LoopSetup) -> None:
+async def test_the_runner_loop_does_not_perform_a_stored_call_without_approval(setup: LoopSetup) -> None:
     setup.stored = (call(1, text="never"),)
     setup.agent = replace(ADA, tools=ToolRules(ask=("*",)))
     setup.model.rule = lambda prompt: text_reply("done")
@@ -397,7 +403,7 @@ async def test_a_stored_call_without_approval_is_not_performed(setup: LoopSetup)
     assert setup.appended_lines == []
 
 
-async def test_a_call_that_requires_approval_suspends_the_run(setup: LoopSetup) -> None:
+async def test_the_runner_loop_suspends_the_run_for_a_call_that_requires_approval(setup: LoopSetup) -> None:
     setup.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
     setup.model.will_reply(tool_call_reply("append_line", text="never"))
     journal = MemoryJournal(make_run_records(USER_TURN))
@@ -408,7 +414,7 @@ async def test_a_call_that_requires_approval_suspends_the_run(setup: LoopSetup) 
     assert setup.appended_lines == []
 
 
-async def test_call_ids_are_derived_from_the_run_and_equal_on_each_attempt(setup: LoopSetup) -> None:
+async def test_the_runner_loop_derives_the_same_call_ids_from_the_run_on_each_attempt(setup: LoopSetup) -> None:
     for _ in range(2):
         setup.model.will_reply(replace(text_reply(""), calls=(("append_line", {"text": "x"}),) * 3))
         journal = MemoryJournal(make_run_records(USER_TURN))
@@ -454,7 +460,7 @@ async def read_reply_from(chunk_model: ChunkModel, delta_recorder: DeltaRecorder
 END = EndChunk(StopReason.END, Usage(input_tokens=1))
 
 
-async def test_deltas_of_a_reply_are_sent_with_an_offset_for_each_kind() -> None:
+async def test_the_stream_reader_sends_deltas_of_a_reply_with_an_offset_for_each_kind() -> None:
     delta_recorder = DeltaRecorder()
     reply = await read_reply_from(
         ChunkModel([ThinkingChunk("hm"), TextChunk("Good "), ThinkingChunk("m."), TextChunk("day"), END]),
@@ -470,7 +476,7 @@ async def test_deltas_of_a_reply_are_sent_with_an_offset_for_each_kind() -> None
     assert {(d.run, d.turn, d.attempt) for d in delta_recorder.recorded} == {(RUN.id, 3, 2)}
 
 
-async def test_characters_that_cannot_be_stored_are_replaced_in_the_reply_and_its_deltas() -> None:
+async def test_the_stream_reader_replaces_characters_that_cannot_be_stored_in_the_reply_and_its_deltas() -> None:
     delta_recorder = DeltaRecorder()
     asked = Call(id="x", tool="t\x00", arguments={"a": "\ud800"})
     reply = await read_reply_from(
@@ -481,13 +487,13 @@ async def test_characters_that_cannot_be_stored_are_replaced_in_the_reply_and_it
     assert [d.text for d in delta_recorder.recorded] == ["a\ufffdb", "\ufffd"]
 
 
-async def test_a_model_stream_is_closed_as_soon_as_the_reply_is_complete() -> None:
+async def test_the_stream_reader_closes_a_model_stream_as_soon_as_the_reply_is_complete() -> None:
     chunk_model = ChunkModel([TextChunk("done"), END, TextChunk("and more")])
     assert (await read_reply_from(chunk_model, DeltaRecorder())).text == "done"
     assert chunk_model.closed
 
 
-async def test_a_model_stream_without_an_end_chunk_fails() -> None:
+async def test_the_stream_reader_fails_on_a_model_stream_without_an_end_chunk() -> None:
     chunk_model = ChunkModel([TextChunk("half a sen")])
     with pytest.raises(ModelFailed) as raised:
         await read_reply_from(chunk_model, DeltaRecorder())
@@ -506,7 +512,7 @@ def nested(deep: int) -> Any:
 
 
 @pytest.mark.parametrize("deep", [ARGUMENTS_DEPTH_MAX + 1, 300, 900])
-async def test_arguments_nested_too_deep_become_unparsed_and_do_not_fail_the_run(deep: int) -> None:
+async def test_tool_call_arguments_nested_too_deep_become_unparsed_in_the_stream_reader(deep: int) -> None:
     asked = Call(id="x", tool="t", arguments=nested(deep))
     reply = await read_reply_from(ChunkModel([ToolCallChunk(asked), END]), DeltaRecorder())
     assert reply.calls[0].arguments == {UNPARSED: "nested more than 64 deep"}
@@ -516,7 +522,7 @@ async def test_arguments_nested_too_deep_become_unparsed_and_do_not_fail_the_run
     ].arguments == shallow.arguments
 
 
-async def test_a_reply_with_too_many_tool_calls_fails() -> None:
+async def test_the_stream_reader_fails_on_a_reply_with_too_many_tool_calls() -> None:
     asked = ToolCallChunk(Call(id="x", tool="t" * 10_000))
     assert len((await read_reply_from(ChunkModel([asked, END]), DeltaRecorder())).calls[0].tool) == 200
     with pytest.raises(ModelFailed) as failed:
@@ -524,7 +530,7 @@ async def test_a_reply_with_too_many_tool_calls_fails() -> None:
     assert failed.value.code == "model.too_many_calls"
 
 
-async def test_a_reply_with_too_much_text_fails() -> None:
+async def test_the_stream_reader_fails_on_a_reply_with_too_much_text() -> None:
     chunk_model = ChunkModel([*[TextChunk("word " * 50_000)] * 10, *[ThinkingChunk("hmm, " * 50_000)] * 10, END])
     with pytest.raises(ModelFailed) as failed:
         await read_reply_from(chunk_model, DeltaRecorder())
@@ -533,7 +539,7 @@ async def test_a_reply_with_too_much_text_fails() -> None:
 
 
 @pytest.mark.parametrize("count", [-5, -(2**70), 2**70])
-async def test_impossible_usage_numbers_are_clamped_to_a_valid_range(count: int) -> None:
+async def test_the_stream_reader_clamps_impossible_usage_numbers_to_a_valid_range(count: int) -> None:
     """A negative number would have returned money that was spent, and no database integer holds 2**70."""
     usage = Usage(
         input_tokens=count,
@@ -550,7 +556,7 @@ async def test_impossible_usage_numbers_are_clamped_to_a_valid_range(count: int)
 
 
 @pytest.mark.parametrize(("words", "known"), [("Yes.", True), ("word " * 40, False)])
-async def test_usage_is_marked_as_estimated_if_the_output_count_is_too_low_for_the_text(
+async def test_the_stream_reader_marks_usage_as_estimated_if_the_output_count_is_too_low_for_the_text(
     words: str, known: bool
 ) -> None:
     """Anthropic's count starts at one token, so the number is wrong if a server never sends the final count."""
@@ -561,7 +567,9 @@ async def test_usage_is_marked_as_estimated_if_the_output_count_is_too_low_for_t
     assert usage.estimated is not known
 
 
-async def test_a_call_with_unparsed_arguments_fails_without_asking_for_approval(setup: LoopSetup) -> None:
+async def test_the_runner_loop_fails_a_call_with_unparsed_arguments_without_asking_for_approval(
+    setup: LoopSetup,
+) -> None:
     setup.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
     setup.model.will_reply(replace(text_reply(""), calls=(("append_line", {UNPARSED: '{"text": "hal'}),)))
     setup.model.will_reply(text_reply("I see."))

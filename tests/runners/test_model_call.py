@@ -45,7 +45,7 @@ def instance(tmp_path: Path) -> LocalInstance:
         ("small", "the context window of small is too small: 8,000 tokens"),
     ],
 )
-async def test_a_model_without_a_price_or_with_a_small_window_is_skipped_for_its_fallback(
+async def test_a_model_call_skips_a_model_without_a_price_or_with_a_small_window_for_its_fallback(
     instance: LocalInstance, first: str, why: str
 ) -> None:
     instance.agents = (make_ada(first, "scripted"),)
@@ -61,7 +61,9 @@ async def test_a_model_without_a_price_or_with_a_small_window_is_skipped_for_its
         ]
 
 
-async def test_the_failure_notice_names_the_first_failure_and_every_skipped_fallback(instance: LocalInstance) -> None:
+async def test_the_failure_notice_of_a_model_call_names_the_first_failure_and_every_skipped_fallback(
+    instance: LocalInstance,
+) -> None:
     instance.agents = (make_ada("scripted", "small", "unpriced"),)
     instance.model.will_reply(ScriptedReply(fails="no such luck", failure=ModelFailureKind.AUTH))
     async with instance.run(drain_s=0) as server:
@@ -74,7 +76,7 @@ async def test_the_failure_notice_names_the_first_failure_and_every_skipped_fall
 
 
 @pytest.mark.parametrize(("only", "code"), [("unpriced", "model.price_unknown"), ("small", "model.window_too_small")])
-async def test_an_unpriced_or_small_model_without_a_fallback_is_refused_with_its_own_code(
+async def test_a_model_call_without_a_fallback_is_refused_with_a_code_for_an_unpriced_or_small_model(
     instance: LocalInstance, only: str, code: str
 ) -> None:
     instance.agents = (make_ada(only),)
@@ -83,7 +85,7 @@ async def test_an_unpriced_or_small_model_without_a_fallback_is_refused_with_its
         assert settled.because.startswith(f"{code}: ")
 
 
-async def test_a_fallback_answer_gives_the_reason_of_the_replaced_model_and_not_of_another(
+async def test_a_model_call_answered_by_a_fallback_names_the_replaced_model_with_its_own_reason(
     instance: LocalInstance,
 ) -> None:
     """The first was in cooldown, the second failed, the third answered: the notice once said that the first had

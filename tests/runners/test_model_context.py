@@ -53,7 +53,7 @@ def bodies(records: list[Record]) -> list[Any]:
 LOST_RESULT_TEXT = "This result was lost."
 
 
-def test_a_history_with_all_results_is_not_changed() -> None:
+def test_the_model_context_does_not_change_a_history_with_all_results() -> None:
     records = make_history(
         ("a", user()), ("a", make_call_reply("1", "2")), ("a", result("1")), ("a", result("2")), ("a", Reply(text="k"))
     )
@@ -61,7 +61,7 @@ def test_a_history_with_all_results_is_not_changed() -> None:
 
 
 @pytest.mark.spec("C47", "D27")
-def test_a_missing_result_is_replaced_by_a_failed_result() -> None:
+def test_the_model_context_replaces_a_missing_result_by_a_failed_result() -> None:
     records = make_history(
         ("a", user()), ("a", make_call_reply("1", "2")), ("a", result("2")), ("a", Reply(text="k")), ("b", user())
     )
@@ -71,12 +71,12 @@ def test_a_missing_result_is_replaced_by_a_failed_result() -> None:
 
 
 @pytest.mark.spec("C47")
-def test_a_result_without_its_call_is_omitted() -> None:
+def test_the_model_context_omits_a_result_without_its_call() -> None:
     records = make_history(("a", user()), ("a", result("1")), ("a", Reply(text="k")))
     assert bodies(pair_calls_with_results(records)) == [user(), Reply(text="k")]
 
 
-def test_results_follow_their_calls_in_the_order_of_the_calls() -> None:
+def test_results_follow_their_calls_in_the_order_of_the_calls_in_the_model_context() -> None:
     records = make_history(
         ("a", make_call_reply("1", "2", "3")),
         ("a", result("3")),
@@ -93,7 +93,7 @@ def test_results_follow_their_calls_in_the_order_of_the_calls() -> None:
     ]
 
 
-def test_only_the_first_of_two_results_of_a_call_is_kept() -> None:
+def test_the_model_context_keeps_only_the_first_of_two_results_of_a_call() -> None:
     first = result("1")
     second = ToolResult(call="1", tool="t", output="another")
     made = bodies(
@@ -104,33 +104,35 @@ def test_only_the_first_of_two_results_of_a_call_is_kept() -> None:
     assert made == [make_call_reply("1"), first, Reply(text="k")]
 
 
-def test_calls_of_an_unfinished_run_get_no_replacement_results() -> None:
+def test_the_model_context_adds_no_replacement_results_for_calls_of_an_unfinished_run() -> None:
     records = make_history(("a", user()), ("a", make_call_reply("1", "2")), ("a", result("1")))
     assert pair_calls_with_results(records) == records
 
 
 @pytest.mark.spec("D27")
 @pytest.mark.parametrize("next_", [("b", UserTurn(text="next")), (None, UserTurn(text="a note"))])
-def test_calls_of_a_run_followed_by_other_records_get_replacement_results(next_: tuple[str | None, Any]) -> None:
+def test_the_model_context_adds_replacement_results_for_calls_of_a_run_followed_by_other_records(
+    next_: tuple[str | None, Any],
+) -> None:
     """The end of the run was lost and will not be written any more."""
     made = bodies(pair_calls_with_results(make_history(("a", user()), ("a", make_call_reply("1")), next_)))
     assert made[2] == ToolResult(call="1", tool="t", output=LOST_RESULT_TEXT, failed=True)
 
 
-def test_a_replacement_result_has_the_run_and_sequence_number_of_its_call() -> None:
+def test_a_replacement_result_in_the_model_context_has_the_run_and_sequence_number_of_its_call() -> None:
     records = make_history(("a", user()), ("a", make_call_reply("1")), ("b", user()))
     made = pair_calls_with_results(records)[2]
     assert (made.run, made.seq, made.kind) == ("a", 2, "tool")
 
 
-def test_pairing_adds_nothing_to_a_history_without_calls() -> None:
+def test_the_model_context_adds_nothing_to_a_history_without_calls() -> None:
     assert pair_calls_with_results([]) == []
     assert bodies(pair_calls_with_results(make_history(("a", Note(text="by the way"))))) == [Note(text="by the way")]
 
 
 @pytest.mark.spec("C47")
 @pytest.mark.parametrize("seed", range(50))
-def test_pairing_gives_every_call_a_result_and_keeps_the_order_after_any_loss(seed: int) -> None:
+def test_the_model_context_gives_every_call_a_result_and_keeps_the_order_after_any_loss(seed: int) -> None:
     chance = random.Random(seed)
     all_bodies: list[tuple[str | None, Any]] = []
     for run in map(str, range(6)):
@@ -161,7 +163,7 @@ def test_pairing_gives_every_call_a_result_and_keeps_the_order_after_any_loss(se
 # Summaries
 
 
-def test_a_summary_precedes_the_kept_records_and_replaces_the_older_ones() -> None:
+def test_a_summary_precedes_the_kept_records_in_the_model_context_and_replaces_the_older_records() -> None:
     records = [
         record(1, user("old")),
         record(2, Reply(text="old answer")),
@@ -174,7 +176,7 @@ def test_a_summary_precedes_the_kept_records_and_replaces_the_older_ones() -> No
     assert leading_summary(arrange_records(records)) is records[4]
 
 
-def test_only_the_newest_of_two_summaries_is_in_the_context() -> None:
+def test_only_the_newest_of_two_summaries_is_in_the_model_context() -> None:
     records = [
         record(1, user("old")),
         record(2, user("kept twice")),
@@ -185,7 +187,7 @@ def test_only_the_newest_of_two_summaries_is_in_the_context() -> None:
     assert [r.seq for r in arrange_records(records)] == [5, 2, 4]
 
 
-def test_a_reset_after_a_summary_starts_a_context_without_it() -> None:
+def test_a_reset_after_a_summary_starts_a_model_context_without_the_summary() -> None:
     records = [
         record(1, user("old")),
         record(2, Summary(text="in short", kept_from=1)),
@@ -196,13 +198,13 @@ def test_a_reset_after_a_summary_starts_a_context_without_it() -> None:
     assert leading_summary(arrange_records(records)) is None
 
 
-def test_a_context_without_a_summary_is_not_rearranged() -> None:
+def test_a_model_context_without_a_summary_is_not_rearranged() -> None:
     records = [record(1, ContextStart()), record(2, user()), record(3, Reply(text="k"))]
     assert arrange_records(records) == records
     assert arrange_records([]) == []
 
 
-def test_a_result_whose_call_was_summarized_is_omitted() -> None:
+def test_the_model_context_omits_a_result_whose_call_was_summarized() -> None:
     records = [
         record(1, user()),
         record(2, make_call_reply("1")),
@@ -215,7 +217,7 @@ def test_a_result_whose_call_was_summarized_is_omitted() -> None:
 
 
 @given(histories(), st.lists(st.floats(0, 1), max_size=3))
-def test_arranging_records_keeps_order_and_call_pairs_and_is_idempotent(
+def test_arranging_the_model_context_keeps_order_and_call_pairs_and_is_idempotent(
     records: list[Record], cuts: list[float]
 ) -> None:
     for cut in cuts:

@@ -76,14 +76,14 @@ def shorten_records(
 
 
 @pytest.mark.spec("C45")
-def test_a_result_is_limited_to_30_percent_of_the_window_and_400000_characters() -> None:
+def test_the_result_pruner_limits_a_result_to_30_percent_of_the_window_and_400000_characters() -> None:
     assert result_chars_max(20_000) == 24_000
     assert result_chars_max(1_000_000) == RESULT_CHARS_CAP == 400_000
     assert result_chars_max(1_000) == RESULT_CHARS_KEPT_MIN == 2_000
 
 
 @pytest.mark.spec("C45")
-def test_a_result_over_the_limit_is_cut_at_the_end_of_a_line_with_a_note() -> None:
+def test_the_result_pruner_truncates_a_result_over_the_limit_at_the_end_of_a_line_with_a_note() -> None:
     records = make_records(user(), make_call_reply("1"), result("1", "a line of words\n" * 5_000))
     [output] = outputs(shorten_records(records, PruningSettings()))
     cut, _, note = output.partition("\n\n[cut: ")
@@ -93,13 +93,13 @@ def test_a_result_over_the_limit_is_cut_at_the_end_of_a_line_with_a_note() -> No
 
 @pytest.mark.spec("C45")
 @given(st.text(alphabet="ab\n漢", min_size=2_500, max_size=9_000), st.integers(2_000, 2_400))
-def test_a_cut_result_keeps_at_least_2000_characters(text: str, chars_max: int) -> None:
+def test_a_result_truncated_by_the_result_pruner_keeps_at_least_2000_characters(text: str, chars_max: int) -> None:
     [output] = outputs(list(cap_results(make_records(result("1", text)), chars_max)))
     kept = output.rpartition("\n\n[cut: ")[0]
     assert text.startswith(kept) and len(kept) >= 2_000
 
 
-def test_results_that_fit_are_returned_as_the_same_list() -> None:
+def test_the_result_pruner_returns_results_that_fit_as_the_same_list() -> None:
     records = exchanges(3, chars=100)
     assert cap_results(records, 2_000) is records
     seen = ResultShortener().shorten(SESSION, records, PRUNING_ON, window_tokens=WINDOW_TOKENS, idle_s=COLD_CACHE_S)
@@ -110,7 +110,7 @@ def test_results_that_fit_are_returned_as_the_same_list() -> None:
 
 
 @pytest.mark.spec("C44", "C117")
-def test_old_results_are_pruned_only_once_the_cache_is_cold() -> None:
+def test_old_tool_results_are_pruned_only_once_the_cache_is_cold() -> None:
     records = exchanges(6)
     assert shorten_records(records, PRUNING_ON, idle=WARM_CACHE_S) == records
     assert shorten_records(records, PRUNING_ON, idle=None) == records
@@ -124,7 +124,7 @@ def test_result_pruning_is_off_by_default() -> None:
     assert shorten_records(records, PruningSettings()) == records
 
 
-def test_idle_seconds_are_counted_from_the_newest_reply() -> None:
+def test_the_result_pruner_counts_idle_seconds_from_the_newest_reply() -> None:
     assert seconds_since_reply(make_records(user(), make_reply("k"), user()), NOON + timedelta(seconds=62)) == 60
     assert seconds_since_reply(make_records(user()), NOON) is None
 
@@ -198,7 +198,7 @@ def test_only_results_of_allowed_tools_are_pruned_and_of_denied_tools_never(
 
 
 @pytest.mark.spec("C117")
-def test_long_results_are_trimmed_to_beginning_and_end_from_30_percent_of_the_window() -> None:
+def test_the_result_pruner_trims_long_results_to_beginning_and_end_from_30_percent_of_the_window() -> None:
     records = exchanges(3, chars=9_000)  # 27,000 of 80,000 characters
     records[2] = records[2]._replace(body=result("0", "a" * 4_500 + "z" * 4_500))
     first, *_ = outputs(shorten_records(records, PRUNING_ON))
@@ -208,7 +208,7 @@ def test_long_results_are_trimmed_to_beginning_and_end_from_30_percent_of_the_wi
 
 
 @pytest.mark.spec("C117")
-def test_the_soft_trim_settings_decide_how_much_of_a_result_is_kept() -> None:
+def test_the_soft_trim_settings_decide_how_much_of_a_result_the_result_pruner_keeps() -> None:
     records = exchanges(4, chars=9_000)
     soft = SoftTrimSettings(max_chars=8_999, head_chars=10, tail_chars=0)
     first, *_ = outputs(shorten_records(records, replace(PRUNING_ON, soft_trim=soft)))
@@ -223,7 +223,7 @@ def test_the_soft_trim_settings_decide_how_much_of_a_result_is_kept() -> None:
 
 
 @pytest.mark.spec("C117")
-def test_the_oldest_results_are_cleared_from_50_percent_of_the_window() -> None:
+def test_the_result_pruner_clears_the_oldest_results_from_50_percent_of_the_window() -> None:
     records = exchanges(20, chars=4_000)  # too short to be trimmed, but 80,000 characters in all
     seen = outputs(shorten_records(records, PRUNING_ON))
     cleared = [output == "[Old tool result content cleared]" for output in seen]
@@ -235,7 +235,7 @@ def test_the_oldest_results_are_cleared_from_50_percent_of_the_window() -> None:
 
 
 @pytest.mark.spec("C117")
-def test_clearing_results_can_be_disabled_reworded_and_needs_a_minimum_of_characters() -> None:
+def test_clearing_by_the_result_pruner_can_be_disabled_reworded_and_needs_a_minimum_of_characters() -> None:
     records = exchanges(20, chars=4_000)
     assert shorten_records(records, replace(PRUNING_ON, hard_clear=HardClearSettings(enabled=False))) == records
     assert (
@@ -261,7 +261,7 @@ def test_pruned_results_stay_pruned_while_the_cache_is_warm_again() -> None:
     assert shortened.counts(SESSION) == (0, 5)
 
 
-def test_shortened_records_are_reused_so_that_no_record_is_encoded_twice() -> None:
+def test_records_shortened_by_the_result_pruner_are_reused_so_that_no_record_is_encoded_twice() -> None:
     shortened, cache = ResultShortener(), EncodedContextCache()
     encoded: list[int] = []
 
@@ -276,14 +276,14 @@ def test_shortened_records_are_reused_so_that_no_record_is_encoded_twice() -> No
     assert len(encoded) == len(records)
 
 
-def test_a_replaced_context_does_not_reuse_earlier_shortened_records() -> None:
+def test_the_result_pruner_does_not_reuse_earlier_shortened_records_in_a_replaced_context() -> None:
     shortened = ResultShortener()
     shortened.shorten(SESSION, exchanges(6), PRUNING_ON, window_tokens=WINDOW_TOKENS, idle_s=COLD_CACHE_S)
     others = exchanges(6, chars=50)
     assert shortened.shorten(SESSION, others, PRUNING_ON, window_tokens=WINDOW_TOKENS, idle_s=1.0) is others
 
 
-def test_truncation_shortens_every_result_to_its_minimum() -> None:
+def test_truncation_by_the_result_pruner_shortens_every_result_to_its_minimum() -> None:
     records = exchanges(3, chars=20_000)
     seen = ResultShortener().shorten(
         SESSION, records, PruningSettings(), window_tokens=WINDOW_TOKENS, idle_s=1.0, truncate=True
@@ -291,7 +291,7 @@ def test_truncation_shortens_every_result_to_its_minimum() -> None:
     assert all(2_000 <= len(output) <= 2_200 for output in outputs(seen))
 
 
-def test_the_memory_of_shortened_results_is_limited() -> None:
+def test_the_result_pruner_limits_its_memory_of_shortened_results() -> None:
     shortened = ResultShortener(chars_max=50_000)
     for n in range(5):
         session = SessionId(str(n))

@@ -47,7 +47,7 @@ def sandbox(grounds: SandboxDirectories) -> BubblewrapSandbox:
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_sees_its_workspace_and_its_readable_folders_and_nothing_else(
+async def test_a_command_in_bubblewrap_sees_only_its_workspace_and_its_readable_folders(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     script = (
@@ -61,7 +61,7 @@ async def test_a_command_sees_its_workspace_and_its_readable_folders_and_nothing
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_gets_its_given_environment_and_none_of_the_server(
+async def test_a_command_in_bubblewrap_gets_its_given_environment_and_none_of_the_server(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_API_KEY", "s3cret")
@@ -71,7 +71,7 @@ async def test_a_command_gets_its_given_environment_and_none_of_the_server(
     assert set(variables) == {"GREETING", "LANG", "PATH", "HOME", "TMPDIR", "TERM", "USER", "LOGNAME", "PWD"}
 
 
-async def test_folders_of_etc_are_mounted_read_only_from_the_host(
+async def test_bubblewrap_mounts_folders_of_etc_read_only_from_the_host(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     folders = [folder for folder in ("/etc/alternatives", "/etc/ssl/certs") if Path(folder).is_dir()]
@@ -93,7 +93,7 @@ __attribute__((constructor)) static void leave_marks(void) {
 """
 
 
-async def test_environment_variables_of_a_command_do_not_affect_the_launcher(
+async def test_environment_variables_of_a_command_do_not_affect_the_bubblewrap_launcher(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     """LD_PRELOAD would be loaded by the launcher, which is not confined."""
@@ -111,7 +111,7 @@ async def test_environment_variables_of_a_command_do_not_affect_the_launcher(
     assert not (grounds.root / "outside").exists()
 
 
-async def test_the_environment_of_a_command_is_not_visible_in_the_launcher_process(
+async def test_the_environment_of_a_command_is_not_visible_in_the_bubblewrap_launcher_process(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     child = await sandbox.start(["/bin/sleep", "30"], grounds.confinement(environment={"TOKEN": "s3cret-token"}))
@@ -121,7 +121,7 @@ async def test_the_environment_of_a_command_is_not_visible_in_the_launcher_proce
     assert b"s3cret-token" not in listed
 
 
-async def test_a_command_reads_its_input_until_the_end_and_its_output_is_returned(
+async def test_a_command_in_bubblewrap_reads_its_input_until_the_end_and_its_output_is_returned(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     large = os.urandom(300_000).hex().encode()
@@ -143,7 +143,7 @@ async def test_a_command_reads_its_input_until_the_end_and_its_output_is_returne
     assert failed.value.code == "sandbox.input_closed"
 
 
-async def test_a_command_whose_output_is_not_read_is_paused_and_loses_no_output(
+async def test_a_command_in_bubblewrap_whose_output_is_not_read_is_paused_and_loses_no_output(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     child = await sandbox.start(
@@ -160,7 +160,7 @@ async def test_a_command_whose_output_is_not_read_is_paused_and_loses_no_output(
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_pty_is_a_terminal_that_can_be_resized_and_interrupted(
+async def test_the_pty_of_a_sandboxed_command_is_a_terminal_that_can_be_resized_and_interrupted(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
 ) -> None:
     child = await (HostSandbox() if kind == "host" else sandbox).start(["/bin/sh"], grounds.confinement(), pty=True)
@@ -216,7 +216,7 @@ def deaf() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deaf")
 @pytest.mark.parametrize("kind", ["bubblewrap", "networked", "host"])
-async def test_a_command_does_not_inherit_ignored_or_blocked_signals_of_the_server(
+async def test_a_sandboxed_command_does_not_inherit_ignored_or_blocked_signals_of_the_server(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
 ) -> None:
     network = NetworkAccess(hosts=("example.com",)) if kind == "networked" else None
@@ -231,7 +231,7 @@ async def test_a_command_does_not_inherit_ignored_or_blocked_signals_of_the_serv
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_killing_a_command_ends_all_processes_that_it_started(
+async def test_killing_a_sandboxed_command_ends_all_processes_that_it_started(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, kind: str
 ) -> None:
     script = "setsid sleep 93.1 & (sleep 93.1 & ) & nohup sleep 93.1 >/dev/null 2>&1 & echo up; sleep 93.1"
@@ -245,7 +245,7 @@ async def test_killing_a_command_ends_all_processes_that_it_started(
     await child.kill()  # a second kill does no harm
 
 
-async def test_background_processes_end_with_the_command(
+async def test_background_processes_end_with_their_command_in_bubblewrap(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     output = await shell(sandbox, "setsid sleep 94.2 >/dev/null 2>&1 & echo over", grounds.confinement())
@@ -253,7 +253,7 @@ async def test_background_processes_end_with_the_command(
     await until(lambda: not find_sleep_processes("94.2"))
 
 
-async def test_a_command_ends_when_the_server_is_killed(grounds: SandboxDirectories) -> None:
+async def test_a_command_in_bubblewrap_ends_when_the_server_is_killed(grounds: SandboxDirectories) -> None:
     """However the server ends: nothing else would end its commands."""
     script = (
         "import asyncio, os, signal\nfrom pathlib import Path\n"
@@ -281,14 +281,16 @@ async def test_a_command_ends_when_the_server_is_killed(grounds: SandboxDirector
         (["/"], 127),
     ],
 )
-async def test_the_exit_code_of_a_command_is_reported(
+async def test_the_exit_code_of_a_command_in_bubblewrap_is_reported(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, argv: list[str], code: int
 ) -> None:
     assert (await run(sandbox, argv, grounds.confinement())).exit_status.code == code
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_commands_run_on_every_event_loop_and_leave_no_open_descriptors(grounds: SandboxDirectories, loop: str) -> None:
+def test_commands_in_bubblewrap_run_on_every_event_loop_and_leave_no_open_descriptors(
+    grounds: SandboxDirectories, loop: str
+) -> None:
     async def run_many_commands() -> None:
         sandbox = grounds.bubblewrap()
         networked = grounds.confinement(network=NetworkAccess(hosts=("example.com",)))
@@ -338,7 +340,7 @@ def _zombies() -> list[str]:
         ("{root}/pipe", "neither a folder nor a file"),
     ],
 )
-async def test_a_forbidden_folder_is_refused_even_if_it_is_granted(
+async def test_bubblewrap_refuses_a_forbidden_folder_even_if_it_is_granted(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, path: str, why: str
 ) -> None:
     (grounds.root / "docker.sock").touch()
@@ -352,7 +354,7 @@ async def test_a_forbidden_folder_is_refused_even_if_it_is_granted(
 
 
 @pytest.mark.parametrize("writable", [False, True])
-async def test_the_data_directory_and_keys_stay_hidden_inside_a_wider_granted_folder(
+async def test_bubblewrap_hides_the_data_directory_and_keys_inside_a_wider_granted_folder(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, writable: bool
 ) -> None:
     (grounds.user_home / ".config/gh").mkdir(parents=True)
@@ -376,14 +378,14 @@ async def test_the_data_directory_and_keys_stay_hidden_inside_a_wider_granted_fo
     assert "a key" in (await shell(sandbox, f"cat {root}/maria/.ssh/id_ed25519", named)).text  # a named path is visible
 
 
-async def test_a_command_runs_without_a_granted_folder_that_does_not_exist(
+async def test_a_command_in_bubblewrap_runs_without_a_granted_folder_that_does_not_exist(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     output = await shell(sandbox, "echo ran", grounds.confinement(readable=(grounds.root / "gone",)))
     assert output.text == "ran\n"
 
 
-async def test_a_failing_launcher_runs_no_command_and_reports_the_reason(
+async def test_a_failing_bubblewrap_launcher_runs_no_command_and_reports_the_reason(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     mark = grounds.workspace / "ran"
@@ -396,7 +398,7 @@ async def test_a_failing_launcher_runs_no_command_and_reports_the_reason(
 
 
 @pytest.mark.parametrize("folder", ["{root}", "{root}/nowhere", "{workspace}/nowhere", "/etc/ssh", "relative"])
-async def test_a_command_is_refused_if_its_working_folder_is_not_available(
+async def test_bubblewrap_refuses_a_command_whose_working_folder_is_not_available(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, folder: str
 ) -> None:
     asked = Path(folder.format(root=grounds.root, workspace=grounds.workspace))
@@ -406,14 +408,14 @@ async def test_a_command_is_refused_if_its_working_folder_is_not_available(
 
 
 @pytest.mark.parametrize("argv", [[], ["/bin/echo", "a\0b"]])
-async def test_an_empty_command_or_one_with_a_null_byte_is_refused(
+async def test_bubblewrap_refuses_an_empty_command_and_a_command_with_a_null_byte(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories, argv: list[str]
 ) -> None:
     with pytest.raises(SandboxFailed):
         await sandbox.start(argv, grounds.confinement())
 
 
-async def test_an_invalid_environment_variable_name_is_refused(
+async def test_bubblewrap_refuses_an_invalid_environment_variable_name(
     sandbox: BubblewrapSandbox, grounds: SandboxDirectories
 ) -> None:
     with pytest.raises(SandboxFailed) as failed:
@@ -424,13 +426,13 @@ async def test_an_invalid_environment_variable_name_is_refused(
 # The probe
 
 
-async def test_the_probe_runs_once_and_its_result_is_kept(sandbox: BubblewrapSandbox) -> None:
+async def test_the_bubblewrap_probe_runs_once_and_its_result_is_kept(sandbox: BubblewrapSandbox) -> None:
     first = await sandbox.probe()
     assert first.works and first.notes
     assert await sandbox.probe() is first
 
 
-async def test_no_command_runs_if_the_launcher_is_missing(grounds: SandboxDirectories) -> None:
+async def test_no_command_runs_if_the_bubblewrap_launcher_is_missing(grounds: SandboxDirectories) -> None:
     missing = grounds.bubblewrap(program="/nowhere/bwrap")
     assert not (await missing.probe()).works
     with pytest.raises(SandboxFailed) as failed:
@@ -447,7 +449,7 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-async def test_the_probe_fails_if_the_launcher_leaves_out_a_protection(
+async def test_the_bubblewrap_probe_fails_if_the_launcher_leaves_out_a_protection(
     grounds: SandboxDirectories, leak: str, tmp_path: Path
 ) -> None:
     """A launcher that leaves out one protection, as an unusual system might."""
@@ -482,7 +484,7 @@ os.execv("/usr/bin/bwrap", ["bwrap", *words, *sys.argv[3:]])
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it is what every other test here shows")
-def test_the_sandbox_works_for_an_unprivileged_user(tmp_path: Path) -> None:
+def test_the_bubblewrap_sandbox_works_for_an_unprivileged_user(tmp_path: Path) -> None:
     """As a normal user: without control groups, but with a process limit that the kernel keeps for each namespace."""
     folder = Path("/var/tmp") / f"retinue-user-{os.getpid()}"
     script = f"""
@@ -548,14 +550,14 @@ asyncio.run(main())
     assert "proxy http://127.0.0.1:3128" in tried.stdout
 
 
-def test_a_confinement_hides_its_environment_in_repr_and_can_be_replaced() -> None:
+def test_a_sandbox_confinement_hides_its_environment_in_repr_and_can_be_replaced() -> None:
     one = Confinement(folder=Path("/w"), environment={"TOKEN": "s3cret"}, limits=ResourceLimits(seconds=1))
     assert "s3cret" not in repr(one)
     assert replace(one, folder=Path("/x")).limits == one.limits
     assert mounts.build_command_environment(one)["TOKEN"] == "s3cret"
 
 
-def test_the_etc_folder_is_rebuilt_if_anything_in_it_has_changed(tmp_path: Path) -> None:
+def test_the_etc_folder_of_the_sandbox_is_rebuilt_if_anything_in_it_has_changed(tmp_path: Path) -> None:
     folder, inside = tmp_path / "etc", tmp_path / "inside.py"
     left = folder / "left-behind"
 

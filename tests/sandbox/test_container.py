@@ -243,7 +243,7 @@ async def test_a_failed_setup_leaves_no_container(harbour: DockerSetup) -> None:
         "{root}/gone:/x",
     ],
 )
-async def test_a_dangerous_bind_is_refused(harbour: DockerSetup, bind: str) -> None:
+async def test_a_dangerous_bind_is_refused_in_a_container(harbour: DockerSetup, bind: str) -> None:
     grounds = harbour.grounds
     (grounds.root / "docker.sock").touch()
     text = bind.format(root=grounds.root, home=grounds.user_home, state=grounds.state)
@@ -253,7 +253,7 @@ async def test_a_dangerous_bind_is_refused(harbour: DockerSetup, bind: str) -> N
     assert not (harbour.engine / "calls.jsonl").exists() or not harbour.calls("create")
 
 
-async def test_a_harmless_bind_is_mounted(harbour: DockerSetup) -> None:
+async def test_a_harmless_bind_is_mounted_in_a_container(harbour: DockerSetup) -> None:
     text = f"{harbour.grounds.readable}:/data:ro"
     box = harbour.container_pool(binds=(text,)).for_scope("shared")
     await run(box, ["/bin/true"], harbour.grounds.confinement(readable=()))

@@ -152,7 +152,7 @@ def test_a_sandboxed_command_leaves_no_process_running(results: AttemptResults) 
     assert results.outlived_inside == []
 
 
-def test_a_command_leaves_no_setuid_or_setgid_file_on_the_host(results: AttemptResults) -> None:
+def test_a_sandboxed_command_leaves_no_setuid_or_setgid_file_on_the_host(results: AttemptResults) -> None:
     """Checked from outside, where any user of the machine could run such a file with the rights of the server."""
     assert set(results.privileged_unfiltered) >= {  # without the filter, they are left
         "left-chmod",
@@ -167,7 +167,7 @@ def test_a_command_leaves_no_setuid_or_setgid_file_on_the_host(results: AttemptR
     assert results.privileged_inside == []
 
 
-def test_a_new_folder_does_not_get_the_requested_setgid_bit(grounds: SandboxDirectories) -> None:
+def test_a_new_folder_in_the_sandbox_does_not_get_the_requested_setgid_bit(grounds: SandboxDirectories) -> None:
     """The kernel leaves these bits out of a new folder's mode, so the filter need not check mkdir."""
     script = "import os; os.umask(0); os.mkdir('made', 0o6775)"
     output = asyncio.run(run(grounds.bubblewrap(), [PYTHON, "-I", "-c", script], grounds.confinement()))
@@ -184,7 +184,7 @@ mkdir inherits/deep; cp -r inherits/deep inherits/copy; tar -cf deep.tar inherit
 """
 
 
-def test_ordinary_commands_that_set_file_modes_still_work(grounds: SandboxDirectories) -> None:
+def test_ordinary_commands_that_set_file_modes_still_work_in_the_sandbox(grounds: SandboxDirectories) -> None:
     (grounds.workspace / "inherits").mkdir()
     (grounds.workspace / "inherits").chmod(0o2775)  # set by a person, and inherited by new files and folders
     output = asyncio.run(run(grounds.bubblewrap(), ["/bin/sh", "-c", ORDINARY_SCRIPT], grounds.confinement()))

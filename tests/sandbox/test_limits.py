@@ -69,14 +69,16 @@ if all([os.read(each, 1) for each in pipes]):  # nothing is read of one that was
 """
 
 
-async def test_one_process_cannot_take_more_memory_than_allowed(sandbox: BubblewrapSandbox, folder: Path) -> None:
+async def test_a_process_in_the_sandbox_cannot_take_more_memory_than_its_limit(
+    sandbox: BubblewrapSandbox, folder: Path
+) -> None:
     text, _ = await _run_python(sandbox, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, SMALL_LIMITS))
     assert "had it" not in text
     text, _ = await _run_python(sandbox, ALLOCATE_IN_ONE_PROCESS, _make_confinement(folder, WIDE_LIMITS))
     assert "had it" in text
 
 
-async def test_many_processes_together_cannot_take_more_memory_than_allowed(
+async def test_many_processes_in_the_sandbox_together_cannot_take_more_memory_than_their_limit(
     sandbox: BubblewrapSandbox, folder: Path
 ) -> None:
     output = await run(
@@ -105,7 +107,9 @@ print('made', made)
 """
 
 
-async def test_a_fork_bomb_is_stopped_at_the_process_limit(sandbox: BubblewrapSandbox, folder: Path) -> None:
+async def test_a_fork_bomb_is_stopped_at_the_process_limit_of_the_sandbox(
+    sandbox: BubblewrapSandbox, folder: Path
+) -> None:
     output = await run(sandbox, [PYTHON, "-I", "-S", "-c", FORK_BOMB], _make_confinement(folder, SMALL_LIMITS))
     assert "refused" in output.text or "processes" in output.exit_status.because
     assert "made 60" not in output.text
@@ -113,7 +117,7 @@ async def test_a_fork_bomb_is_stopped_at_the_process_limit(sandbox: BubblewrapSa
     assert "made 60" in output.text
 
 
-async def test_an_endless_fork_bomb_ends_when_it_is_killed(folder: Path) -> None:
+async def test_an_endless_fork_bomb_in_the_sandbox_ends_when_it_is_killed(folder: Path) -> None:
     sandbox = BubblewrapSandbox(folder=folder)
     # A shell that cannot fork ends, so a fork bomb of shells could be over before it is seen: the `sleep`s remain.
     bomb = "b() { sleep 300 | b | b & }; b; exec sleep 300"
@@ -130,7 +134,7 @@ FILL_DISK_COMMAND = "head -c 8388608 /dev/zero > {path}; wc -c < {path}"
 @pytest.mark.parametrize(
     "path", ["/tmp/large", "/dev/shm/large", "large"], ids=["its-own-tmp", "shared-memory", "one-file"]
 )
-async def test_a_command_cannot_fill_the_disk(folder: Path, path: str) -> None:
+async def test_the_limits_of_the_sandbox_keep_a_command_from_filling_the_disk(folder: Path, path: str) -> None:
     sandbox = BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     narrow = (
         replace(SMALL_LIMITS, file_bytes=2 * MIB) if path == "large" else replace(SMALL_LIMITS, file_bytes=64 * MIB)
@@ -142,7 +146,7 @@ async def test_a_command_cannot_fill_the_disk(folder: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/x", "/dev/x", "/run/x", "/var/x"])
-async def test_a_command_cannot_write_outside_the_limited_folders(folder: Path, path: str) -> None:
+async def test_a_sandboxed_command_cannot_write_outside_the_folders_with_limits(folder: Path, path: str) -> None:
     sandbox = BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     output = await shell(
         sandbox,
@@ -155,7 +159,7 @@ async def test_a_command_cannot_write_outside_the_limited_folders(folder: Path, 
 
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_command_that_writes_too_much_is_ended_and_its_output_up_to_the_limit_is_kept(
+async def test_a_sandboxed_command_is_ended_at_its_output_limit_and_its_output_so_far_is_kept(
     folder: Path, kind: str
 ) -> None:
     sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
@@ -169,7 +173,7 @@ async def test_a_command_that_writes_too_much_is_ended_and_its_output_up_to_the_
 
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_command_that_takes_too_long_is_ended_with_all_its_processes(folder: Path, kind: str) -> None:
+async def test_a_sandboxed_command_is_ended_at_its_time_limit_with_all_its_processes(folder: Path, kind: str) -> None:
     sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     output = await shell(
         sandbox, "setsid sleep 97.531 & sleep 97.531", _make_confinement(folder, replace(WIDE_LIMITS, seconds=0.5))

@@ -89,7 +89,7 @@ async def resolve_to_loopback(_host: str, _port: int) -> Sequence[str]:
     return ("127.0.0.1",)
 
 
-async def test_an_allowed_host_is_reached_through_the_proxy_and_its_response_is_returned() -> None:
+async def test_an_allowed_host_is_reached_through_the_sandbox_proxy_and_its_response_is_returned() -> None:
     async with web_server() as there, proxy_for(allow_private_host("nas.lan", there.port), resolve_to_loopback) as port:
         answer = await send_get(
             port, f"http://nas.lan:{there.port}/a?b#c", "Accept: */*", "Proxy-Connection: keep-alive"
@@ -123,7 +123,7 @@ NON_PUBLIC_HOSTS = {
 
 
 @pytest.mark.parametrize("host", NON_PUBLIC_HOSTS.values(), ids=NON_PUBLIC_HOSTS)
-async def test_a_non_public_address_is_refused_even_if_a_host_rule_names_it(host: str) -> None:
+async def test_the_sandbox_proxy_refuses_a_non_public_address_even_if_a_host_rule_names_it(host: str) -> None:
     plain = host.strip("[]")
     rule = f"[{plain}]:80" if ":" in plain else f"{plain}:80"
     async with proxy_for(NetworkAccess(hosts=(rule, plain))) as port:
@@ -131,7 +131,7 @@ async def test_a_non_public_address_is_refused_even_if_a_host_rule_names_it(host
         assert b"403 Forbidden" in await send_bytes(port, f"CONNECT {host}:80 HTTP/1.1\r\n\r\n".encode())
 
 
-async def test_a_private_host_that_is_named_is_reached_and_no_other_one() -> None:
+async def test_the_sandbox_proxy_reaches_a_private_host_that_is_named_and_no_other_private_host() -> None:
     """The control of the test above: if it is named as private, the same address is reached."""
     async with web_server() as there, web_server() as other:
         async with proxy_for(allow_private_host("127.0.0.1", there.port)) as port:
@@ -141,7 +141,7 @@ async def test_a_private_host_that_is_named_is_reached_and_no_other_one() -> Non
         assert other.requests == []
 
 
-async def test_a_host_without_a_rule_is_refused_and_not_resolved() -> None:
+async def test_the_sandbox_proxy_refuses_a_host_without_a_rule_and_does_not_resolve_its_name() -> None:
     asked: list[str] = []
 
     async def resolve(host: str, _port: int) -> Sequence[str]:
@@ -159,7 +159,7 @@ async def test_a_host_without_a_rule_is_refused_and_not_resolved() -> None:
     assert asked == []  # the names were not even resolved
 
 
-async def test_a_public_name_that_resolves_to_loopback_is_refused_without_connecting() -> None:
+async def test_the_sandbox_proxy_refuses_a_public_name_that_resolves_to_loopback_without_connecting() -> None:
     async with web_server() as there:
         network = NetworkAccess(hosts=(f"rebind.example:{there.port}",))
         async with proxy_for(network, resolve_to_loopback) as port:
@@ -172,7 +172,7 @@ async def test_a_public_name_that_resolves_to_loopback_is_refused_without_connec
             assert (await send_get(port, f"http://rebind.example:{there.port}/")).endswith(b"hello")
 
 
-async def test_a_host_with_one_private_address_among_public_ones_is_refused() -> None:
+async def test_the_sandbox_proxy_refuses_a_host_with_a_private_address_among_public_addresses() -> None:
     async def resolve(_host: str, _port: int) -> Sequence[str]:
         return ("93.184.216.34", "::ffff:10.0.0.1")
 
@@ -180,7 +180,7 @@ async def test_a_host_with_one_private_address_among_public_ones_is_refused() ->
         assert b"403" in await send_get(port, "http://mixed.example/")
 
 
-async def test_a_name_is_resolved_once_and_the_checked_address_is_the_one_connected_to() -> None:
+async def test_the_sandbox_proxy_resolves_a_name_once_and_connects_to_the_checked_address() -> None:
     """DNS rebinding: the second answer would be another address."""
     answers = [("127.0.0.1",), ("127.0.0.2",)]
 
@@ -192,7 +192,7 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_the_one_connec
         assert len(answers) == 1
 
 
-async def test_a_second_request_on_the_same_connection_is_not_forwarded() -> None:
+async def test_the_sandbox_proxy_does_not_forward_a_second_request_on_the_same_connection() -> None:
     async with web_server() as there, proxy_for(allow_private_host("nas.lan", there.port), resolve_to_loopback) as port:
         first = f"POST http://nas.lan:{there.port}/one HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
         second = "GET http://other.lan/two HTTP/1.1\r\nHost: other.lan\r\n\r\n"
@@ -212,7 +212,7 @@ AMBIGUOUS_HEADERS = {
 
 
 @pytest.mark.parametrize("headers", AMBIGUOUS_HEADERS.values(), ids=AMBIGUOUS_HEADERS)
-async def test_a_request_with_ambiguous_headers_is_refused(headers: str) -> None:
+async def test_the_sandbox_proxy_refuses_a_request_with_ambiguous_headers(headers: str) -> None:
     async with web_server() as there, proxy_for(allow_private_host("nas.lan", there.port), resolve_to_loopback) as port:
         answer = await send_bytes(port, f"POST http://nas.lan:{there.port}/ HTTP/1.1\r\n{headers}\r\nhello".encode())
         assert b"400 Bad Request" in answer
@@ -232,14 +232,14 @@ async def test_a_request_with_ambiguous_headers_is_refused(headers: str) -> None
         "/etc/passwd",
     ],
 )
-async def test_a_malformed_or_misleading_url_is_refused(url: str) -> None:
+async def test_the_sandbox_proxy_refuses_a_malformed_or_misleading_url(url: str) -> None:
     async with web_server() as there, proxy_for(allow_private_host("nas.lan", there.port), resolve_to_loopback) as port:
         answer = await send_get(port, url.format(port=there.port))
         assert b"400 Bad Request" in answer or b"403 Forbidden" in answer
         assert there.requests == []
 
 
-async def test_an_injected_secret_header_replaces_the_header_of_the_command() -> None:
+async def test_a_secret_header_injected_by_the_sandbox_proxy_replaces_the_header_of_the_command() -> None:
     async with web_server() as there:
         network = NetworkAccess(
             hosts=(f"nas.lan:{there.port}",),
@@ -254,7 +254,7 @@ async def test_an_injected_secret_header_replaces_the_header_of_the_command() ->
     assert "s3cret" not in repr(network)
 
 
-async def test_a_secret_is_not_sent_without_tls() -> None:
+async def test_the_sandbox_proxy_does_not_send_a_secret_without_tls() -> None:
     network = NetworkAccess(hosts=("api.example",), injected={"api.example": {"Authorization": "s3cret"}})
     async with proxy_for(network, resolve_to_loopback) as port:
         answer = await send_get(port, "http://api.example/")
@@ -270,12 +270,14 @@ def _build_client_hello(name: str) -> bytes:
     return outgoing.read()
 
 
-def test_the_server_name_of_a_tls_client_hello_is_parsed() -> None:
+def test_the_sandbox_proxy_parses_the_server_name_of_a_tls_client_hello() -> None:
     assert parse_server_name(_build_client_hello("api.example.com")[5:]) == "api.example.com"
     assert parse_server_name(b"") == parse_server_name(b"\x01" * 40) == ""
 
 
-async def test_a_tunnel_to_the_tls_port_must_be_tls_for_the_requested_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sandbox_proxy_tunnel_to_the_tls_port_must_be_tls_for_the_requested_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Otherwise one address that serves many names would be a way to all of them."""
     requests: list[bytes] = []
 
@@ -301,7 +303,7 @@ async def test_a_tunnel_to_the_tls_port_must_be_tls_for_the_requested_host(monke
         server.close()
 
 
-async def test_a_request_head_that_is_too_long_is_refused() -> None:
+async def test_the_sandbox_proxy_refuses_a_request_head_that_is_too_long() -> None:
     async with proxy_for(NetworkAccess(hosts=("example.com",))) as port:
         assert b"400" in await send_bytes(port, b"GET http://example.com/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
 
@@ -322,7 +324,7 @@ FETCH_SCRIPT = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{p
 
 
 @pytest.mark.spec("D53")
-async def test_concurrent_commands_do_not_share_host_rules(folder: Path) -> None:
+async def test_concurrent_sandboxed_commands_do_not_share_the_host_rules_of_the_proxy(folder: Path) -> None:
     sandbox = BubblewrapSandbox(folder=folder)
     async with web_server() as one, web_server() as two:
 
@@ -338,7 +340,7 @@ async def test_concurrent_commands_do_not_share_host_rules(folder: Path) -> None
         assert len(one.requests) == len(two.requests) == 1
 
 
-async def test_a_command_with_network_access_reaches_nothing_around_the_proxy(folder: Path) -> None:
+async def test_a_sandboxed_command_with_network_access_reaches_nothing_around_the_proxy(folder: Path) -> None:
     sandbox = BubblewrapSandbox(folder=folder)
     code = (
         "import socket\n"
@@ -353,7 +355,7 @@ async def test_a_command_with_network_access_reaches_nothing_around_the_proxy(fo
         assert there.requests == []
 
 
-async def test_a_command_with_network_access_keeps_the_other_protections(folder: Path) -> None:
+async def test_a_sandboxed_command_with_access_to_the_proxy_keeps_the_other_protections(folder: Path) -> None:
     sandbox = BubblewrapSandbox(folder=folder)
     code = (
         "import json, os\n"
@@ -368,7 +370,7 @@ async def test_a_command_with_network_access_keeps_the_other_protections(folder:
     assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status and "CapEff:\t0000000000000000" in status
 
 
-async def test_a_missing_program_with_network_access_is_reported_with_exit_code_127(folder: Path) -> None:
+async def test_a_missing_program_in_a_sandbox_with_a_proxy_is_reported_with_exit_code_127(folder: Path) -> None:
     output = await run(
         BubblewrapSandbox(folder=folder),
         ["no-such-program"],
@@ -378,7 +380,7 @@ async def test_a_missing_program_with_network_access_is_reported_with_exit_code_
     assert "no-such-program" in output.text
 
 
-async def test_the_proxy_stops_when_its_command_ends(folder: Path) -> None:
+async def test_the_sandbox_proxy_stops_when_its_command_ends(folder: Path) -> None:
     proxies: list[SandboxProxy] = []
 
     def make_and_keep_proxy(network: NetworkAccess) -> SandboxProxy:

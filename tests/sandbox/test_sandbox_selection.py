@@ -96,7 +96,7 @@ def test_the_sandbox_scope_decides_who_shares_a_container() -> None:
 @pytest.mark.spec("C63")
 @pytest.mark.parametrize("configured", WorkspaceAccess)
 @pytest.mark.parametrize("asked", [None, *WorkspaceAccess])
-def test_a_command_gets_the_stricter_of_configured_and_requested_workspace_access(
+def test_a_sandboxed_command_gets_the_stricter_of_configured_and_requested_workspace_access(
     configured: WorkspaceAccess, asked: WorkspaceAccess | None
 ) -> None:
     made = build_confinement(SandboxSettings(workspace=configured), make_facts(), RequestedConfinement(workspace=asked))
@@ -110,7 +110,7 @@ def test_a_command_gets_the_stricter_of_configured_and_requested_workspace_acces
         assert WORKSPACE in made.writable
 
 
-def test_a_folder_right_inside_the_workspace_does_not_widen_workspace_access() -> None:
+def test_a_folder_right_inside_the_workspace_does_not_widen_workspace_access_in_the_sandbox() -> None:
     rights = AgentRights(workspace=WORKSPACE, write=(WORKSPACE / "sub", Path("/data")), read=(WORKSPACE / "more",))
     shut = build_confinement(
         SandboxSettings(workspace=WorkspaceAccess.NONE), make_facts(rights=rights), RequestedConfinement()
@@ -122,7 +122,7 @@ def test_a_folder_right_inside_the_workspace_does_not_widen_workspace_access() -
     assert read.writable == (Path("/data"),) and read.readable == (WORKSPACE,)
 
 
-def test_the_directory_of_another_agent_is_refused_even_if_it_was_granted() -> None:
+def test_the_sandbox_refuses_the_directory_of_another_agent_even_if_it_was_granted() -> None:
     for rights in (
         AgentRights(workspace=WORKSPACE, read=(AGENTS_DIRECTORY / "ben",)),
         AgentRights(workspace=WORKSPACE, write=(AGENTS_DIRECTORY / "ben/workspace",)),
@@ -139,7 +139,7 @@ def test_the_directory_of_another_agent_is_refused_even_if_it_was_granted() -> N
 
 
 @pytest.mark.spec("D50.exec")
-def test_network_access_needs_host_rules_and_the_web_right() -> None:
+def test_network_access_in_the_sandbox_needs_host_rules_and_the_web_right() -> None:
     settings = SandboxSettings(hosts=("pypi.org", "*.example.com"), private_hosts=("nas.lan",))
     web = AgentRights(workspace=WORKSPACE, web=True)
     assert build_confinement(settings, make_facts(), RequestedConfinement()).network is None
@@ -155,7 +155,7 @@ def test_network_access_needs_host_rules_and_the_web_right() -> None:
     assert build_confinement(settings, make_facts(rights=web), RequestedConfinement(hosts=())).network is None
 
 
-def test_a_call_can_request_a_shorter_time_limit_but_not_a_longer_one() -> None:
+def test_a_call_can_shorten_and_not_extend_the_time_limit_of_its_sandbox() -> None:
     settings = SandboxSettings(limits=CommandLimitSettings(seconds=100, memory_mib=64))
     assert build_confinement(settings, make_facts(), RequestedConfinement(seconds=5)).limits.seconds == 5
     assert build_confinement(settings, make_facts(), RequestedConfinement(seconds=500)).limits.seconds == 100
@@ -163,7 +163,7 @@ def test_a_call_can_request_a_shorter_time_limit_but_not_a_longer_one() -> None:
 
 
 @pytest.mark.parametrize("access", WorkspaceAccess)
-def test_a_given_confinement_is_tightened_to_what_the_settings_allow(access: WorkspaceAccess) -> None:
+def test_a_given_sandbox_confinement_is_tightened_to_what_the_settings_allow(access: WorkspaceAccess) -> None:
     settings = SandboxSettings(
         workspace=access, hosts=("pypi.org",), limits=CommandLimitSettings(seconds=100, memory_mib=64, processes=50)
     )

@@ -46,7 +46,7 @@ def filter_and_table(request: pytest.FixtureRequest) -> tuple[bytes, seccomp.Sys
     return program, seccomp.MACHINES[request.param]
 
 
-def test_system_calls_that_could_escape_the_sandbox_are_refused(
+def test_the_seccomp_filter_refuses_system_calls_that_could_escape_the_sandbox(
     filter_and_table: tuple[bytes, seccomp.SyscallTable],
 ) -> None:
     program, kernel = filter_and_table
@@ -56,7 +56,7 @@ def test_system_calls_that_could_escape_the_sandbox_are_refused(
         assert run_filter(program, kernel.architecture, kernel.numbers[name]) == errno_action(errno.ENOSYS), name
 
 
-def test_clone_with_namespace_flags_is_refused_and_threads_and_forks_are_allowed(
+def test_the_seccomp_filter_refuses_clone_with_namespace_flags_and_allows_threads_and_forks(
     filter_and_table: tuple[bytes, seccomp.SyscallTable],
 ) -> None:
     program, kernel = filter_and_table
@@ -67,7 +67,7 @@ def test_clone_with_namespace_flags_is_refused_and_threads_and_forks_are_allowed
         assert run_filter(program, kernel.architecture, clone, flag | 17) == errno_action(errno.EPERM)
 
 
-def test_terminal_input_ioctls_are_refused_in_every_encoding_of_the_request(
+def test_the_seccomp_filter_refuses_terminal_input_ioctls_in_every_encoding_of_the_request(
     filter_and_table: tuple[bytes, seccomp.SyscallTable],
 ) -> None:
     program, kernel = filter_and_table
@@ -77,7 +77,7 @@ def test_terminal_input_ioctls_are_refused_in_every_encoding_of_the_request(
     assert run_filter(program, kernel.architecture, ioctl, 1, 0x5413) == ALLOW  # the size of a terminal
 
 
-def test_only_socket_families_that_a_network_namespace_confines_are_allowed(
+def test_the_seccomp_filter_allows_only_socket_families_that_a_network_namespace_confines(
     filter_and_table: tuple[bytes, seccomp.SyscallTable],
 ) -> None:
     program, kernel = filter_and_table
@@ -101,7 +101,9 @@ MODE_ARGUMENT_INDEX = {
 }
 
 
-def test_a_mode_with_a_setuid_or_setgid_bit_is_refused(filter_and_table: tuple[bytes, seccomp.SyscallTable]) -> None:
+def test_the_seccomp_filter_refuses_a_mode_with_a_setuid_or_setgid_bit(
+    filter_and_table: tuple[bytes, seccomp.SyscallTable],
+) -> None:
     program, kernel = filter_and_table
     seen = {name: index for name, index in MODE_ARGUMENT_INDEX.items() if name in kernel.numbers}
     assert seen.keys() >= {"fchmod", "fchmodat", "fchmodat2", "mknodat"}
@@ -118,7 +120,7 @@ def test_a_mode_with_a_setuid_or_setgid_bit_is_refused(filter_and_table: tuple[b
             )
 
 
-def test_a_file_is_not_created_with_a_setuid_or_setgid_bit(
+def test_the_seccomp_filter_refuses_to_create_a_file_with_a_setuid_or_setgid_bit(
     filter_and_table: tuple[bytes, seccomp.SyscallTable],
 ) -> None:
     program, kernel = filter_and_table
@@ -143,7 +145,7 @@ def test_a_file_is_not_created_with_a_setuid_or_setgid_bit(
     assert run_filter(program, kernel.architecture, kernel.numbers["openat2"]) == errno_action(errno.ENOSYS)
 
 
-def test_system_calls_of_another_architecture_are_killed_or_refused(
+def test_the_seccomp_filter_kills_or_refuses_system_calls_of_another_architecture(
     filter_and_table: tuple[bytes, seccomp.SyscallTable],
 ) -> None:
     program, kernel = filter_and_table

@@ -21,7 +21,7 @@ def make_settings(**rule: object) -> SandboxSettings:
     return SandboxSettings(secrets={"one": SecretRule(secret=SecretReference(env="API"), **rule)})  # pyright: ignore
 
 
-def test_a_header_rule_gives_its_secret_to_the_proxy_and_not_to_the_command() -> None:
+def test_a_header_rule_gives_its_secret_to_the_sandbox_proxy_and_not_to_the_command() -> None:
     rule = make_settings(hosts=("api.example.com",), header="Authorization", prefix="Bearer ")
     made = add_secrets(CONFINEMENT, find_applicable_secrets(rule, "ada", GH, CONFINEMENT), SERVER)
     assert made.network is not None
@@ -30,13 +30,13 @@ def test_a_header_rule_gives_its_secret_to_the_proxy_and_not_to_the_command() ->
     assert "s3cret" not in repr(made) and "s3cret" not in repr(rule)
 
 
-def test_no_secret_is_used_for_a_host_that_the_command_cannot_reach() -> None:
+def test_no_secret_is_used_for_a_host_that_the_sandboxed_command_cannot_reach() -> None:
     rule = make_settings(hosts=("other.example.com",), header="Authorization")
     assert find_applicable_secrets(rule, "ada", GH, CONFINEMENT) == ()
     assert find_applicable_secrets(rule, "ada", GH, Confinement(folder=Path("/w"))) == ()
 
 
-def test_a_variable_rule_gives_its_secret_only_to_the_named_program() -> None:
+def test_a_variable_rule_gives_its_secret_only_to_the_named_program_in_the_sandbox() -> None:
     rule = make_settings(variable="GH_TOKEN", commands=("/usr/bin/gh",))
     made = add_secrets(CONFINEMENT, find_applicable_secrets(rule, "ada", GH, CONFINEMENT), SERVER)
     assert made.environment == {"GH_TOKEN": "api-s3cret"}
@@ -47,13 +47,13 @@ def test_a_variable_rule_gives_its_secret_only_to_the_named_program() -> None:
     )  # no command is named, so none gets it
 
 
-def test_a_secret_rule_with_agents_gives_nothing_to_other_agents() -> None:
+def test_a_sandbox_secret_rule_with_agents_gives_nothing_to_other_agents() -> None:
     rule = make_settings(variable="GH_TOKEN", commands=("/usr/bin/gh",), agents=("ada",))
     assert find_applicable_secrets(rule, "ada", GH, CONFINEMENT)
     assert find_applicable_secrets(rule, "ben", GH, CONFINEMENT) == ()
 
 
-def test_a_missing_or_multiline_secret_stops_the_command() -> None:
+def test_a_missing_or_multiline_secret_stops_the_sandboxed_command() -> None:
     rule = make_settings(variable="GH_TOKEN", commands=("/usr/bin/gh",))
     given = find_applicable_secrets(rule, "ada", GH, CONFINEMENT)
     with pytest.raises(RetinueError):
@@ -66,6 +66,6 @@ def test_a_missing_or_multiline_secret_stops_the_command() -> None:
 @pytest.mark.parametrize(
     "name", ["PATH", "LD_PRELOAD", "ld_library_path", "HTTP_PROXY", "PYTHONPATH", "BASH_ENV", "1X", "A=B"]
 )
-def test_a_variable_that_changes_how_a_command_runs_cannot_carry_a_secret(name: str) -> None:
+def test_a_variable_that_changes_how_a_sandboxed_command_runs_cannot_carry_a_secret(name: str) -> None:
     assert check_variable_name(name)
     assert check_variable_name("GH_TOKEN") is None

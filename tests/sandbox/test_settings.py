@@ -61,7 +61,7 @@ def test_all_sandbox_settings_are_read_from_the_settings_file(home: SettingsDire
     assert str(sandbox.secrets["gh"].secret) == "the secret in /run/keys/gh"
 
 
-def test_by_default_all_commands_are_confined_and_no_host_is_allowed(home: SettingsDirectory) -> None:
+def test_the_default_sandbox_settings_confine_all_commands_and_allow_no_host(home: SettingsDirectory) -> None:
     sandbox = home.load().settings.sandbox
     assert (sandbox.kind, sandbox.mode) == (SandboxKind.BUBBLEWRAP, SandboxMode.ALL)
     assert sandbox.hosts == () and sandbox.secrets == {}

@@ -52,9 +52,9 @@ async def write(server: LocalServer, act: Any) -> Any:
     now_ms = to_ms(server.instance.clock.now())
 
     def body(conn: sa.Connection) -> Any:
-        page = Transaction(conn, now_ms)
-        done = act(page)
-        page.close()
+        tx = Transaction(conn, now_ms)
+        done = act(tx)
+        tx.close()
         return done
 
     return await server.store.write(body, point="test")

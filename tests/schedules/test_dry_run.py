@@ -149,7 +149,7 @@ async def test_dry_run_across_the_start_of_daylight_saving_time_keeps_local_time
     assert (report.start[11:], report.until[11:]) == ("13:00:00+01:00", "13:00:00+02:00")
 
 
-async def test_dry_run_has_one_run_in_an_hour_that_occurs_twice(tmp_path: Path) -> None:
+async def test_dry_run_has_one_run_of_a_daily_schedule_in_an_hour_that_occurs_twice(tmp_path: Path) -> None:
     instance = await make_closed_instance(
         tmp_path,
         ("30 2 * * *", {}),
@@ -692,7 +692,7 @@ def test_a_signal_cancels_a_dry_run_only_between_steps() -> None:
     assert (done, left.value.exit_code) == (["this step"], 130)
 
 
-def test_a_signal_cancels_a_coroutine_that_waits() -> None:
+def test_a_signal_cancels_a_waiting_coroutine_of_a_dry_run() -> None:
     ended: list[str] = []
 
     async def wait_forever() -> None:

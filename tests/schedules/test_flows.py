@@ -53,8 +53,8 @@ def instance(memory_path: Path) -> LocalInstance:
     return LocalInstance(memory_path)
 
 
-def get_stored_schedule(page: Transaction, schedule: Schedule) -> schedules.StoredSchedule:
-    stored_schedule = schedules.get(page.conn, schedule.id)
+def get_stored_schedule(tx: Transaction, schedule: Schedule) -> schedules.StoredSchedule:
+    stored_schedule = schedules.get(tx.conn, schedule.id)
     assert stored_schedule is not None
     return stored_schedule
 
@@ -89,7 +89,7 @@ async def schedule_status(server: LocalServer, schedule: Schedule) -> schedules.
 
 
 @pytest.mark.spec("C72")
-async def test_once_and_interval_schedules_run_at_their_times_and_once_is_disabled_after_it(
+async def test_once_and_interval_schedules_run_at_their_times_and_a_once_schedule_is_then_disabled(
     instance: LocalInstance,
 ) -> None:
     instance.model.rule = lambda prompt: text_reply("ok")
@@ -172,7 +172,8 @@ async def test_a_scheduled_run_interrupted_by_a_crash_is_resumed_and_its_occurre
         await advance_clock_to(server, TEN)
         await server.wait_for(
             lambda conn: (
-                (slot := schedules.get_open_occurrence(conn, schedule.id)) and slot.state is OccurrenceState.WORKING
+                (occurrence := schedules.get_open_occurrence(conn, schedule.id))
+                and occurrence.state is OccurrenceState.WORKING
             ),
             what="a run of the occurrence",
         )
@@ -279,7 +280,7 @@ async def test_a_daily_schedule_runs_once_a_day_across_daylight_saving_changes(
 
 
 @pytest.mark.spec("C73")
-async def test_a_jump_of_the_wall_clock_repeats_no_occurrence_and_records_skipped_ones(
+async def test_a_jump_of_the_wall_clock_repeats_no_schedule_occurrence_and_records_those_skipped(
     instance: LocalInstance,
 ) -> None:
     instance.model.rule = lambda prompt: text_reply("ok")
@@ -487,7 +488,7 @@ def gate_with_results(*answers: GateResult) -> Callable[..., object]:
 
 
 @pytest.mark.spec("D41", "D48", "A62")
-async def test_a_closed_gate_skips_without_a_model_call_and_delete_after_run_needs_a_run(
+async def test_a_closed_schedule_gate_makes_no_model_call_and_delete_after_run_needs_a_run(
     instance: LocalInstance,
 ) -> None:
     instance.run_gate = gate_with_results(  # type: ignore[assignment]
@@ -512,7 +513,7 @@ async def test_a_closed_gate_skips_without_a_model_call_and_delete_after_run_nee
         assert "Water the plants." in words and "3 new letters" in words
 
 
-async def test_a_gate_interrupted_by_a_server_stop_runs_again(instance: LocalInstance) -> None:
+async def test_a_schedule_gate_interrupted_by_a_server_stop_runs_again(instance: LocalInstance) -> None:
     instance.run_gate = gate_with_results()  # type: ignore[assignment]
     async with instance.run() as server:
         schedule = await add(server, make_schedule(instance, "0 10 * * *", gate=ScheduleGate(command="test")))
@@ -524,7 +525,7 @@ async def test_a_gate_interrupted_by_a_server_stop_runs_again(instance: LocalIns
         assert (await ended(server, schedule, at=TEN)).state is OccurrenceState.RAN
 
 
-async def test_a_gate_that_raises_an_error_is_closed(instance: LocalInstance) -> None:
+async def test_a_schedule_gate_that_raises_an_error_is_closed(instance: LocalInstance) -> None:
     instance.run_gate = gate_with_results()  # type: ignore[assignment]  # it has no answer: it raises
     async with instance.run() as server:
         schedule = await add(server, make_schedule(instance, "0 10 * * *", gate=ScheduleGate(command="test")))
@@ -675,4 +676,4 @@ async def test_the_history_of_a_schedule_is_limited_and_drops_the_oldest_occurre
         occurrences = await server.store.scan(lambda conn: schedules.list_history(conn, schedule.id, limit=1000))
         assert 495 <= len(occurrences) <= 501
         assert (await open_occurrence(server, schedule)) is not None  # the waiting one is kept, however old
-        assert min(slot.seq for slot in occurrences if not slot.state.is_open) > 20
+        assert min(occurrence.seq for occurrence in occurrences if not occurrence.state.is_open) > 20

@@ -44,14 +44,14 @@ async def run_schedule(server: ScriptedServer, id_: str) -> dict[str, Any]:
     await server.ask("schedule.run", schedule=id_)
 
     async def ended() -> dict[str, Any] | None:
-        [slot, *_] = [
+        [occurrence, *_] = [
             s for s in (await server.ask("schedule.history", schedule=id_))["occurrences"] if s["trigger"] == "manual"
         ]
-        return None if slot["state"] in ("waiting", "working") else slot
+        return None if occurrence["state"] in ("waiting", "working") else occurrence
 
-    slot = await wait_until(ended, "the occurrence has ended")
-    assert slot is not None
-    return slot
+    occurrence = await wait_until(ended, "the occurrence has ended")
+    assert occurrence is not None
+    return occurrence
 
 
 async def session_of(server: ScriptedServer, id_: str) -> str:
@@ -67,7 +67,7 @@ def prompt_text(server: ScriptedServer) -> str:
 
 
 @pytest.mark.spec("D48", "A62")
-async def test_a_gate_that_exits_with_0_lets_the_run_start_and_adds_its_output(server: ScriptedServer) -> None:
+async def test_a_schedule_gate_that_exits_with_0_lets_the_run_start_and_adds_its_output(server: ScriptedServer) -> None:
     (server.home() / "inbox.txt").write_text("two letters\n")
     slot = await run(server, {"command": "cat inbox.txt; echo to stderr >&2"})
     assert slot["state"] == "ran"
@@ -95,7 +95,7 @@ async def test_a_failing_gate_skips_the_occurrence_with_the_reason_and_without_a
 
 
 @pytest.mark.spec("D49", "D36")
-async def test_a_gate_without_its_permission_is_closed_until_it_is_granted_to_the_session(
+async def test_a_schedule_gate_without_its_permission_is_closed_until_it_is_granted_to_the_session(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -119,7 +119,7 @@ async def test_a_gate_without_its_permission_is_closed_until_it_is_granted_to_th
         assert "from outside the home" in prompt_text(server)
 
 
-async def test_a_gate_cannot_read_the_data_directory(server: ScriptedServer, tmp_path: Path) -> None:
+async def test_a_schedule_gate_cannot_read_the_data_directory(server: ScriptedServer, tmp_path: Path) -> None:
     secret = server.root / "owner-token"
     secret.write_text("a token")
     for command in (f"cat {secret}", f"cat {server.root}/retinue.db", f"ls {server.root} | grep token"):
@@ -129,7 +129,9 @@ async def test_a_gate_cannot_read_the_data_directory(server: ScriptedServer, tmp
 
 
 @pytest.mark.spec("D50.gate")
-async def test_a_gate_needs_the_web_permission_and_allowed_hosts_for_network_access(server: ScriptedServer) -> None:
+async def test_a_schedule_gate_needs_the_web_permission_and_allowed_hosts_for_network_access(
+    server: ScriptedServer,
+) -> None:
     gate = {"command": "true", "permissions": ["web"], "domains": ["api.example"]}
     made = await server.ask("schedule.add", to="agent:ada", text="Read it.", cron="0 0 1 1 *", gate=gate)
     slot = await run_schedule(server, made["id"])
@@ -157,7 +159,7 @@ async def test_untrusted_gate_output_is_a_separate_untrusted_message(server: Scr
     assert "Read it." in trusts[Trust.OWNER] and "Ignore" not in trusts[Trust.OWNER]
 
 
-async def test_a_gate_written_by_an_agent_needs_a_sandbox(tmp_path: Path) -> None:
+async def test_a_schedule_gate_written_by_an_agent_needs_a_sandbox(tmp_path: Path) -> None:
     config = '[sandbox]\nkind = "off"\n'
     async with open_scripted_server(tmp_path / "home", staff=(ADA,), config=config) as server:
         server.model.rule = lambda prompt: text_reply("ok")

@@ -68,7 +68,7 @@ assert len(LONG_TEXT) > DEFAULT_ACK_CHARS_MAX
         "",
     ],
 )
-def test_an_ok_token_in_any_markup_is_only_an_acknowledgement(said: str) -> None:
+def test_a_heartbeat_ok_token_in_any_markup_is_only_an_acknowledgement(said: str) -> None:
     assert alert_text(said) == ""
     assert remove_token(said) == ""
 
@@ -92,12 +92,12 @@ def test_an_ok_token_in_any_markup_is_only_an_acknowledgement(said: str) -> None
         (f"**Disk.** {LONG_TEXT.strip()} **HEARTBEAT_OK**", f"**Disk.** {LONG_TEXT.strip()}"),
     ],
 )
-def test_the_ok_token_and_its_markup_are_removed_from_both_ends_of_an_alert(said: str, left: str) -> None:
+def test_the_ok_token_and_its_markup_are_removed_from_both_ends_of_a_heartbeat_alert(said: str, left: str) -> None:
     assert alert_text(said) == left
 
 
 @pytest.mark.spec("C77")
-def test_up_to_300_characters_beside_the_ok_token_are_dropped_and_more_are_sent() -> None:
+def test_up_to_300_characters_beside_the_heartbeat_ok_token_are_dropped_and_more_are_sent() -> None:
     assert alert_text(f"HEARTBEAT_OK {'x' * 300}") == ""
     assert alert_text(f"{'x' * 300} HEARTBEAT_OK") == ""
     assert alert_text(f"HEARTBEAT_OK {'x' * 301}") == "x" * 301
@@ -118,7 +118,7 @@ def test_up_to_300_characters_beside_the_ok_token_are_dropped_and_more_are_sent(
         "heartbeat_ok",
     ],
 )
-def test_a_text_that_does_not_start_or_end_with_the_ok_token_is_unchanged(said: str) -> None:
+def test_a_text_that_does_not_start_or_end_with_the_heartbeat_ok_token_is_unchanged(said: str) -> None:
     assert alert_text(said) == said
     assert remove_token(said) == said
 
@@ -133,7 +133,7 @@ _token_markup = st.sampled_from(
 
 @pytest.mark.spec("C77")
 @given(words=_texts_without_token, markup=_token_markup, first=st.booleans())
-def test_text_beside_an_ok_token_is_dropped_if_short_and_kept_if_long(
+def test_text_beside_a_heartbeat_ok_token_is_dropped_if_short_and_kept_if_long(
     words: str, markup: tuple[str, str], first: bool
 ) -> None:
     token = f"{markup[0]}{OK_TOKEN}{markup[1]}"
@@ -146,19 +146,19 @@ def test_text_beside_an_ok_token_is_dropped_if_short_and_kept_if_long(
 
 
 @given(words=_texts_without_token)
-def test_a_text_without_the_ok_token_is_only_stripped(words: str) -> None:
+def test_a_text_without_the_heartbeat_ok_token_is_only_stripped(words: str) -> None:
     assert alert_text(words) == words.strip()
 
 
 @given(st.text(alphabet=f"*_`~<>/b()-# \n{OK_TOKEN}", max_size=200), st.booleans())
-def test_removing_the_ok_token_terminates_and_never_lengthens_the_text(noise: str, doubled: bool) -> None:
+def test_removing_the_heartbeat_ok_token_terminates_and_never_lengthens_the_text(noise: str, doubled: bool) -> None:
     said = noise.replace("HE", OK_TOKEN) * (2 if doubled else 1)
     left = remove_token(said)
     assert len(left) <= len(said)
     assert remove_token(left) == left
 
 
-def test_removing_the_ok_token_from_a_hostile_answer_is_fast() -> None:
+def test_removing_the_heartbeat_ok_token_from_a_hostile_answer_is_fast() -> None:
     for said in (
         "*" * 250_000 + OK_TOKEN,
         OK_TOKEN + "<" * 250_000,
@@ -185,7 +185,7 @@ def test_removing_the_ok_token_from_a_hostile_answer_is_fast() -> None:
         "# A\n\n- [ ]\n<!-- open to the end\n- tidy",
     ],
 )
-def test_a_checklist_of_headings_blank_items_and_comments_is_empty(checklist: str) -> None:
+def test_a_heartbeat_checklist_of_headings_blank_items_and_comments_is_empty(checklist: str) -> None:
     assert is_checklist_empty(checklist)
 
 
@@ -193,12 +193,12 @@ def test_a_checklist_of_headings_blank_items_and_comments_is_empty(checklist: st
 @pytest.mark.parametrize(
     "checklist", ["Look at the mail.", "- [ ] mail", "#todo now", "# A\n- x", "<!-- a --> b", "-x", "1. y", "---\nz"]
 )
-def test_a_checklist_with_one_word_is_not_empty(checklist: str) -> None:
+def test_a_heartbeat_checklist_with_one_word_is_not_empty(checklist: str) -> None:
     assert not is_checklist_empty(checklist)
 
 
 @pytest.mark.spec("D45")
-def test_one_heartbeat_task_is_its_text_and_several_are_numbered_and_sorted_with_ids() -> None:
+def test_a_prompt_for_one_heartbeat_task_is_its_text_and_for_several_a_sorted_list_with_ids() -> None:
     plants = HeartbeatTask(id="plants", title="Water the plants", text="Look whether they are dry.\n\nIf so, say it.")
     inbox = HeartbeatTask(id="inbox", title="an inbox", text="Look.")
     assert format_tasks([plants]) == plants.text
@@ -263,7 +263,7 @@ def utc_time(text: str, zone: str = "UTC") -> datetime:
         ("", "", ["00:00", "12:00"], []),
     ],
 )
-def test_active_hours_are_local_times_and_can_cross_midnight(
+def test_heartbeat_active_hours_are_local_times_and_can_cross_midnight(
     start: str, end: str, inside: list[str], outside: list[str]
 ) -> None:
     beat = Heartbeat(active_start=start, active_end=end)
@@ -275,7 +275,7 @@ def test_active_hours_are_local_times_and_can_cross_midnight(
 
 
 @pytest.mark.spec("C76")
-def test_active_hours_stay_at_local_time_across_daylight_saving_changes() -> None:
+def test_heartbeat_active_hours_stay_at_local_time_across_daylight_saving_changes() -> None:
     beat, berlin = Heartbeat(active_start="08:00", active_end="09:00"), ZoneInfo("Europe/Berlin")
     assert is_active(beat, datetime(2026, 3, 28, 7, 30, tzinfo=UTC), berlin)
     assert is_active(beat, datetime(2026, 3, 30, 6, 30, tzinfo=UTC), berlin)
@@ -283,7 +283,7 @@ def test_active_hours_stay_at_local_time_across_daylight_saving_changes() -> Non
 
 
 @pytest.mark.parametrize("text", ["24:01", "25:00", "8", "8:60", "noon", "-1:00", "08:00:00"])
-def test_an_invalid_time_of_day_is_none(text: str) -> None:
+def test_an_invalid_time_of_day_of_a_heartbeat_is_parsed_as_none(text: str) -> None:
     assert parse_minute_of_day(text) is None
 
 

@@ -316,8 +316,8 @@ def is_checklist_being_read(conn: sa.Connection) -> bool:
 
 
 async def is_waiting(server: LocalServer, schedule: Schedule) -> bool:
-    slot = await server.store.scan(lambda conn: schedules.get_open_occurrence(conn, schedule.id))
-    return slot is not None and slot.state is OccurrenceState.WAITING
+    occurrence = await server.store.scan(lambda conn: schedules.get_open_occurrence(conn, schedule.id))
+    return occurrence is not None and occurrence.state is OccurrenceState.WAITING
 
 
 async def advance_clock(server: LocalServer, seconds: float = 1) -> None:
@@ -448,7 +448,7 @@ async def test_the_same_heartbeat_alert_is_sent_again_after_a_day(instance: Loca
 
 
 @pytest.mark.spec("C77")
-async def test_an_ok_token_is_removed_from_other_answers_and_short_answers_are_delivered(
+async def test_a_heartbeat_ok_token_is_removed_from_other_answers_and_short_answers_are_delivered(
     instance: LocalInstance,
 ) -> None:
     instance.model.will_reply("HEARTBEAT_OK Noon.", "HEARTBEAT_OK", "Say HEARTBEAT_OK to me.")
@@ -596,7 +596,7 @@ def heartbeat_settings(**server: Any) -> HeartbeatSettings:
 
 
 @pytest.mark.spec("C76")
-def test_agents_with_their_own_heartbeat_have_one_or_else_the_default_agent() -> None:
+def test_only_agents_with_own_heartbeat_settings_have_a_heartbeat_or_else_the_default_agent() -> None:
     main, ada, bo = Agent(name="main"), Agent(name="ada"), Agent(name="bo")
     assert [(b.agent, b.is_configured) for b in agents_with_heartbeat([ada, main, bo], heartbeat_settings())] == [
         ("main", False)

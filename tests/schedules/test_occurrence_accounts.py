@@ -53,10 +53,10 @@ def instance(memory_path: Path) -> LocalInstance:
 
 
 async def apply(server: LocalServer, schedule: Schedule, act: Act) -> None:
-    def body(page: Transaction) -> object:
-        found = schedules.get(page.conn, schedule.id)
+    def body(tx: Transaction) -> object:
+        found = schedules.get(tx.conn, schedule.id)
         assert found is not None
-        return act(page, found)
+        return act(tx, found)
 
     await write(server, body)
 
@@ -271,9 +271,9 @@ async def test_each_missed_occurrence_is_recorded_once_after_two_zone_changes(
         [first] = await pending_times(server, schedule)
         instance.clock.jump(first + timedelta(minutes=3) - instance.clock.now())
 
-        def apply_two_zones(page: Transaction) -> None:
+        def apply_two_zones(tx: Transaction) -> None:
             for zone in ("Europe/London", "Europe/Berlin"):
-                schedules.apply_owner_zone(page, ZoneInfo(zone), limit=10)
+                schedules.apply_owner_zone(tx, ZoneInfo(zone), limit=10)
 
         await write(server, apply_two_zones)
         skipped = [slot for slot in await history(server, schedule) if slot.state is OccurrenceState.SKIPPED]

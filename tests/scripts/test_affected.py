@@ -52,7 +52,7 @@ def picked_paths(selection: Selection) -> list[str]:
     return [pick.path for pick in selection.picks]
 
 
-def test_tests_are_ranked_by_their_import_distance_to_the_changed_module() -> None:
+def test_affected_tests_are_ranked_by_their_import_distance_to_the_changed_module() -> None:
     assert ranked_paths("src/retinue/store/locks.py", facts()) == [
         "tests/store/test_locks.py",
         "tests/engine/test_claims.py",
@@ -60,14 +60,14 @@ def test_tests_are_ranked_by_their_import_distance_to_the_changed_module() -> No
     ]
 
 
-def test_each_picked_test_file_has_a_reason() -> None:
+def test_each_affected_test_file_has_a_reason() -> None:
     reasons = [each.reason for each in rank(Change("src/retinue/store/locks.py", LOCKS_SOURCE), facts())]
 
     assert reasons[0].startswith("mirrors it; imports it")
     assert "imports it through helpers > daemon > claims" in reasons[2]
 
 
-def test_an_importer_that_uses_the_changed_name_is_ranked_higher() -> None:
+def test_an_importer_that_uses_the_changed_name_is_ranked_higher_among_the_affected_tests() -> None:
     known = facts(
         {
             "tests/flows/test_dropping.py": "from retinue.store.locks import drop_lock\n",
@@ -80,7 +80,7 @@ def test_an_importer_that_uses_the_changed_name_is_ranked_higher() -> None:
     assert near == ["tests/flows/test_dropping.py", "tests/flows/test_taking.py"]
 
 
-def test_a_test_that_names_operations_of_the_changed_module_is_reached() -> None:
+def test_a_test_that_names_operations_of_the_changed_module_is_affected() -> None:
     declared = 'A = operation("lock.take")\nB = operation("lock.drop")\nC = operation("lock.list_all")\n'
     known = facts(
         {
@@ -93,7 +93,7 @@ def test_a_test_that_names_operations_of_the_changed_module_is_reached() -> None
     assert "tests/policy/test_rules.py" not in ranked_paths("src/retinue/operations/locks.py", known)
 
 
-def test_a_test_file_that_changed_together_with_the_module_is_ranked_higher() -> None:
+def test_an_affected_test_file_that_changed_together_with_the_module_is_ranked_higher() -> None:
     without = facts({"tests/flows/test_later.py": SOURCE_FILES["tests/flows/test_first.py"]})
     known = Facts(without.tree, {}, {"src/retinue/store/locks.py": {"tests/flows/test_later.py": 1.0}})
 
@@ -104,13 +104,13 @@ def test_a_test_file_that_changed_together_with_the_module_is_ranked_higher() ->
     assert flow_test_paths(known) == ["tests/flows/test_later.py", "tests/flows/test_first.py"]
 
 
-def test_a_module_named_in_a_string_counts_as_imported() -> None:
+def test_a_module_named_in_a_string_counts_as_imported_for_affected_tests() -> None:
     known = facts({"tests/flows/test_process.py": 'run("-m", "retinue.store.locks")'})
 
     assert "tests/flows/test_process.py" in ranked_paths("src/retinue/store/locks.py", known)
 
 
-def test_relative_imports_and_lists_of_names_are_followed() -> None:
+def test_the_source_graph_follows_relative_imports_and_lists_of_names() -> None:
     tree = Tree(
         {
             "src/retinue/store/locks.py": "",
@@ -127,7 +127,7 @@ def test_relative_imports_and_lists_of_names_are_followed() -> None:
     }
 
 
-def test_a_migration_is_reached_through_its_package() -> None:
+def test_a_test_is_affected_by_a_migration_through_its_package() -> None:
     known = facts(
         {
             "src/retinue/store/migrations/__init__.py": "HEAD = '0001'",
@@ -142,7 +142,7 @@ def test_a_migration_is_reached_through_its_package() -> None:
     ]
 
 
-def test_a_changed_conftest_reaches_the_tests_that_use_its_fixtures() -> None:
+def test_a_changed_conftest_affects_the_tests_that_use_its_fixtures() -> None:
     known = facts(
         {
             "tests/api/conftest.py": "import pytest\n\n@pytest.fixture\ndef rim(): ...\n",
@@ -154,7 +154,7 @@ def test_a_changed_conftest_reaches_the_tests_that_use_its_fixtures() -> None:
     assert ranked_paths("tests/api/conftest.py", known) == ["tests/api/test_gate.py"]
 
 
-def test_a_changed_autouse_fixture_reaches_every_test_of_its_folder() -> None:
+def test_a_changed_autouse_fixture_affects_every_test_of_its_folder() -> None:
     known = facts(
         {
             "tests/api/conftest.py": "import pytest\n\n@pytest.fixture(autouse=True)\ndef quiet(): ...\n",
@@ -165,11 +165,11 @@ def test_a_changed_autouse_fixture_reaches_every_test_of_its_folder() -> None:
     assert ranked_paths("tests/api/conftest.py", known) == ["tests/api/test_static_files.py"]
 
 
-def test_a_changed_test_helper_reaches_the_tests_that_import_it() -> None:
+def test_a_changed_test_helper_affects_the_tests_that_import_it() -> None:
     assert ranked_paths("tests/flows/helpers.py", facts()) == ["tests/flows/test_first.py"]
 
 
-def test_a_changed_data_file_reaches_the_tests_that_name_it_or_import_its_reader() -> None:
+def test_a_changed_data_file_affects_the_tests_that_name_it_or_import_its_reader() -> None:
     known = facts(
         {
             "src/retinue/store/locks.py": 'FILE = "locks.toml"',
@@ -182,13 +182,13 @@ def test_a_changed_data_file_reaches_the_tests_that_name_it_or_import_its_reader
     assert "tests/policy/test_rules.py" not in ranked_paths("src/retinue/store/locks.toml", known)
 
 
-def test_a_changed_documentation_page_reaches_the_tests_of_the_documentation() -> None:
+def test_a_changed_documentation_page_affects_the_tests_of_the_documentation() -> None:
     known = facts({"tests/docs/test_errors.py": "", "tests/scripts/test_check_links.py": ""})
 
     assert ranked_paths("docs/start.md", known) == ["tests/docs/test_errors.py", "tests/scripts/test_check_links.py"]
 
 
-def test_a_changed_generated_file_reaches_the_test_of_the_generator() -> None:
+def test_a_changed_generated_file_affects_the_test_of_the_generator() -> None:
     known = facts({"tests/scripts/test_generate.py": "", "tests/web/test_chat.py": ""})
     made = "// Made from the code by `make generate`.\n"
 
@@ -197,7 +197,7 @@ def test_a_changed_generated_file_reaches_the_test_of_the_generator() -> None:
     ]
 
 
-def test_a_changed_web_component_reaches_the_tests_of_the_screens_that_import_it() -> None:
+def test_a_changed_web_component_affects_the_tests_of_the_screens_that_import_it() -> None:
     known = facts(
         {
             "web/src/parts/Avatar.svelte": "<b>Face</b>",
@@ -217,18 +217,18 @@ def test_a_changed_web_component_reaches_the_tests_of_the_screens_that_import_it
     assert ranked_paths("web/src/screens/chat/Chat.svelte", known)[0] == "tests/web/test_chat.py"
 
 
-def test_a_changed_build_file_selects_the_smoke_tests_with_a_note() -> None:
+def test_a_changed_build_file_affects_the_smoke_tests_with_a_note() -> None:
     selection = select([Change("pyproject.toml", "")], facts())
 
     assert picked_paths(selection) == ["tests/flows/test_first.py"]
     assert selection.notes == ("pyproject.toml can affect every test: these are one for each part",)
 
 
-def test_the_smoke_test_files_exist() -> None:
+def test_the_smoke_test_files_among_the_affected_tests_exist() -> None:
     assert [path for path in SMOKE if not (affected.ROOT / path).is_file()] == []
 
 
-def test_tests_of_several_changed_files_are_picked_in_turn_until_the_time_budget_is_spent() -> None:
+def test_affected_tests_of_several_files_are_picked_in_turn_until_the_time_budget_is_spent() -> None:
     each_s = (BUDGET_S - START_S) * WORKERS / 2
     known = facts(
         {"src/retinue/policy/rules.py": "", "tests/policy/test_rules.py": "from retinue.policy import rules\n"},
@@ -247,7 +247,7 @@ def test_tests_of_several_changed_files_are_picked_in_turn_until_the_time_budget
     )
 
 
-def test_a_changed_test_file_is_picked_despite_the_time_budget() -> None:
+def test_a_changed_test_file_counts_as_affected_despite_the_time_budget() -> None:
     text = SOURCE_FILES["tests/policy/test_rules.py"]
     known = facts(seconds={"tests/policy/test_rules.py": 1000.0})
 
@@ -269,7 +269,7 @@ class TestInside:
 """
 
 
-def test_only_the_tests_that_use_the_changed_name_are_picked_of_a_long_file() -> None:
+def test_only_the_tests_that_use_the_changed_name_are_affected_in_a_long_file() -> None:
     known = facts({"tests/flows/test_long.py": LONG_TEST_SOURCE}, {"tests/flows/test_long.py": 2 * LONG_S})
 
     [pick] = [each for each in select([Change("src/retinue/store/locks.py", LOCKS_SOURCE)], known).picks if each.tests]
@@ -278,13 +278,13 @@ def test_only_the_tests_that_use_the_changed_name_are_picked_of_a_long_file() ->
     assert pick.seconds == pytest.approx(2 * LONG_S / 3)
 
 
-def test_an_unmeasured_test_file_is_estimated_by_its_number_of_tests() -> None:
+def test_the_time_of_an_unmeasured_affected_test_file_is_estimated_by_its_number_of_tests() -> None:
     known = facts({"tests/flows/test_two.py": "def test_a(): ...\n\nasync def test_b(): ...\n"})
 
     assert seconds_of("tests/flows/test_two.py", known) == pytest.approx(2 * UNMEASURED_TEST_S)
 
 
-def test_the_measured_seconds_of_a_long_test_are_taken_into_account() -> None:
+def test_the_measured_seconds_of_a_long_affected_test_are_taken_into_account() -> None:
     seconds = {
         "tests/flows/test_long.py": 2 * LONG_S,
         "tests/flows/test_long.py::test_of_something_else": 2 * LONG_S - 2,
@@ -304,7 +304,7 @@ def test_the_measured_seconds_of_a_long_test_are_taken_into_account() -> None:
         (4, ("tests/flows/test_long.py",)),
     ],
 )
-def test_of_a_long_changed_test_file_only_changed_tests_are_picked_if_possible(
+def test_in_a_long_changed_test_file_only_changed_tests_are_affected_if_possible(
     line: int, arguments: tuple[str, ...]
 ) -> None:
     known = facts({"tests/flows/test_long.py": LONG_TEST_SOURCE}, {"tests/flows/test_long.py": 2 * LONG_S})
@@ -314,7 +314,7 @@ def test_of_a_long_changed_test_file_only_changed_tests_are_picked_if_possible(
     assert pick.arguments == arguments
 
 
-def test_the_pytest_command_uses_workers_and_plugins_only_if_useful() -> None:
+def test_the_pytest_command_for_affected_tests_uses_workers_and_plugins_only_if_useful() -> None:
     tree = Tree({"tests/test_a.py": "", "tests/test_fuzz.py": "import schemathesis"})
     short, long = (Selection((Pick("tests/test_a.py", "", seconds, ("test_b",)),)) for seconds in (1.0, 30.0))
     fuzz = Selection((Pick("tests/test_fuzz.py", "", 1.0),))
@@ -327,7 +327,7 @@ def test_the_pytest_command_uses_workers_and_plugins_only_if_useful() -> None:
     assert "no:schemathesis" not in affected.pytest_command(fuzz, tree)
 
 
-def test_defined_names_are_those_around_the_changed_lines() -> None:
+def test_the_source_graph_returns_the_defined_names_around_the_changed_lines() -> None:
     text = "LIMIT = 1\n\nclass Lock:\n    def take(self):\n        raise E('lock_held')\n    def drop(self): ...\n"
 
     assert defined_names(text) == {"LIMIT", "Lock", "take", "drop", "lock_held"}
@@ -361,11 +361,11 @@ def commit(root: Path, files: dict[str, str]) -> None:
     git(root, "commit", "-q", "-m", "change")
 
 
-def test_in_a_clean_working_tree_the_last_commit_is_the_change(repository: Path) -> None:
+def test_in_a_clean_working_tree_the_last_commit_is_the_change_for_affected_tests(repository: Path) -> None:
     assert affected.changes_since(repository, None) == [Change("src/retinue/b.py", "three = 3\n", frozenset({1}))]
 
 
-def test_uncommitted_new_changed_and_removed_files_are_the_change(repository: Path) -> None:
+def test_uncommitted_new_changed_and_removed_files_are_the_change_for_affected_tests(repository: Path) -> None:
     (repository / "src/retinue/a.py").write_text("one = 1\ntwo = 4\n")
     (repository / "src/retinue/b.py").unlink()
     (repository / "new.txt").write_text("new")
@@ -377,7 +377,7 @@ def test_uncommitted_new_changed_and_removed_files_are_the_change(repository: Pa
     ]
 
 
-def test_the_change_since_a_commit_has_the_later_commits_and_the_working_tree(repository: Path) -> None:
+def test_the_change_for_affected_tests_has_the_commits_since_a_commit_and_the_working_tree(repository: Path) -> None:
     (repository / "new.txt").write_text("new")
 
     changes = affected.changes_since(repository, "HEAD~2")
@@ -390,13 +390,13 @@ def test_the_change_since_a_commit_has_the_later_commits_and_the_working_tree(re
     ]
 
 
-def test_files_of_the_same_commit_count_as_changed_together(repository: Path) -> None:
+def test_files_of_the_same_commit_count_as_changed_together_for_affected_tests(repository: Path) -> None:
     together = affected.changed_together(repository, "HEAD")
 
     assert together["src/retinue/a.py"]["tests/test_a.py"] > together["src/retinue/b.py"]["tests/test_a.py"] > 0
 
 
-def test_files_and_changes_of_an_earlier_commit_are_read(repository: Path) -> None:
+def test_files_and_changes_of_an_earlier_commit_are_read_for_affected_tests(repository: Path) -> None:
     known = affected.facts_of_commit(repository, "HEAD~1")
 
     assert known.tree.files["src/retinue/b.py"] == ""
@@ -406,7 +406,9 @@ def test_files_and_changes_of_an_earlier_commit_are_read(repository: Path) -> No
     ]
 
 
-def test_the_printed_history_ends_with_the_median(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_history_of_affected_tests_ends_with_the_median(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     affected.print_history(repository, 2, BUDGET_S)
 
     printed = capsys.readouterr().out.splitlines()
@@ -427,7 +429,7 @@ def test_durations_are_summed_by_file_and_for_long_tests_by_test(tmp_path: Path)
     assert durations.read(file) == {"tests/a.py": 11.5, "tests/a.py::t": 11.0, "tests/b.py": 2.0}
 
 
-def test_writing_durations_keeps_those_of_other_existing_test_files(tmp_path: Path) -> None:
+def test_writing_test_durations_keeps_those_of_other_existing_test_files(tmp_path: Path) -> None:
     file = tmp_path / "tests" / "durations.toml"
     file.parent.mkdir()
     (tmp_path / "tests" / "b.py").touch()

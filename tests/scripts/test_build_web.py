@@ -24,7 +24,9 @@ def test_the_web_app_is_not_built_again_from_unchanged_sources(monkeypatch: pyte
     build_web.build()
 
 
-def test_a_change_of_any_web_source_changes_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_any_web_source_changes_the_hash_of_the_web_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "web" / "src").mkdir(parents=True)
     (tmp_path / "web" / "node_modules").mkdir()
     source = tmp_path / "web" / "src" / "main.ts"

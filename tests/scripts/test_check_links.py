@@ -11,7 +11,7 @@ def test_the_documentation_has_no_broken_links() -> None:
     assert [complaint for page in pages_of(ROOT) for complaint in broken_links(page, ROOT)] == []
 
 
-def test_a_broken_link_is_reported(tmp_path: Path) -> None:
+def test_a_broken_link_in_the_documentation_is_reported(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "start.md").write_text(
         "# Start here\n[up](../README.md#the-server)\n[gone][g]\n\n[g]: gone.md\n"
@@ -27,7 +27,7 @@ def test_a_broken_link_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_a_repeated_heading_has_two_anchors(tmp_path: Path) -> None:
+def test_the_link_check_gives_a_repeated_heading_two_anchors(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("## Tests, `slow` ones\n## Tests\n## Tests\n```\n# not a heading\n```\n")
 

@@ -89,7 +89,7 @@ def run_conditions(project: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((project.parent / "seen.json").read_text())
 
 
-def test_a_condition_runs_in_a_clone_without_untracked_files_or_secrets(
+def test_a_clean_machine_condition_runs_in_a_clone_without_untracked_files_or_secrets(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = run_conditions(project, "no-cache", "--tests", "tests/api")
@@ -126,13 +126,15 @@ def test_a_clean_machine_condition_can_be_run_alone(project: Path, condition: st
     assert {name: seen[name] for name in expected} == expected
 
 
-def test_without_uv_keeps_the_other_programs_on_the_path(project: Path, tmp_path: Path) -> None:
+def test_the_clean_machine_condition_without_uv_keeps_the_other_programs_on_the_path(
+    project: Path, tmp_path: Path
+) -> None:
     place = Path(clean_machine.without_uv(str(tmp_path / "home" / "bin"), tmp_path / "copy"))
 
     assert [program.name for program in place.iterdir()] == ["ours"]
 
 
-def test_a_failed_condition_is_reported_and_the_others_still_run(
+def test_a_failed_clean_machine_condition_is_reported_and_the_other_conditions_still_run(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments: Sequence[str] = ["umask", "time-zone", "--tests", "fail"]
@@ -143,7 +145,7 @@ def test_a_failed_condition_is_reported_and_the_others_still_run(
     assert (project / clean_machine.LOGS / "time-zone.log").read_text().startswith("$ .ci/run\n")
 
 
-def test_an_unknown_or_impossible_condition_is_refused(
+def test_an_unknown_or_impossible_clean_machine_condition_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert clean_machine.main(["moonlight"], project) == 1

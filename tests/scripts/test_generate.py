@@ -39,7 +39,7 @@ def test_a_missing_generated_file_is_reported(repository: Path, capsys: pytest.C
     assert "made.txt" in capsys.readouterr().out
 
 
-def test_generating_without_check_exits_with_0(repository: Path) -> None:
+def test_the_generate_script_exits_with_0_without_check(repository: Path) -> None:
     assert generate.main([]) == 0
     assert (repository / "made.txt").read_text() == "new"
 

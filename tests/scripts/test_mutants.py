@@ -78,7 +78,7 @@ def test_code_that_no_test_needs_to_notice_is_not_mutated(text: str) -> None:
     assert sites("a.py", text, {}) == []
 
 
-def test_enum_members_are_read() -> None:
+def test_enum_members_are_read_for_mutations() -> None:
     text = "class State(StrEnum):\n    OPEN = 'o'\n    DONE = 'd'\n    def f(self): ...\nclass B(Other):\n    C = 1\n"
 
     assert enum_members({"a.py": text}) == {"State": ("OPEN", "DONE")}

@@ -92,7 +92,7 @@ def test_hangs():
     assert output.endswith("steady: 2 of 2 parts ran whole, 5 unsteady tests\n")
 
 
-def test_every_part_of_a_round_is_run_and_a_steady_suite_passes(
+def test_the_steady_script_runs_every_part_of_a_round_and_passes_for_a_steady_suite(
     suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tests(suite, "def test_where(): print(f'preload={os.environ.get(\"LD_PRELOAD\")}')\n")
@@ -108,7 +108,7 @@ def test_every_part_of_a_round_is_run_and_a_steady_suite_passes(
     ]
 
 
-def test_a_completed_part_is_run_again_only_when_the_product_changed(suite: Path) -> None:
+def test_a_completed_part_of_a_steady_round_is_run_again_only_when_the_product_changed(suite: Path) -> None:
     write_tests(suite, "def test_counts(): assert run('counts')\n")
     runs = suite / "tests" / "runs-counts"
     [quiet] = [part for part in steady.PARTS if part.name == "quiet"]
@@ -135,7 +135,7 @@ def test_a_completed_part_is_run_again_only_when_the_product_changed(suite: Path
     assert runs.read_text() == "xxxx"
 
 
-def test_an_interrupted_part_does_not_count_as_completed(suite: Path) -> None:
+def test_an_interrupted_part_of_a_steady_round_does_not_count_as_completed(suite: Path) -> None:
     write_tests(suite, "def test_waits():\n    run('waits')\n    import threading\n    threading.Event().wait()\n")
     program = f"""
 import signal, sys
@@ -153,14 +153,14 @@ sys.exit(steady.main(["--rounds", "1", "--only", "quiet"], Path({str(suite)!r}))
     assert "NOT WHOLE" in output and output.endswith("steady: 0 of 1 parts ran whole, 0 unsteady tests\n")
 
 
-def test_a_failed_import_counts_as_unsteady(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_import_counts_as_an_unsteady_test(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tests(suite, "import no_such_module\n")
 
     assert steady.main(["--rounds", "1", "--only", "quiet"], suite) == 1
     assert "unsteady: tests/test_fake.py\n" in capsys.readouterr().out
 
 
-def test_a_changed_test_helper_does_not_change_the_product_fingerprint(suite: Path) -> None:
+def test_a_changed_test_helper_does_not_change_the_product_fingerprint_of_the_steady_script(suite: Path) -> None:
     before = steady.fingerprint(suite)
     (suite / "src" / "testing").mkdir()
     (suite / "src" / "testing" / "helper.py").write_text("")
@@ -169,7 +169,7 @@ def test_a_changed_test_helper_does_not_change_the_product_fingerprint(suite: Pa
     assert steady.fingerprint(suite) != before
 
 
-def test_a_busy_process_ends_when_its_parent_is_killed() -> None:
+def test_a_busy_process_of_the_steady_script_ends_when_its_parent_is_killed() -> None:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -197,7 +197,9 @@ def collected_order(pytester: pytest.Pytester, seed: int, *arguments: str) -> li
     return [line for line in outcome.outlines if "::" in line]
 
 
-def test_the_test_order_depends_only_on_the_seed_and_keeps_files_together(pytester: pytest.Pytester) -> None:
+def test_the_test_order_of_a_steady_round_depends_only_on_the_seed_and_keeps_files_together(
+    pytester: pytest.Pytester,
+) -> None:
     source = "".join(f"def test_{number}(): pass\n" for number in range(10))
     pytester.makepyfile(**{f"test_{name}": source for name in "abcde"})
 
@@ -255,7 +257,7 @@ def test_without_a_compiler_the_slow_disk_is_refused_with_an_install_command(
     assert "try: sudo apt-get install -y gcc" in capsys.readouterr().err
 
 
-def test_results_of_a_part_are_stored_with_the_revision(suite: Path) -> None:
+def test_results_of_a_part_of_a_steady_round_are_stored_with_the_revision(suite: Path) -> None:
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "src"], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *command], cwd=suite, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"})

@@ -96,7 +96,7 @@ async def verify(*words: str, url: str = "", keys: dict[str, str] | None = None)
     return process.returncode, output.decode()
 
 
-async def test_without_provider_keys_there_is_nothing_to_verify() -> None:
+async def test_without_provider_keys_verify_providers_has_nothing_to_verify() -> None:
     code, output = await verify("--yes", keys={})
     assert code == 0
     assert output.startswith("nothing to verify: none of ANTHROPIC_API_KEY, GEMINI_API_KEY, GOOGLE_API_KEY")
@@ -112,7 +112,7 @@ async def test_verify_providers_shows_the_maximum_cost_and_needs_yes_before_any_
     assert "--yes" in output
 
 
-async def test_a_provider_with_correct_answers_passes() -> None:
+async def test_verify_providers_passes_a_provider_with_correct_answers() -> None:
     async with run_scripted_provider(correct_answer) as server:
         code, output = await verify("--yes", url=server.url)
     assert code == 0, output
@@ -120,7 +120,7 @@ async def test_a_provider_with_correct_answers_passes() -> None:
     assert not any(key in output for key in KEYS.values())
 
 
-async def test_wrong_provider_answers_are_named_and_the_exit_code_is_1() -> None:
+async def test_verify_providers_names_wrong_answers_and_exits_with_1() -> None:
     def wrong_answer(asked: ReceivedRequest) -> Answer:
         if b"Which colour" in asked.raw:
             return encode_reply("anthropic", _reply_to(""), seed=1)  # it ignores images
@@ -137,7 +137,7 @@ async def test_wrong_provider_answers_are_named_and_the_exit_code_is_1() -> None
     assert "6 of 8 as expected; 2 not" in output
 
 
-async def test_a_key_repeated_by_a_provider_is_not_printed() -> None:
+async def test_verify_providers_does_not_print_a_key_that_a_provider_repeats() -> None:
     def answer_with_key(asked: ReceivedRequest) -> Answer:
         key = next(value for value in asked.headers.values() if "sk-secre" in value)
         return Answer(status=400, body=f'{{"error": {{"message": "what is {key} to me"}}}}')

@@ -97,7 +97,7 @@ def treat_any_answer_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ApprovalAnswers, "state_of", allow_any_answer)
 
 
-def test_a_call_without_approval_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_detects_a_planted_call_without_approval(monkeypatch: pytest.MonkeyPatch) -> None:
     treat_any_answer_as_allowed(monkeypatch)
     with pytest.raises(InvariantViolation) as caught:
         run_seed(SEEDS[0], runs=10 * RUNS, rules={"unrequested"})
@@ -105,11 +105,13 @@ def test_a_call_without_approval_is_detected(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_server_without_bugs_passes_the_seeds_that_detect_the_bugs(seed: int) -> None:
+def test_the_server_without_planted_bugs_passes_the_seeds_that_detect_them(seed: int) -> None:
     run_seed(seed, runs=RUNS)
 
 
-def test_a_violation_prints_the_command_to_repeat_it_and_the_last_events(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_violation_by_a_planted_bug_prints_the_command_to_repeat_it_and_the_last_events(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with planted_bug(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
         assert main([str(SEEDS[0]), "--runs", str(RUNS)]) == 1
     told = capsys.readouterr().out

@@ -23,7 +23,7 @@ def format_occurrences(when: ScheduleTrigger, zone: ZoneInfo, begin: str, end: s
     return [f"{at:%d %H:%M %Z}" for at in found]
 
 
-def test_a_daily_time_that_a_clock_change_skips_or_repeats_occurs_once() -> None:
+def test_the_schedule_oracle_lists_a_daily_time_once_if_a_clock_change_skips_or_repeats_it() -> None:
     half_past_two = CronTrigger("30 2 * * *")
     assert format_occurrences(half_past_two, BERLIN, "2026-03-28 00:00", "2026-03-31 00:00") == [
         *("28 02:30 CET", "29 03:00 CEST", "30 02:30 CEST")
@@ -36,13 +36,13 @@ def test_a_daily_time_that_a_clock_change_skips_or_repeats_occurs_once() -> None
     ]
 
 
-def test_an_hourly_schedule_occurs_twice_in_a_repeated_hour() -> None:
+def test_the_schedule_oracle_lists_an_hourly_schedule_twice_in_a_repeated_hour() -> None:
     assert format_occurrences(CronTrigger("10,40 * * * *"), NEW_YORK, "2026-11-01 05:00", "2026-11-01 07:00") == [
         *("01 01:10 EDT", "01 01:40 EDT", "01 01:10 EST", "01 01:40 EST")
     ]
 
 
-def test_intervals_and_single_times_are_counted_from_their_start() -> None:
+def test_the_schedule_oracle_counts_intervals_and_single_times_from_their_start() -> None:
     start = datetime(2026, 1, 5, 10, tzinfo=UTC)
     assert format_occurrences(EveryTrigger(90, start), BERLIN, "2026-01-05 09:00", "2026-01-05 10:03") == [
         *("05 11:00 CET", "05 11:01 CET", "05 11:03 CET")
@@ -55,7 +55,7 @@ def test_intervals_and_single_times_are_counted_from_their_start() -> None:
 
 
 @pytest.mark.parametrize("expression", [*FREQUENT, *INFREQUENT, *DAILY])
-def test_the_oracle_and_the_server_agree_on_every_simulated_schedule(expression: str) -> None:
+def test_the_schedule_oracle_and_the_server_agree_on_every_simulated_schedule(expression: str) -> None:
     chance = random.Random(expression)
     for change in DST_CHANGES:
         for zone in (BERLIN, NEW_YORK):

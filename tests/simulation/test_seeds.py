@@ -47,7 +47,7 @@ def select_seeds(seeds: Iterable[int]) -> list[int]:
 @pytest.mark.spec("C73")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", select_seeds(REGULAR_SEEDS))
-def test_a_server_keeps_its_invariants_through_crashes_zombies_and_clock_jumps(seed: int) -> None:
+def test_a_simulated_server_keeps_its_invariants_through_crashes_zombies_and_clock_jumps(seed: int) -> None:
     verdict = run_regular_seed(seed)
     assert verdict.runs >= REGULAR_RUNS
     assert verdict.effects > 0
@@ -78,7 +78,7 @@ EXPECTED_EVENTS = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(CHOSEN_SEED is not None, reason="one seed alone does not cover everything")
-def test_the_seeds_together_cover_every_kind_of_event() -> None:
+def test_the_simulation_seeds_together_cover_every_kind_of_event() -> None:
     """Otherwise a passing seed would prove little. If a kind of event is rare, more seeds are tried."""
     seen_events: Counter[str] = Counter()
     for number, seed in enumerate(dict.fromkeys((*REGULAR_SEEDS, *EXTRA_SEEDS))):
@@ -100,7 +100,7 @@ def _list_missing_events(seen_events: Counter[str]) -> set[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(CHOSEN_SEED is not None, reason="one seed alone does not cover everything")
-def test_the_seeds_together_cover_every_outcome_of_an_occurrence() -> None:
+def test_the_simulation_seeds_together_cover_every_outcome_of_an_occurrence() -> None:
     outcome_counts: Counter[str] = Counter()
     for seed in REGULAR_SEEDS:
         outcome_counts.update(run_regular_seed(seed).occurrence_counts)
@@ -112,7 +112,7 @@ def test_the_seeds_together_cover_every_outcome_of_an_occurrence() -> None:
 @pytest.mark.spec("C73")
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(CHOSEN_SEED is not None, reason="a single seed runs with random faults only")
-def test_every_occurrence_is_accounted_for_in_a_week_with_clock_changes_in_two_time_zones() -> None:
+def test_a_simulated_week_with_clock_changes_in_two_time_zones_accounts_for_every_occurrence() -> None:
     verdict = run_days(WEEK_DAYS, 1, start=midnight(START_DATE))
     assert verdict.occurrence_counts["ran"] > 100 and verdict.occurrence_counts["skipped missed"] > 0
 
@@ -122,7 +122,7 @@ def test_every_occurrence_is_accounted_for_in_a_week_with_clock_changes_in_two_t
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(CHOSEN_SEED is not None, reason="a single seed runs with random faults only")
 @pytest.mark.parametrize("begin", MONTH_STARTS, ids=str)
-def test_every_occurrence_is_accounted_for_in_a_month(begin: date) -> None:
+def test_a_simulated_month_accounts_for_every_occurrence(begin: date) -> None:
     verdict = run_days(31, begin.month, start=midnight(begin))
     assert verdict.occurrence_counts["ran"] > 500
 
@@ -136,7 +136,7 @@ def midnight(day: date) -> datetime:
 @pytest.mark.parametrize(
     "seed", select_seeds(range(FIRST_SLOW_SEED, FIRST_SLOW_SEED + int(os.environ.get("RETINUE_SEEDS", "500"))))
 )
-def test_a_server_keeps_its_invariants_for_many_more_seeds(seed: int) -> None:
+def test_a_simulated_server_keeps_its_invariants_for_many_more_seeds(seed: int) -> None:
     assert run_seed(seed).runs >= RUNS_DEFAULT
 
 
@@ -149,7 +149,7 @@ def test_the_same_seed_repeats_the_same_simulation_step_by_step(seed: int) -> No
 
 
 @pytest.mark.timeout(300)
-def test_a_seed_repeats_in_another_process_with_another_hash_seed() -> None:
+def test_a_simulation_seed_repeats_in_another_process_with_another_hash_seed() -> None:
     """Sets of strings have another order there; nothing may depend on it."""
     told: set[str] = set()
     for hash_seed in ("1", "2"):

@@ -27,7 +27,7 @@ from retinue.tools.base import ToolContext, schema_of
 SLOW_CALL = ScriptedReply(calls=(("session_status", {}),), after_s=10)
 
 
-async def test_a_steer_backlog_message_is_steered_into_one_run_and_then_gets_its_own(tmp_path: Path) -> None:
+async def test_a_steer_backlog_message_is_steered_into_one_run_and_then_gets_its_own_run(tmp_path: Path) -> None:
     ada = Agent(name="ada", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER_BACKLOG))
     instance = LocalInstance(tmp_path, agents=[ada])
     instance.model.will_reply(SLOW_CALL, "one", tool_call_reply("session_status"), "two", "three")
@@ -58,7 +58,7 @@ class HangingTool:
         return "never"
 
 
-async def test_an_interrupted_call_is_not_reported_as_refused_after_the_rules_changed(tmp_path: Path) -> None:
+async def test_an_interrupted_tool_call_is_not_reported_as_refused_after_the_tool_rules_changed(tmp_path: Path) -> None:
     """The rules changed while the server was down. The call was allowed before and may have been performed."""
     tool = HangingTool()
     instance = LocalInstance(tmp_path, tools=[tool])

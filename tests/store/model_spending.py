@@ -80,9 +80,9 @@ class SpendingStore:
 
     async def write(self, body: Callable[[sa.Connection], T]) -> T:
         def in_transaction(conn: sa.Connection) -> T:
-            page = Transaction(conn, self.at_ms)
+            tx = Transaction(conn, self.at_ms)
             done = body(conn)
-            page.close()
+            tx.close()
             return done
 
         return await self.store.write(in_transaction, point="test")

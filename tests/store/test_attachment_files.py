@@ -79,7 +79,7 @@ def test_an_empty_attachment_can_be_stored(files: AttachmentFiles) -> None:
     assert files.verify(kept.hash)
 
 
-def test_storing_the_same_bytes_twice_keeps_the_first_file(files: AttachmentFiles, root: Path) -> None:
+def test_storing_the_same_attachment_bytes_twice_keeps_the_first_file(files: AttachmentFiles, root: Path) -> None:
     keep(files, name="a.txt")
     before = files.path(HASH).stat()
     kept = files.store([BYTES], name="b.txt", media_type="text/plain")
@@ -97,7 +97,7 @@ def test_storing_the_bytes_of_a_damaged_attachment_again_repairs_it(files: Attac
     assert files.verify(HASH)
 
 
-def test_threads_can_store_the_same_bytes_during_sweeps(files: AttachmentFiles, root: Path) -> None:
+def test_threads_can_store_the_same_attachment_bytes_during_sweeps(files: AttachmentFiles, root: Path) -> None:
     def work() -> None:
         for number in range(20):
             keep(files, b"x" * 1000 + bytes([number]))
@@ -143,7 +143,9 @@ def test_an_attachment_name_never_determines_the_path(
 @pytest.mark.parametrize(
     "media_type", ["", "text", "text/", "a/b\nc: d", "a/b/c", "<x>/y", "a/" + "b" * 500, "\u0442ext/plain"]
 )
-def test_an_invalid_media_type_becomes_application_octet_stream(files: AttachmentFiles, media_type: str) -> None:
+def test_an_invalid_media_type_of_an_attachment_becomes_application_octet_stream(
+    files: AttachmentFiles, media_type: str
+) -> None:
     assert files.store([BYTES], name="x", media_type=media_type).media_type == "application/octet-stream"
 
 
@@ -197,7 +199,7 @@ def test_opening_a_missing_attachment_is_not_found(files: AttachmentFiles, root:
     assert_not_found()
 
 
-def test_an_interrupted_upload_leaves_no_file(files: AttachmentFiles, root: Path) -> None:
+def test_an_interrupted_attachment_upload_leaves_no_file(files: AttachmentFiles, root: Path) -> None:
     def failing_chunks() -> Iterator[bytes]:
         yield b"half"
         raise ConnectionResetError("gone")  # an OSError that does not come from the disk
@@ -245,7 +247,7 @@ def test_a_link_to_the_right_bytes_is_not_accepted_as_the_attachment(
     assert not files.path(HASH).is_symlink()
 
 
-def test_a_link_in_place_of_a_shard_is_refused(files: AttachmentFiles, root: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_an_attachment_shard_is_refused(files: AttachmentFiles, root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / HASH[2:]).write_bytes(BYTES)
@@ -273,7 +275,7 @@ def test_a_directory_or_fifo_at_an_attachments_path_is_refused_without_blocking(
     assert not files.verify(HASH)
 
 
-def test_storing_over_a_directory_is_refused_and_leaves_no_file(files: AttachmentFiles) -> None:
+def test_storing_an_attachment_over_a_directory_is_refused_and_leaves_no_file(files: AttachmentFiles) -> None:
     (files.path(HASH) / "inside").mkdir(parents=True)
     with pytest.raises(StoreError):
         keep(files)
@@ -377,7 +379,7 @@ def crash_at(call: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
-def test_a_crash_before_the_rename_leaves_a_temporary_file_that_a_sweep_removes(
+def test_a_crash_before_the_rename_leaves_a_temporary_attachment_file_that_a_sweep_removes(
     files: AttachmentFiles, root: Path, call: str
 ) -> None:
     crash_at(call, root)
@@ -393,7 +395,9 @@ def test_a_crash_before_the_rename_leaves_a_temporary_file_that_a_sweep_removes(
     assert files.verify(HASH)
 
 
-def test_a_temporary_file_of_an_earlier_process_with_the_same_pid_is_kept(files: AttachmentFiles, root: Path) -> None:
+def test_a_temporary_attachment_file_of_an_earlier_process_with_the_same_pid_is_kept(
+    files: AttachmentFiles, root: Path
+) -> None:
     root.mkdir(parents=True)
     leftover = root / f".temp-{os.getpid()}-0"
     leftover.write_bytes(b"half")
@@ -469,7 +473,7 @@ def test_an_attachment_swept_before_its_lock_is_written_again(
     assert list_files(root) == [f"{HASH[:2]}/{HASH[2:]}"]
 
 
-def test_a_sweep_removes_an_unreferenced_link_but_not_its_target(
+def test_an_attachment_sweep_removes_an_unreferenced_link_but_not_its_target(
     files: AttachmentFiles, root: Path, secret: Path
 ) -> None:
     (root / HASH[:2]).mkdir(parents=True)
@@ -491,7 +495,7 @@ def test_a_sweep_keeps_files_that_are_no_attachments(files: AttachmentFiles, roo
     assert list_files(root) == before
 
 
-def test_a_failing_keep_callback_stops_the_sweep(files: AttachmentFiles) -> None:
+def test_a_failing_keep_callback_stops_the_attachment_sweep(files: AttachmentFiles) -> None:
     keep(files)
 
     def failing_callback(hash: str) -> bool:
@@ -509,7 +513,7 @@ def test_a_failing_keep_callback_stops_the_sweep(files: AttachmentFiles) -> None
 @given(
     chunks=st.lists(st.binary(max_size=200), max_size=8), name=st.text(max_size=200), media_type=st.text(max_size=50)
 )
-def test_any_bytes_with_any_name_are_read_back_unchanged(
+def test_attachment_bytes_with_any_name_are_read_back_unchanged(
     files: AttachmentFiles, root: Path, chunks: list[bytes], name: str, media_type: str
 ) -> None:
     kept = files.store(iter(chunks), name=name, media_type=media_type)

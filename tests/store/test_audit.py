@@ -181,7 +181,7 @@ def test_a_missing_audit_chain_is_detected_without_anchors(
     assert check_chains([link for link in made[0] if link.chain == SESSION])  # nor is a session chain valid alone
 
 
-def test_canonical_json_and_content_hashes_are_stable() -> None:
+def test_canonical_json_and_content_hashes_of_audit_entries_are_stable() -> None:
     assert canonical_json({"b": 1, "a": ["ü", None]}) == '{"a":["\\u00fc",null],"b":1}'
     assert hash_content("Grüße \ud800") == hash_content("Grüße \ud800")
     assert hash_content({"a": 1, "b": 2}) == hash_content({"b": 2, "a": 1})
@@ -206,10 +206,10 @@ def ended_entry(output: str = "words") -> AuditEntry:
 
 def make_sessions(conn: sa.Connection) -> None:
     add_agents_and_people("ada")(conn)
-    page = Transaction(conn, 1)
+    tx = Transaction(conn, 1)
     for id_, key in ((SESSION, "person:owner"), (OTHER, "person:maria")):
-        sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))  # type: ignore[arg-type]
-    page.close()
+        sessions.start(tx, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))  # type: ignore[arg-type]
+    tx.close()
 
 
 def append_entries(*entries: AuditEntry, chain: str = SESSION, now_ms: int = 1_000) -> Callable[[sa.Connection], None]:

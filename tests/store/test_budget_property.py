@@ -197,7 +197,7 @@ async def test_hundreds_of_concurrent_runs_never_exceed_any_budget(
     )
 
 
-async def test_cost_over_a_reservation_is_recorded_and_later_calls_are_refused(
+async def test_the_cost_of_a_call_over_its_budget_reservation_is_recorded_and_later_calls_are_refused(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     async with create_store_location(SQLITE, request, tmp_path).open() as store:
@@ -351,9 +351,9 @@ def commit(conn: sa.Connection, body: TransactionBody[T]) -> T:
     raw: Any = conn.connection.dbapi_connection
     raw.execute("BEGIN")
     try:
-        page = Transaction(conn, AT_MS)
+        tx = Transaction(conn, AT_MS)
         done = body(conn)
-        page.close()
+        tx.close()
     except BaseException:
         raw.execute("ROLLBACK")
         raise

@@ -37,7 +37,9 @@ async def spending_store(request: pytest.FixtureRequest, tmp_path: Path) -> Asyn
 
 
 @pytest.mark.spec("D21")
-async def test_the_maximum_cost_of_a_call_is_held_until_it_is_settled(spending_store: SpendingStore) -> None:
+async def test_a_budget_holds_the_maximum_cost_of_a_model_call_until_the_call_is_settled(
+    spending_store: SpendingStore,
+) -> None:
     ada, asked = run_of("a"), terms()
     granted = await spending_store.reserve(ada, asked)
     assert (granted.output_tokens_max, granted.reserved_microusd, granted.warnings) == (2_000, RESERVED_MICROUSD, ())
@@ -55,7 +57,9 @@ async def test_the_maximum_cost_of_a_call_is_held_until_it_is_settled(spending_s
     assert await spending_store.ledger_findings() == []
 
 
-async def test_a_cost_reported_by_the_provider_is_recorded(spending_store: SpendingStore) -> None:
+async def test_the_store_records_the_cost_of_a_model_call_that_the_provider_reports(
+    spending_store: SpendingStore,
+) -> None:
     ada, asked = run_of("a"), terms()
     await spending_store.reserve(ada, asked)
     assert await spending_store.settle(ada, asked, Usage(input_tokens=900, output_tokens=100, cost_microusd=77)) == 77
@@ -64,7 +68,7 @@ async def test_a_cost_reported_by_the_provider_is_recorded(spending_store: Spend
 
 @pytest.mark.spec("D21")
 @pytest.mark.parametrize("usage", [NO_USAGE, Usage(input_tokens=900, output_tokens=100, estimated=True)])
-async def test_a_call_without_exact_usage_spends_the_whole_reservation_and_counts_no_tokens(
+async def test_a_model_call_without_exact_usage_spends_its_whole_budget_reservation_and_counts_no_tokens(
     spending_store: SpendingStore, usage: Usage
 ) -> None:
     ada, asked = run_of("a"), terms()
@@ -78,7 +82,7 @@ async def test_a_call_without_exact_usage_spends_the_whole_reservation_and_count
     assert await spending_store.ledger_findings() == []
 
 
-async def test_a_cost_over_the_reservation_is_recorded_and_the_next_call_is_refused(
+async def test_a_model_call_cost_over_its_budget_reservation_is_recorded_and_the_next_call_is_refused(
     spending_store: SpendingStore,
 ) -> None:
     ada, asked = run_of("a"), terms(caps=BudgetLimits(run_microusd=50_000))
@@ -93,7 +97,7 @@ async def test_a_cost_over_the_reservation_is_recorded_and_the_next_call_is_refu
 
 
 @pytest.mark.spec("D21")
-async def test_a_free_call_reserves_nothing_and_counts_its_tokens(spending_store: SpendingStore) -> None:
+async def test_a_free_model_call_reserves_no_budget_and_counts_its_tokens(spending_store: SpendingStore) -> None:
     ada, asked = run_of("a"), terms(price=FREE_PRICE, caps=BudgetLimits(run_microusd=0))
     granted = await spending_store.reserve(ada, asked)
     assert (granted.output_tokens_max, granted.reserved_microusd) == (2_000, 0)
@@ -105,7 +109,9 @@ async def test_a_free_call_reserves_nothing_and_counts_its_tokens(spending_store
     assert await spending_store.ledger_findings() == []
 
 
-async def test_a_call_without_a_known_price_is_refused_if_there_is_a_budget(spending_store: SpendingStore) -> None:
+async def test_a_model_call_without_a_known_price_is_refused_if_there_is_a_budget(
+    spending_store: SpendingStore,
+) -> None:
     ada = run_of("a")
     with pytest.raises(PriceUnknown):
         await spending_store.reserve(ada, terms(price=None, caps=BudgetLimits(instance_month_microusd=10**9)))
@@ -117,7 +123,9 @@ async def test_a_call_without_a_known_price_is_refused_if_there_is_a_budget(spen
     assert await spending_store.ledger_findings() == []
 
 
-async def test_a_failed_call_releases_its_reservation_unless_its_cost_is_unknown(spending_store: SpendingStore) -> None:
+async def test_a_failed_model_call_releases_its_budget_reservation_unless_its_cost_is_unknown(
+    spending_store: SpendingStore,
+) -> None:
     ada, asked = run_of("a"), terms()
     await spending_store.reserve(ada, asked)
     await spending_store.fail(ada, asked, unknown=False)
@@ -139,7 +147,7 @@ async def test_a_failed_call_releases_its_reservation_unless_its_cost_is_unknown
     assert await spending_store.ledger_findings() == []
 
 
-async def test_calls_interrupted_by_a_crash_are_charged_once(spending_store: SpendingStore) -> None:
+async def test_model_calls_interrupted_by_a_crash_are_charged_to_the_budget_once(spending_store: SpendingStore) -> None:
     ada, bo, asked = run_of("a"), run_of("b"), terms()
     await spending_store.reserve(ada, asked)
     await spending_store.settle(ada, asked, USAGE)
@@ -159,7 +167,7 @@ async def test_calls_interrupted_by_a_crash_are_charged_once(spending_store: Spe
     assert await spending_store.ledger_findings() == []
 
 
-async def test_a_call_settled_twice_is_counted_once(spending_store: SpendingStore) -> None:
+async def test_a_model_call_settled_twice_is_counted_once_in_the_stored_spending(spending_store: SpendingStore) -> None:
     ada, asked = run_of("a"), terms()
     await spending_store.reserve(ada, asked)
     await spending_store.write(partial(budgets.charge_interrupted_calls, run=ada.id))
@@ -169,7 +177,9 @@ async def test_a_call_settled_twice_is_counted_once(spending_store: SpendingStor
     assert await spending_store.ledger_findings() == []
 
 
-async def test_a_call_over_midnight_belongs_to_the_day_it_started(spending_store: SpendingStore) -> None:
+async def test_the_cost_of_a_model_call_over_midnight_belongs_to_the_budget_of_the_day_it_started(
+    spending_store: SpendingStore,
+) -> None:
     ada, asked = run_of("a"), terms(caps=BudgetLimits(instance_day_microusd=40_000))
     await spending_store.reserve(ada, asked)
     spending_store.days = TOMORROW
@@ -253,7 +263,9 @@ async def test_each_attempt_has_its_own_reservation_and_a_budget_counts_all_atte
     assert await spending_store.rows(spent) == [("anthropic", RESERVED_MICROUSD), ("openai", 1_100)]
 
 
-async def test_the_cost_of_a_subagent_counts_for_the_person_of_the_root_run(spending_store: SpendingStore) -> None:
+async def test_the_cost_of_a_subagent_counts_for_the_budget_of_the_person_of_the_root_run(
+    spending_store: SpendingStore,
+) -> None:
     def begin(conn: sa.Connection) -> None:
         row = dict.fromkeys(t.runs.c.keys()) | {"id": run_of("a").id, "session": "5" * 32, "agent": "ada"}
         row |= {"lane": "main", "epoch": 1, "status": "running", "sender": "person:maria", "envelopes": "[]"}
@@ -327,7 +339,7 @@ async def test_a_budget_warning_during_a_run_comes_with_the_next_reservation(spe
 # Forgetting a person
 
 
-async def test_erasing_a_person_keeps_the_sums_of_money_without_the_name(spending_store: SpendingStore) -> None:
+async def test_erasing_a_person_keeps_the_stored_spending_without_the_name(spending_store: SpendingStore) -> None:
     for n, sender in enumerate(("person:maria", "person:noor", "schedule:abcdef01", "person:maria")):
         run, asked = run_of(f"{n}", sender=sender), terms(ref=CLAUDE if n < 3 else ModelRef("openai", "mini"))
         await spending_store.reserve(run, asked)

@@ -70,7 +70,7 @@ async def bound_agents(store: Store) -> dict[str, str]:
 
 
 @pytest.mark.spec("C123")
-async def test_a_binding_is_refused_only_if_its_complete_match_exists(store: Store) -> None:
+async def test_the_store_refuses_a_binding_only_if_one_with_the_same_complete_match_exists(store: Store) -> None:
     await add(store, make_binding("1", "ada", account="family"))
     await add(store, make_binding("2", "bob", account="family", peer="7"))
     await add(store, make_binding("3", "bob", account="family", peer="7", peer_kind="dm"))
@@ -82,7 +82,7 @@ async def test_a_binding_is_refused_only_if_its_complete_match_exists(store: Sto
 
 
 @pytest.mark.spec("H65")
-async def test_a_connector_account_has_one_agent_and_rebinding_replaces_it_in_one_commit(store: Store) -> None:
+async def test_a_connector_account_has_one_agent_and_the_store_replaces_its_binding_in_one_commit(store: Store) -> None:
     await replace_binding(store, make_binding("1", "ada", account="family"))
     await replace_binding(store, make_binding("2", "bob", account="family"))
     assert await bound_agents(store) == {"2": "bob"}, "the connector is bound to another agent"
@@ -133,7 +133,7 @@ async def test_a_binding_follows_its_channel_to_a_new_id(store: Store) -> None:
 
 
 @pytest.mark.spec("C9")
-async def test_an_identity_belongs_to_one_person_and_a_person_can_have_several(store: Store) -> None:
+async def test_the_store_links_an_identity_to_one_person_and_allows_a_person_several_identities(store: Store) -> None:
     async def link(service: str, id_: str, person: str) -> Identity:
         identity = Identity(service=service, id=id_, person=person, made_by="person:owner")
         return await store.write(partial(identities.link, identity=identity, at_ms=NOW_MS), point="test")
@@ -292,7 +292,9 @@ async def test_old_pairings_are_deleted_with_a_new_request(store: Store) -> None
 
 
 @pytest.mark.spec("C84")
-async def test_the_last_ambient_messages_are_kept_and_deleted_once_shown(store: Store) -> None:
+async def test_the_store_keeps_the_last_ambient_messages_of_a_channel_and_deletes_those_once_shown(
+    store: Store,
+) -> None:
     def add_messages(conn: sa.Connection) -> None:
         for number in range(1, 6):
             ambient_messages.add(

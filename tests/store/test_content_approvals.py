@@ -26,7 +26,7 @@ def approve(
     )
 
 
-async def test_an_approved_hash_survives_a_restart(place: StoreLocation) -> None:
+async def test_the_approved_hash_of_a_content_approval_survives_a_restart(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(approve("instance/weather", "a" * 64, content="look out of the window ☂"), point="skill")
     async with place.open() as store:
@@ -36,7 +36,7 @@ async def test_an_approved_hash_survives_a_restart(place: StoreLocation) -> None
         assert pin.at.timestamp() == 0.005
 
 
-async def test_a_new_approval_replaces_the_approved_hash(place: StoreLocation) -> None:
+async def test_a_new_content_approval_replaces_the_approved_hash(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(approve("instance/weather", "a" * 64), point="skill")
         await store.write(
@@ -46,7 +46,7 @@ async def test_a_new_approval_replaces_the_approved_hash(place: StoreLocation) -
         assert (pin.hash, pin.content, pin.decided_by) == ("b" * 64, "other words", "person:noor")
 
 
-async def test_approved_hashes_of_different_kinds_are_separate(place: StoreLocation) -> None:
+async def test_content_approvals_of_different_kinds_with_the_same_name_are_separate(place: StoreLocation) -> None:
     async with place.open() as store:
         await store.write(approve("same", "a" * 64), point="skill")
         await store.write(approve("same", "b" * 64, kind="mcp"), point="skill")
@@ -57,7 +57,9 @@ async def test_approved_hashes_of_different_kinds_are_separate(place: StoreLocat
         assert await store.read(partial(content_approvals.get_hashes, kind="mcp")) == {"same": "b" * 64}
 
 
-async def test_a_long_approved_content_is_truncated_and_keeps_its_hash(place: StoreLocation) -> None:
+async def test_a_content_approval_stores_a_long_content_truncated_with_the_hash_of_the_full_content(
+    place: StoreLocation,
+) -> None:
     async with place.open() as store:
         await store.write(
             approve("big", "c" * 64, content="x" * (content_approvals.CONTENT_CHARS_MAX + 10)), point="skill"

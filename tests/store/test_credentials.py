@@ -84,7 +84,7 @@ async def test_credentials_and_their_cooldowns_survive_a_restart(place: StoreLoc
 
 
 @pytest.mark.spec("C37", "C38")
-async def test_cooldowns_grow_across_restarts_and_end_with_a_success(place: StoreLocation) -> None:
+async def test_the_cooldowns_of_a_credential_grow_across_restarts_and_end_with_a_success(place: StoreLocation) -> None:
     at = NOW
     for minutes in (1, 5, 25, 60):
         async with open_store_at(place) as store:
@@ -100,7 +100,9 @@ async def test_cooldowns_grow_across_restarts_and_end_with_a_success(place: Stor
 
 
 @pytest.mark.spec("C38")
-async def test_a_call_started_before_a_failure_does_not_end_the_cooldown(place: StoreLocation) -> None:
+async def test_a_model_call_started_before_a_failure_does_not_end_the_cooldown_of_the_credential(
+    place: StoreLocation,
+) -> None:
     """Regression: a concurrent success cleared a cooldown that had just been written."""
     async with open_store_at(place) as store:
         await record_failure(store, WORK_CREDENTIAL, ModelFailureKind.RATE_LIMIT)
@@ -117,7 +119,9 @@ async def test_a_call_started_before_a_failure_does_not_end_the_cooldown(place: 
         assert kept.used_at == NOW + timedelta(seconds=5)
 
 
-async def test_success_with_one_model_keeps_the_cooldown_of_another_model(place: StoreLocation) -> None:
+async def test_a_success_with_one_model_keeps_the_cooldown_of_the_credential_for_another_model(
+    place: StoreLocation,
+) -> None:
     async with open_store_at(place) as store:
         await record_failure(store, WORK_CREDENTIAL, ModelFailureKind.RATE_LIMIT, model="big")
         await record_failure(store, WORK_CREDENTIAL, ModelFailureKind.RATE_LIMIT, model="small")
@@ -130,7 +134,7 @@ async def test_success_with_one_model_keeps_the_cooldown_of_another_model(place:
         assert (await load_cooldowns(store)).cooldowns == []
 
 
-async def test_cooldowns_are_cleared_for_one_model_or_for_all(place: StoreLocation) -> None:
+async def test_the_cooldowns_of_a_credential_are_cleared_for_one_model_or_for_all(place: StoreLocation) -> None:
     async with open_store_at(place) as store:
         for model in ("big", "small"):
             await record_failure(store, WORK_CREDENTIAL, ModelFailureKind.OVERLOADED, model=model)

@@ -106,7 +106,9 @@ async def test_dead_letter_pages_have_no_gaps_or_duplicates(instance: LocalInsta
 
 
 @pytest.mark.spec("H2")
-async def test_a_retry_is_a_new_envelope_and_the_dead_letter_stays_unchanged(instance: LocalInstance) -> None:
+async def test_a_retry_of_a_dead_letter_is_a_new_envelope_and_the_dead_letter_stays_unchanged(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         question = (await server.send("before", recipient="person:owner")).envelope
         attachment = Attachment(hash="a" * 64, name="list.txt", media_type="text/plain", size_bytes=3)
@@ -126,7 +128,7 @@ async def test_a_retry_is_a_new_envelope_and_the_dead_letter_stays_unchanged(ins
         assert await ledger_holds(server)
 
 
-async def test_a_retry_drops_the_delivery_and_expiry_times(instance: LocalInstance) -> None:
+async def test_a_retry_of_a_dead_letter_drops_the_delivery_and_expiry_times(instance: LocalInstance) -> None:
     async with instance.run() as server:
         now = instance.clock.now()
         id_ = await make_dead_letter(server, deliver_at=now, expires_at=now.replace(year=now.year + 1))
@@ -154,7 +156,9 @@ async def test_only_a_dead_letter_can_be_retried(instance: LocalInstance) -> Non
         assert rows[0][0] == 0 and await ledger_holds(server)
 
 
-async def test_a_second_retry_is_refused_unless_the_first_is_a_dead_letter(instance: LocalInstance) -> None:
+async def test_a_second_retry_of_a_dead_letter_is_refused_unless_the_first_retry_failed_too(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         id_ = await make_dead_letter(server)
         instance.model.will_reply(text_reply("at last", after_s=60))
@@ -169,7 +173,9 @@ async def test_a_second_retry_is_refused_unless_the_first_is_a_dead_letter(insta
             await retry(server, id_)
 
 
-async def test_a_failed_retry_can_be_retried_by_its_own_id_or_the_original_id(instance: LocalInstance) -> None:
+async def test_a_failed_retry_of_a_dead_letter_can_be_retried_by_its_own_id_or_the_original_id(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         id_ = await make_dead_letter(server)
         instance.model.will_reply(FAILING_REPLY, FAILING_REPLY, "third time lucky")
@@ -187,7 +193,7 @@ async def test_a_failed_retry_can_be_retried_by_its_own_id_or_the_original_id(in
         assert {each.retry.id for each in await list_dead_letters(server) if each.retry} == {third}
 
 
-async def test_two_simultaneous_retries_make_one_envelope(instance: LocalInstance) -> None:
+async def test_two_simultaneous_retries_of_a_dead_letter_make_one_envelope(instance: LocalInstance) -> None:
     async with instance.run() as server:
         id_ = await make_dead_letter(server)
         instance.model.will_reply("done")
@@ -210,7 +216,7 @@ async def test_a_dead_letter_to_a_channel_is_delivered_by_a_retry(instance: Loca
         assert quiet.list_texts("42") == ["hello"] and await ledger_holds(server)
 
 
-async def test_a_failed_approval_decision_cannot_be_retried(instance: LocalInstance) -> None:
+async def test_an_approval_decision_that_became_a_dead_letter_cannot_be_retried(instance: LocalInstance) -> None:
     async with instance.run() as server:
         instance.model.will_reply(tool_call_reply("append_line", text="once"), "I went on", "I hurry")
         asked = (await server.send("do it", recipient="agent:careful")).envelope
@@ -230,7 +236,9 @@ async def test_a_failed_approval_decision_cannot_be_retried(instance: LocalInsta
         assert instance.witness_file.read_text().count("once") == 1
 
 
-async def test_a_retry_to_a_deleted_agent_is_refused_and_stores_nothing(instance: LocalInstance) -> None:
+async def test_a_retry_of_a_dead_letter_to_a_deleted_agent_is_refused_and_stores_nothing(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         id_ = await make_dead_letter(server)
         await server.execute_sql("UPDATE agents SET removed_ms = 1 WHERE name = 'ada'")

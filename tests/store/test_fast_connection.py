@@ -68,7 +68,7 @@ def test_a_fast_connection_returns_booleans_as_booleans(conn: sa.Connection) -> 
     assert conn.execute(sa.select(outcomes)).one().silent is True
 
 
-def test_a_missing_statement_parameter_is_an_error_and_never_null(conn: sa.Connection) -> None:
+def test_a_missing_statement_parameter_is_an_error_on_a_fast_connection_and_never_null(conn: sa.Connection) -> None:
     conn.execute(_insert_tally, _tally_row(1))
     with pytest.raises(exc.StatementError, match="purged"):
         conn.execute(_insert_tally, {"day": 2, "source": "test", "accepted": 1})
@@ -76,7 +76,7 @@ def test_a_missing_statement_parameter_is_an_error_and_never_null(conn: sa.Conne
         conn.execute(_increment_accepted, {})
 
 
-def test_one_time_statements_do_not_keep_others_out_of_the_prepared_cache(
+def test_one_time_statements_do_not_keep_others_out_of_the_prepared_cache_of_a_fast_connection(
     conn: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = conn._prepared  # pyright: ignore

@@ -56,7 +56,7 @@ async def is_untrusted(store: Store, path: str = FILE, *, ctime: int = NOW, cont
     return found is Trust.UNTRUSTED
 
 
-async def test_a_file_without_a_label_is_trusted(store: Store) -> None:
+async def test_a_file_without_a_trust_label_is_trusted(store: Store) -> None:
     assert not await is_untrusted(store)
     await untrusted(store, "/work/notes/b.md", "/work/notes/a.md.bak", "/work/notes")
     assert not await is_untrusted(store)
@@ -71,7 +71,7 @@ async def test_file_trust_labels_survive_a_restart(place: StoreLocation) -> None
         assert await is_untrusted(store, "/other/x")
 
 
-async def test_a_file_marked_clean_is_trusted_until_its_ctime_changes(store: Store) -> None:
+async def test_a_file_with_a_clean_trust_label_is_trusted_until_its_ctime_changes(store: Store) -> None:
     await distrust_folder(store, "/work")
     await untrusted(store, FILE)
     await mark_file_clean(store, ctime=NOW + 50)
@@ -81,7 +81,7 @@ async def test_a_file_marked_clean_is_trusted_until_its_ctime_changes(store: Sto
     assert await is_untrusted(store, ctime=NOW + 50)
 
 
-async def test_in_an_untrusted_directory_only_files_changed_since_are_untrusted(store: Store) -> None:
+async def test_in_a_directory_labeled_untrusted_only_files_changed_since_are_untrusted(store: Store) -> None:
     await distrust_folder(store, "/work/notes")
     assert await is_untrusted(store, ctime=NOW)
     assert await is_untrusted(store, ctime=NOW + 1_000_000)
@@ -93,7 +93,7 @@ async def test_in_an_untrusted_directory_only_files_changed_since_are_untrusted(
     assert not await is_untrusted(store, "/work/b.md")
 
 
-async def test_a_later_directory_label_does_not_replace_an_earlier_one(store: Store) -> None:
+async def test_a_later_untrusted_label_of_a_directory_does_not_replace_an_earlier_one(store: Store) -> None:
     await distrust_folder(store, "/work")
     await distrust_folder(store, "/work", at=NOW + 1_000_000)
     assert await is_untrusted(store, ctime=NOW + 10)
@@ -101,13 +101,13 @@ async def test_a_later_directory_label_does_not_replace_an_earlier_one(store: St
     assert await is_untrusted(store, ctime=NOW - 900_000)
 
 
-async def test_distrusting_the_path_of_a_file_makes_only_that_file_untrusted(store: Store) -> None:
+async def test_a_directory_trust_label_on_the_path_of_a_file_makes_only_that_file_untrusted(store: Store) -> None:
     await distrust_folder(store, FILE)
     assert await is_untrusted(store)
     assert not await is_untrusted(store, FILE + "x")
 
 
-async def test_the_labels_of_all_parent_directories_apply_to_a_file(store: Store) -> None:
+async def test_the_trust_labels_of_all_parent_directories_apply_to_a_file(store: Store) -> None:
     deep = "/work" + "/a" * 200 + "/x"
     await distrust_folder(store, "/work")
     assert await is_untrusted(store, deep)
@@ -117,7 +117,7 @@ async def test_the_labels_of_all_parent_directories_apply_to_a_file(store: Store
     assert await is_untrusted(store, "/etc/hosts")
 
 
-async def test_sql_wildcards_in_paths_are_literal(store: Store) -> None:
+async def test_sql_wildcards_in_the_paths_of_file_trust_labels_are_literal(store: Store) -> None:
     await distrust_folder(store, "/w_rk/100%")
     assert await is_untrusted(store, "/w_rk/100%/x")
     assert not await is_untrusted(store, "/work/100%/x")
@@ -127,7 +127,7 @@ async def test_sql_wildcards_in_paths_are_literal(store: Store) -> None:
     assert not found.by_key
 
 
-async def test_content_marked_untrusted_is_untrusted_at_every_path(store: Store) -> None:
+async def test_file_content_marked_untrusted_is_untrusted_at_every_path(store: Store) -> None:
     hash_ = "ab" * 32
     assert not await is_untrusted(store, content=hash_)
     await write(store, partial(file_trust.mark_content, hashes=[hash_], at_ms=NOW))
@@ -145,7 +145,7 @@ async def start_command(
     return await store.write(body, point="test") is Trust.UNTRUSTED
 
 
-async def test_a_command_is_untrusted_if_its_input_or_a_readable_path_is(store: Store) -> None:
+async def test_a_command_is_labeled_untrusted_if_its_input_or_a_file_it_can_read_is(store: Store) -> None:
     assert not await start_command(store, readable=["/data"], writable=["/work"])
     assert not await is_untrusted(store, "/work/x")
     assert await start_command(store, readable=["/data"], writable=["/work"], bad=True)
@@ -155,7 +155,9 @@ async def test_a_command_is_untrusted_if_its_input_or_a_readable_path_is(store: 
     assert await start_command(store, readable=["/work/deep"], writable=["/elsewhere"])
 
 
-async def test_a_command_that_copies_or_moves_untrusted_files_makes_its_directory_untrusted(store: Store) -> None:
+async def test_a_command_that_copies_or_moves_untrusted_files_gives_its_directory_an_untrusted_label(
+    store: Store,
+) -> None:
     """`mv folder other` changes the ctime of the folder, but not of the files in it."""
     await untrusted(store, "/work/from-the-web/page.md", at=NOW)
     written = NOW + 3
@@ -166,7 +168,7 @@ async def test_a_command_that_copies_or_moves_untrusted_files_makes_its_director
     assert not await is_untrusted(store, "/work/old.md", ctime=NOW - 9_000_000)
 
 
-async def test_no_clean_label_is_stored_until_something_is_untrusted(store: Store) -> None:
+async def test_no_clean_trust_label_of_a_file_is_stored_until_something_is_untrusted(store: Store) -> None:
     await mark_file_clean(store, ctime=NOW)
     assert not await store.read(partial(file_trust.is_needed, path=FILE))
     await untrusted(store, "/elsewhere")
@@ -178,7 +180,7 @@ async def test_no_clean_label_is_stored_until_something_is_untrusted(store: Stor
     assert await is_untrusted(store, "/work/notes/other.md", ctime=NOW)
 
 
-async def test_a_sweep_deletes_labels_of_missing_files(store: Store, tmp_path: Path) -> None:
+async def test_a_sweep_deletes_the_trust_labels_of_missing_files(store: Store, tmp_path: Path) -> None:
     here, gone, folder = str(tmp_path / "here"), str(tmp_path / "gone"), tmp_path / "folder"
     Path(here).touch()
     folder.mkdir()
@@ -200,7 +202,7 @@ async def test_a_sweep_deletes_labels_of_missing_files(store: Store, tmp_path: P
     assert await file_trust.sweep(store, now_ms=NOW, is_named={"ab" * 32}.__contains__) == 0
 
 
-async def test_a_label_renewed_during_a_sweep_is_not_deleted(store: Store) -> None:
+async def test_a_file_trust_label_renewed_during_a_sweep_is_not_deleted(store: Store) -> None:
     await untrusted(store, FILE, at=NOW)
     seen = await store.scan(partial(file_trust.get_file_labels, path=FILE))
     await untrusted(store, FILE, at=NOW + 1)

@@ -66,7 +66,7 @@ def test_a_stored_grant_is_read_back_unchanged(conn: sa.Connection) -> None:
     assert grants.find_by_prefix(conn, kept.id[:8]) == [kept]
 
 
-def test_an_expired_or_revoked_grant_is_not_listed(conn: sa.Connection) -> None:
+def test_an_expired_or_revoked_grant_is_not_listed_by_the_store(conn: sa.Connection) -> None:
     grants.add(conn, grant(1, expires_at=NOW))
     grants.add(conn, grant(2, expires_at=NOW + timedelta(milliseconds=1)))
     grants.add(conn, grant(3))
@@ -76,7 +76,7 @@ def test_an_expired_or_revoked_grant_is_not_listed(conn: sa.Connection) -> None:
     assert list_active_grants(conn) == ["00000002"]
 
 
-def test_add_once_adds_a_grant_once_even_after_its_revocation(conn: sa.Connection) -> None:
+def test_a_grant_added_twice_is_stored_once_even_after_its_revocation(conn: sa.Connection) -> None:
     assert grants.add_once(conn, grant(1))
     assert not grants.add_once(conn, grant(1))
     grants.revoke(conn, grant(1).id, by="owner", at_ms=NOW_MS)

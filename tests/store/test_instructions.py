@@ -23,7 +23,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
         yield opened
 
 
-async def test_a_session_has_its_latest_stored_instructions(store: Store) -> None:
+async def test_the_store_returns_the_latest_instructions_of_a_session(store: Store) -> None:
     session, other = SessionId("a" * 32), SessionId("b" * 32)
 
     async def put(whose: SessionId, kept: StoredInstructions) -> None:

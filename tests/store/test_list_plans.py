@@ -23,7 +23,7 @@ SCAN_BY_LISTS = re.compile(r"SCAN (agents\b|\w+ USING (COVERING )?INDEX (uq|ix)_
     [approvals, delegations, lanes, unread, runs, run_timeline, run_trace],
     ids=lambda m: m.__name__,
 )
-def test_no_list_query_scans_a_whole_table(module: object, tmp_path: Path) -> None:
+def test_the_plan_of_a_list_query_scans_no_whole_table(module: object, tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "retinue.db")
     with closing(sqlite3.connect(tmp_path / "retinue.db")) as raw:
         found = statements(module)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_no_list_query_scans_a_whole_table(module: object, tmp_path: Path) -> No
         ("lanes._outbound", "ix_envelopes_lane (session=? AND rank=?)"),
     ],
 )
-def test_a_list_query_uses_its_index(name: str, index: str, tmp_path: Path) -> None:
+def test_the_plan_of_a_list_query_uses_the_expected_index(name: str, index: str, tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "retinue.db")
     found = {
         key: value

@@ -127,14 +127,14 @@ async def test_processes_that_create_the_store_at_once_open_the_same_store(path:
     await store.close()
 
 
-async def test_a_missing_directory_is_named_in_the_store_error(tmp_path: Path) -> None:
+async def test_opening_a_store_in_a_missing_directory_is_refused_and_the_directory_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as refused:
         await open_store(tmp_path / "nowhere" / "retinue.db")
     assert refused.value.code == "store.cannot_open"
     assert "nowhere" in refused.value.sentence and "folder of the file" in refused.value.try_this
 
 
-async def test_a_directory_in_place_of_the_database_file_is_refused(path: Path) -> None:
+async def test_opening_a_store_is_refused_if_the_path_of_the_database_file_is_a_directory(path: Path) -> None:
     path.mkdir()
     with pytest.raises(StoreError) as refused:
         await open_store(path)
@@ -144,12 +144,12 @@ async def test_a_directory_in_place_of_the_database_file_is_refused(path: Path) 
 # Damage
 
 
-async def test_a_file_that_is_no_database_is_refused_and_left_unchanged(path: Path) -> None:
+async def test_opening_a_store_from_a_file_that_is_no_database_is_refused_and_leaves_it_unchanged(path: Path) -> None:
     path.write_bytes(b"These are my holiday notes.\n" * 400)
     assert (await refusal_of(path)).code == "store.damaged"
 
 
-async def test_an_empty_database_file_is_refused_as_damaged(path: Path) -> None:
+async def test_opening_a_store_from_an_empty_database_file_is_refused_as_damaged(path: Path) -> None:
     path.write_bytes(b"")
     error = await refusal_of(path)
     assert error.code == "store.damaged"
@@ -157,7 +157,9 @@ async def test_an_empty_database_file_is_refused_as_damaged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [60, PAGE_BYTES // 2, PAGE_BYTES, 5 * PAGE_BYTES])
-async def test_a_truncated_database_file_is_refused_and_left_unchanged(path: Path, keep: int) -> None:
+async def test_opening_a_store_with_a_truncated_database_file_is_refused_and_leaves_it_unchanged(
+    path: Path, keep: int
+) -> None:
     await make_filled_store(path)
     os.truncate(path, keep)
     error = await refusal_of(path)
@@ -166,7 +168,9 @@ async def test_a_truncated_database_file_is_refused_and_left_unchanged(path: Pat
 
 
 @pytest.mark.parametrize("page", [0, 1])
-async def test_a_database_with_overwritten_first_pages_is_refused_and_left_unchanged(path: Path, page: int) -> None:
+async def test_opening_a_store_with_overwritten_first_pages_is_refused_and_leaves_it_unchanged(
+    path: Path, page: int
+) -> None:
     await make_filled_store(path)
     with path.open("r+b") as file:
         file.seek(page * PAGE_BYTES)
@@ -174,7 +178,7 @@ async def test_a_database_with_overwritten_first_pages_is_refused_and_left_uncha
     assert (await refusal_of(path)).code == "store.damaged"
 
 
-async def test_a_database_without_its_row_of_counters_is_refused_and_left_unchanged(path: Path) -> None:
+async def test_opening_a_store_without_its_row_of_counters_is_refused_and_leaves_it_unchanged(path: Path) -> None:
     await make_filled_store(path)
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("DELETE FROM counters")
@@ -183,7 +187,7 @@ async def test_a_database_without_its_row_of_counters_is_refused_and_left_unchan
     assert (error.code, error.because) == ("store.damaged", "the row with its counters is missing")
 
 
-async def test_a_wal_with_a_damaged_header_is_refused_and_not_discarded(path: Path) -> None:
+async def test_opening_a_store_whose_wal_has_a_damaged_header_is_refused_and_keeps_the_wal(path: Path) -> None:
     """SQLite itself would treat it as empty, and lose twenty acknowledged commits without an error."""
     await make_crashed_store(path)
     log = Path(f"{path}-wal")
@@ -199,7 +203,7 @@ async def test_a_wal_with_a_damaged_header_is_refused_and_not_discarded(path: Pa
     await store.close()
 
 
-async def test_a_wal_of_another_database_is_refused(path: Path, tmp_path: Path) -> None:
+async def test_opening_a_store_with_the_wal_of_another_database_is_refused(path: Path, tmp_path: Path) -> None:
     await make_filled_store(path)
     foreign = tmp_path / "other.sqlite"
     raw = sqlite3.connect(foreign, isolation_level=None)
@@ -213,7 +217,7 @@ async def test_a_wal_of_another_database_is_refused(path: Path, tmp_path: Path) 
     assert "belongs to another file" in error.because
 
 
-async def test_a_database_that_contradicts_its_counters_is_refused(path: Path) -> None:
+async def test_opening_a_store_that_contradicts_its_counters_is_refused(path: Path) -> None:
     """This happens if an old copy of the file is put beside a newer WAL, or the reverse."""
     await make_filled_store(path)
     with closing(sqlite3.connect(path)) as raw:
@@ -230,7 +234,7 @@ async def test_a_store_opens_with_all_commits_after_a_kill(path: Path) -> None:
     await store.close()
 
 
-async def test_a_wal_truncated_in_its_last_commit_is_no_damage(path: Path) -> None:
+async def test_a_store_whose_wal_is_truncated_in_its_last_commit_opens_without_that_commit(path: Path) -> None:
     """A power cut leaves such a file: the last commit was never acknowledged."""
     await make_crashed_store(path)
     log = Path(f"{path}-wal")
@@ -243,7 +247,7 @@ async def test_a_wal_truncated_in_its_last_commit_is_no_damage(path: Path) -> No
 # Files of others
 
 
-async def test_the_database_of_another_program_is_refused(path: Path) -> None:
+async def test_opening_a_store_from_the_database_of_another_program_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("CREATE TABLE moz_places (id INTEGER PRIMARY KEY, url TEXT)")
         raw.commit()
@@ -253,7 +257,7 @@ async def test_the_database_of_another_program_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_a_store_of_a_newer_version_is_refused_and_left_unchanged(path: Path, killed: bool) -> None:
+async def test_opening_a_store_of_a_newer_version_is_refused_and_leaves_it_unchanged(path: Path, killed: bool) -> None:
     if killed:
         await make_crashed_store(path)
         # A newer version that was killed: its last commit is in the WAL only, because there is no checkpoint.
@@ -304,7 +308,7 @@ def read_only_directory(directory: Path) -> Generator[None]:
                 file.chmod(0o600)
 
 
-async def test_a_new_store_in_a_read_only_directory_is_refused_at_open(tmp_path: Path) -> None:
+async def test_opening_a_new_store_in_a_read_only_directory_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     place.mkdir()
     with read_only_directory(place), pytest.raises(StoreError) as refused:
@@ -314,7 +318,7 @@ async def test_a_new_store_in_a_read_only_directory_is_refused_at_open(tmp_path:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_an_existing_store_in_a_read_only_directory_is_refused_at_open(tmp_path: Path, killed: bool) -> None:
+async def test_opening_an_existing_store_in_a_read_only_directory_is_refused(tmp_path: Path, killed: bool) -> None:
     place = tmp_path / "disk"
     place.mkdir()
     if killed:
@@ -331,7 +335,7 @@ async def test_an_existing_store_in_a_read_only_directory_is_refused_at_open(tmp
 
 
 @pytest.mark.parametrize("url", ["postgresql://", "postgres:", "postgresql+psycopg://[broken"])
-async def test_an_invalid_database_url_is_refused(url: str) -> None:
+async def test_opening_a_store_with_an_invalid_database_url_is_refused(url: str) -> None:
     with pytest.raises(StoreError) as refused:
         await open_store(url)
     assert refused.value.code in ("store.url_invalid", "store.unreachable")

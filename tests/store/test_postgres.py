@@ -57,7 +57,7 @@ def increment_statement(day: int) -> sa.TextClause:
 # Retries
 
 
-async def test_a_transaction_body_is_retried_after_a_deadlock(empty_postgres_url: str) -> None:
+async def test_a_postgresql_transaction_is_retried_after_a_deadlock(empty_postgres_url: str) -> None:
     ran: list[str] = []
     taken = {1: asyncio.Event(), 2: asyncio.Event()}
     one_is_done = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_a_transaction_body_is_retried_after_a_deadlock(empty_postgres_url
         ]
 
 
-async def test_a_transaction_body_is_retried_after_a_serialization_failure(empty_postgres_url: str) -> None:
+async def test_a_postgresql_transaction_is_retried_after_a_serialization_failure(empty_postgres_url: str) -> None:
     looked, overtaken = asyncio.Event(), asyncio.Event()
     seen: list[int] = []
 
@@ -142,7 +142,9 @@ async def test_callers_do_not_notice_terminated_postgresql_connections(empty_pos
         assert len(await store.scan(list_tallies)) == 2 * POOL_SIZE
 
 
-async def test_a_transaction_body_is_retried_if_its_connection_breaks_before_commit(empty_postgres_url: str) -> None:
+async def test_a_postgresql_transaction_is_retried_if_its_connection_breaks_before_the_commit(
+    empty_postgres_url: str,
+) -> None:
     ran = 0
 
     def body(conn: sa.Connection) -> None:
@@ -170,7 +172,9 @@ class DisconnectBeforeCommit:
             terminate_other_connections(self.url)
 
 
-async def test_a_commit_without_an_answer_is_reported_as_unknown_and_not_repeated(empty_postgres_url: str) -> None:
+async def test_a_postgresql_commit_without_an_answer_is_reported_as_unknown_and_not_repeated(
+    empty_postgres_url: str,
+) -> None:
     async with open_postgres(empty_postgres_url, faults=DisconnectBeforeCommit(empty_postgres_url)) as store:
         with pytest.raises(StoreError) as lost:
             await store.write(count(1, "x"), point="fragile")
@@ -196,7 +200,7 @@ async def test_a_postgresql_url_without_a_driver_is_accepted(empty_postgres_url:
 # Cancelled callers
 
 
-async def test_a_caller_cancelled_during_a_commit_leaves_it_complete_and_listeners_notified(
+async def test_a_caller_cancelled_during_a_postgresql_commit_leaves_it_complete_and_listeners_notified(
     empty_postgres_url: str,
 ) -> None:
     told: list[int] = []
@@ -221,7 +225,7 @@ async def test_a_caller_cancelled_during_a_commit_leaves_it_complete_and_listene
         assert await store.read(list_tallies) == [(1, "left"), (1, "right")]
 
 
-async def test_a_failed_write_of_a_cancelled_caller_is_no_unhandled_error(empty_postgres_url: str) -> None:
+async def test_a_failed_postgresql_write_of_a_cancelled_caller_is_no_unhandled_error(empty_postgres_url: str) -> None:
     loop = asyncio.get_running_loop()
     unhandled: list[Any] = []
     handler = loop.get_exception_handler()
@@ -248,7 +252,7 @@ async def test_a_failed_write_of_a_cancelled_caller_is_no_unhandled_error(empty_
     assert unhandled == []
 
 
-async def test_more_callers_than_connections_are_all_served(empty_postgres_url: str) -> None:
+async def test_more_callers_than_postgresql_connections_are_all_served(empty_postgres_url: str) -> None:
     async with open_postgres(empty_postgres_url) as store:
         callers = [store.write(count(n, "x"), point="test") for n in range(5 * POOL_SIZE)]
         looks = [store.scan(list_tallies) for _ in range(3 * POOL_SIZE)]
@@ -259,7 +263,7 @@ async def test_more_callers_than_connections_are_all_served(empty_postgres_url: 
 # Settings and plans
 
 
-async def test_commits_are_durable_even_if_the_server_default_is_not(empty_postgres_url: str) -> None:
+async def test_postgresql_commits_are_durable_even_if_the_server_default_is_not(empty_postgres_url: str) -> None:
     with psycopg.connect(sa.make_url(empty_postgres_url).set(drivername="postgresql").render_as_string()) as conn:
         assert conn.execute("SHOW synchronous_commit").fetchone() == ("off",)  # the setting of the test server
     async with open_postgres(empty_postgres_url) as store:
@@ -268,7 +272,7 @@ async def test_commits_are_durable_even_if_the_server_default_is_not(empty_postg
         assert await store.write(ask("SHOW synchronous_commit"), point="test") == "remote_apply"
 
 
-async def test_a_database_without_utf8_encoding_is_refused(postgres_server: PostgresServer) -> None:
+async def test_a_postgresql_database_without_utf8_encoding_is_refused(postgres_server: PostgresServer) -> None:
     with postgres_server.connect() as conn:
         conn.execute("CREATE DATABASE old ENCODING 'LATIN1' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0")
     try:
@@ -281,7 +285,7 @@ async def test_a_database_without_utf8_encoding_is_refused(postgres_server: Post
             conn.execute("DROP DATABASE old WITH (FORCE)")
 
 
-async def test_stores_that_create_the_tables_at_once_take_turns(empty_postgres_url: str) -> None:
+async def test_stores_that_create_the_postgresql_tables_at_once_take_turns(empty_postgres_url: str) -> None:
     stores = await asyncio.gather(*(open_store(empty_postgres_url) for _ in range(4)))
     for n, store in enumerate(stores):
         await store.write(count(n, "x"), point="test")
@@ -290,7 +294,7 @@ async def test_stores_that_create_the_tables_at_once_take_turns(empty_postgres_u
         await store.close()
 
 
-async def test_the_agent_runs_view_cannot_be_written(empty_postgres_url: str) -> None:
+async def test_the_agent_runs_view_cannot_be_written_on_postgresql(empty_postgres_url: str) -> None:
     async with open_postgres(empty_postgres_url) as store:
         for refused in ("DELETE FROM agent_runs", "UPDATE agent_runs SET error = 'x'"):
             with pytest.raises(StoreError):
@@ -372,7 +376,7 @@ async def test_a_tool_call_is_made_on_postgresql(instance: LocalInstance) -> Non
         assert instance.witness_file.read_text().split()[1] == "hello"
 
 
-async def test_an_envelope_accepted_before_a_crash_is_answered_after_it(instance: LocalInstance) -> None:
+async def test_an_envelope_accepted_before_a_crash_is_answered_after_it_on_postgresql(instance: LocalInstance) -> None:
     async with instance.run() as server:
         instance.model.will_reply(text_reply("never", after_s=3600))
         receipt = await server.send("What is on today?")

@@ -57,7 +57,7 @@ async def end(store: Store, *, told: bool = False, code: int | None = 3) -> Proc
     return await store.write(body, point="process-end")
 
 
-async def test_a_stored_process_is_read_back_unchanged(store: Store) -> None:
+async def test_a_stored_background_process_is_read_back_unchanged(store: Store) -> None:
     await add(store, PROCESS)
 
     assert await get(store) == PROCESS
@@ -79,7 +79,7 @@ async def test_a_background_process_is_reported_once_when_it_ends(store: Store) 
 
 
 @pytest.mark.parametrize(("state", "told"), [(ProcessState.WATCHED, False), (ProcessState.RUNNING, True)])
-async def test_a_process_whose_end_is_already_known_is_stored_as_reported(
+async def test_a_background_process_whose_end_is_already_known_is_stored_as_reported(
     store: Store, state: ProcessState, told: bool
 ) -> None:
     await add(store, replace(PROCESS, state=state))
@@ -87,7 +87,7 @@ async def test_a_process_whose_end_is_already_known_is_stored_as_reported(
     assert await end(store, told=told) is ProcessState.REPORTED
 
 
-async def test_a_running_process_cannot_be_removed(store: Store) -> None:
+async def test_a_running_background_process_cannot_be_removed_from_the_store(store: Store) -> None:
     await add(store, PROCESS)
     assert not await store.write(partial(processes.remove, id_=PROCESS.id), point="process-remove")
     await end(store)
@@ -95,7 +95,7 @@ async def test_a_running_process_cannot_be_removed(store: Store) -> None:
     assert await get(store) is None
 
 
-async def test_background_processes_are_listed_by_session_and_unfinished_ones_for_all(store: Store) -> None:
+async def test_background_processes_are_listed_for_a_session_and_unfinished_ones_for_all_sessions(store: Store) -> None:
     left = replace(PROCESS, id="b2" * 16, state=ProcessState.RUNNING)
     others = replace(left, id="c3" * 16, session=SessionId("0f" * 16))
     await add(store, PROCESS, left, others)
@@ -105,7 +105,7 @@ async def test_background_processes_are_listed_by_session_and_unfinished_ones_fo
     assert await store.read(partial(processes.list_unfinished, limit=1)) == [PROCESS]
 
 
-async def test_stale_processes_are_found_by_their_end_time(store: Store) -> None:
+async def test_stale_background_processes_are_found_by_their_end_time(store: Store) -> None:
     await add(store, PROCESS, replace(PROCESS, id="b2" * 16))
     await end(store)
 
@@ -114,7 +114,7 @@ async def test_stale_processes_are_found_by_their_end_time(store: Store) -> None
     assert await store.read(partial(processes.list_reported, limit=9)) == [PROCESS.id]
 
 
-async def test_a_process_marked_untrusted_stays_untrusted(store: Store) -> None:
+async def test_a_background_process_marked_untrusted_in_the_store_stays_untrusted(store: Store) -> None:
     await add(store, PROCESS)
     await store.write(partial(processes.mark_untrusted, id_=PROCESS.id), point="process-distrust")
     await end(store)

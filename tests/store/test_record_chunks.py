@@ -52,9 +52,9 @@ def conn(tmp_path: Path) -> Generator[sa.Connection]:
 def _start_session(conn: sa.Connection) -> SessionId:
     """Start a session of Maria with its first record."""
     add_agents_and_people("ada")(conn)
-    page = Transaction(conn, 1)
-    sessions.start(page, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"))
-    page.close()
+    tx = Transaction(conn, 1)
+    sessions.start(tx, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"))
+    tx.close()
     return SESSION
 
 
@@ -117,7 +117,9 @@ def _write_session(conn: sa.Connection, count: int = RECORD_COUNT) -> tuple[Sess
 @pytest.mark.parametrize(
     "last", [1, CHUNK_RECORDS - 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, RECORD_COUNT, RECORD_COUNT + 1]
 )
-def test_records_are_the_same_with_chunks_and_without(conn: sa.Connection, first: int, last: int) -> None:
+def test_records_read_from_record_chunks_equal_those_read_without_chunks(
+    conn: sa.Connection, first: int, last: int
+) -> None:
     session, written = _write_session(conn)
     assert _chunk_numbers(conn) == [0, 1, 2]
     expected = [record for record in written if first <= record.seq <= last]
@@ -127,7 +129,7 @@ def test_records_are_the_same_with_chunks_and_without(conn: sa.Connection, first
     assert records.read_range(conn, session, first=first, last=last) == (expected, [])
 
 
-def test_text_records_of_a_chunk_have_no_body_until_it_is_accessed(conn: sa.Connection) -> None:
+def test_text_records_read_from_a_record_chunk_have_no_body_until_it_is_accessed(conn: sa.Connection) -> None:
     session, written = _write_session(conn)
     found, _ = records.read_range(conn, session, first=1, last=CHUNK_RECORDS - 1)
     plain = [record for record in found if isinstance(record, TextRecord)]
@@ -136,7 +138,7 @@ def test_text_records_of_a_chunk_have_no_body_until_it_is_accessed(conn: sa.Conn
     assert [record.body for record in found] == [record.body for record in written[: CHUNK_RECORDS - 1]]
 
 
-def test_records_keep_their_trust_when_read_from_a_chunk(conn: sa.Connection) -> None:
+def test_records_keep_their_trust_when_read_from_a_record_chunk(conn: sa.Connection) -> None:
     """A restart raises the trust of no record: neither of texts nor of files of others."""
     session = _start_session(conn)
     talk = _make_records(session, 2 * CHUNK_RECORDS)
@@ -163,7 +165,7 @@ def test_an_unreadable_chunk_is_replaced_by_its_records(conn: sa.Connection) -> 
         assert records.read_range(conn, session, first=1, last=RECORD_COUNT + 1) == (written, [])
 
 
-def test_a_damaged_record_is_reported_and_its_neighbors_are_read(conn: sa.Connection) -> None:
+def test_a_damaged_record_in_a_record_chunk_is_reported_and_its_neighbors_are_read(conn: sa.Connection) -> None:
     session = _start_session(conn)
     talk = _make_records(session, RECORD_COUNT)
     _write(conn, talk[:20])
@@ -175,7 +177,7 @@ def test_a_damaged_record_is_reported_and_its_neighbors_are_read(conn: sa.Connec
     assert [damage.seq for damage in damaged] == [9, 10]
 
 
-def test_chunks_before_the_context_are_deleted(conn: sa.Connection) -> None:
+def test_record_chunks_before_the_start_of_the_context_are_deleted(conn: sa.Connection) -> None:
     session = _start_session(conn)
     talk = _make_records(session, RECORD_COUNT)
     _write(conn, talk[: 2 * CHUNK_RECORDS])
@@ -187,7 +189,7 @@ def test_chunks_before_the_context_are_deleted(conn: sa.Connection) -> None:
     assert found == talk[CHUNK_RECORDS + 3 :]
 
 
-def test_erasing_a_person_deletes_the_chunks_with_their_text(conn: sa.Connection) -> None:
+def test_erasing_a_person_deletes_the_record_chunks_with_their_text(conn: sa.Connection) -> None:
     session, _ = _write_session(conn)
     assert any(SECRET.encode() in row.body for row in conn.execute(sa.select(t.record_chunks.c.body)))
     erase_person.erase_person(conn, person="maria", now_ms=10_000)

@@ -159,7 +159,7 @@ def test_records_read_back_make_the_same_model_request_bytes(format_: str, bodie
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_text_records_of_a_long_session_are_sent_without_creating_their_bodies(format_: str) -> None:
+def test_text_records_of_a_long_session_become_a_model_request_without_creating_their_bodies(format_: str) -> None:
     usage = Usage(input_tokens=9)
     talk = [body for n in range(MANY) for body in (UserTurn(text=f"What is {n}?"), Reply(text="It is.", usage=usage))]
     context = context_from_records(_read_back(_records(talk)))
@@ -175,7 +175,7 @@ def test_text_records_of_a_long_session_are_sent_without_creating_their_bodies(f
     assert made in ([], [plain[-1].seq])  # the last reply has the usage that its provider reported
 
 
-def test_a_stored_usage_is_read_back_with_every_field() -> None:
+def test_the_usage_of_a_stored_reply_record_is_read_back_with_every_field() -> None:
     counted = {each.name: number for number, each in enumerate(fields(Usage), start=1)}
     usage = msgspec.convert(counted | {"estimated": True}, Usage)
     (found,) = _read_back(_records([Reply(text="so much", usage=usage)])[1:])

@@ -41,6 +41,6 @@ def test_an_agent_with_old_field_names_is_decoded_with_all_values() -> None:
 
 
 @pytest.mark.parametrize("text", ['"colour":', '{"place": 1}'])
-def test_a_text_that_looks_like_an_old_field_name_stays_as_it_is(text: str) -> None:
+def test_an_agent_text_that_looks_like_a_renamed_field_is_decoded_unchanged(text: str) -> None:
     ada = Agent(name="ada", instructions=text, description=text)
     assert agents._decode(msgspec.json.encode(ada).decode()) == ada  # pyright: ignore[reportPrivateUsage]

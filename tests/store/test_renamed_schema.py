@@ -148,7 +148,7 @@ def test_every_row_of_revision_0014_is_kept_under_the_new_names(
             assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
-def test_every_renamed_name_and_value_is_of_a_table_and_column_that_exist(tmp_path: Path) -> None:
+def test_every_renamed_schema_name_and_value_is_of_a_table_and_column_that_exist(tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "old", schema=schema_at_revision("0014", tmp_path))
     prepare_sqlite(tmp_path / "new")
     columns: list[set[str]] = []
@@ -165,7 +165,7 @@ def test_every_renamed_name_and_value_is_of_a_table_and_column_that_exist(tmp_pa
     assert set(VALUES) <= new
 
 
-def test_an_offline_copy_is_upgraded_and_the_store_itself_is_unchanged(tmp_path: Path) -> None:
+def test_an_offline_copy_of_a_store_gets_the_renamed_schema_and_the_store_stays_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "house.db"
     prepare_sqlite(path, schema=schema_at_revision("0014", tmp_path))
     before = path.read_bytes(), sorted(each.name for each in tmp_path.iterdir())

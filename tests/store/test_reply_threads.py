@@ -45,7 +45,7 @@ def ids(found: ReplyThread) -> list[EnvelopeId]:
 
 
 @pytest.mark.spec("H17")
-async def test_a_reply_to_a_short_id_stores_the_full_id(instance: LocalInstance) -> None:
+async def test_a_reply_in_a_reply_thread_to_a_short_envelope_id_stores_the_full_id(instance: LocalInstance) -> None:
     async with instance.run() as server:
         question = await send_envelope(server)
         answer = await send_envelope(server, question[:8])
@@ -136,7 +136,7 @@ async def test_a_reply_thread_ends_before_a_missing_envelope(instance: LocalInst
 
 
 @pytest.mark.spec("H20")
-async def test_an_id_is_shown_as_8_digits_and_found_by_any_prefix_of_8_or_more(instance: LocalInstance) -> None:
+async def test_a_reply_thread_is_found_by_an_envelope_id_prefix_of_8_or_more_digits(instance: LocalInstance) -> None:
     async with instance.run() as server:
         id_ = await send_envelope(server)
         assert re.fullmatch(r"[0-9a-f]{8}", short_id(id_)) and id_.startswith(short_id(id_))
@@ -147,7 +147,7 @@ async def test_an_id_is_shown_as_8_digits_and_found_by_any_prefix_of_8_or_more(i
 
 
 @pytest.mark.spec("H20")
-async def test_an_invalid_envelope_id_is_refused(tmp_path: Path) -> None:
+async def test_a_reply_thread_of_an_invalid_envelope_id_is_refused(tmp_path: Path) -> None:
     async with LocalInstance(tmp_path).run() as server:
         for text in ("", "1234567", "not-an-id", "f" * 33, "1234567g", "%' OR 1=1"):
             with pytest.raises(Invalid) as refused:
@@ -155,14 +155,16 @@ async def test_an_invalid_envelope_id_is_refused(tmp_path: Path) -> None:
             assert refused.value.code == "id.invalid"
 
 
-async def test_an_unknown_envelope_id_is_not_found(tmp_path: Path) -> None:
+async def test_the_reply_thread_of_an_unknown_envelope_id_is_not_found(tmp_path: Path) -> None:
     async with LocalInstance(tmp_path).run() as server:
         with pytest.raises(NotFound):
             await thread_of(server, "0" * 8)
 
 
 @pytest.mark.spec("H21")
-async def test_an_ambiguous_id_lists_distinguishable_candidates(instance: LocalInstance) -> None:
+async def test_a_reply_thread_of_an_ambiguous_envelope_id_is_refused_with_distinguishable_candidates(
+    instance: LocalInstance,
+) -> None:
     async with instance.run() as server:
         sent = [await send_envelope(server) for _ in range(3)]
         alike = [f"abcdef0123{n}" + "0" * 21 for n in range(3)]

@@ -47,7 +47,7 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> LocalInstance:
     return made
 
 
-async def test_failed_model_calls_are_listed_before_the_successful_call(instance: LocalInstance) -> None:
+async def test_the_run_timeline_lists_failed_model_calls_before_the_successful_call(instance: LocalInstance) -> None:
     async with instance.run() as server:
         run, spending_store = (
             await completed_run(server),
@@ -72,7 +72,7 @@ async def test_failed_model_calls_are_listed_before_the_successful_call(instance
         (terms(price=FREE_PRICE), Usage(input_tokens=900), ""),
     ],
 )
-async def test_the_end_of_a_run_shows_its_cost_and_how_certain_it_is(
+async def test_the_run_timeline_ends_with_the_cost_of_the_run_and_whether_it_is_exact(
     instance: LocalInstance, asked: ModelCallReservationRequest, usage: Usage, cost: str
 ) -> None:
     async with instance.run() as server:

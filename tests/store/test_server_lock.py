@@ -153,7 +153,7 @@ async def test_a_failed_open_releases_the_server_lock(empty_postgres_url: str) -
         await poll_until(lambda: lock_observer.backends(SERVER) == [], "the lock is free")
 
 
-async def test_a_store_opened_without_a_lock_request_can_read(empty_postgres_url: str) -> None:
+async def test_a_store_opened_without_a_server_lock_can_read(empty_postgres_url: str) -> None:
     async with open_locked_store(empty_postgres_url) as first:
         await first.write(count(1, "x"), point="test")
         looking = await open_store(empty_postgres_url)
@@ -228,7 +228,9 @@ async def test_a_new_connection_is_not_used_before_the_server_lock_is_confirmed(
         assert await store.read(list_tallies) == []
 
 
-async def test_a_server_that_takes_over_waits_for_the_last_commit_of_the_old_server(empty_postgres_url: str) -> None:
+async def test_a_server_that_takes_over_the_lock_waits_for_the_last_commit_of_the_old_server(
+    empty_postgres_url: str,
+) -> None:
     def body(conn: sa.Connection) -> None:
         count(1, "late")(conn)
         conn.execute(sa.text(f"SELECT pg_advisory_xact_lock({OTHER_LOCK}, {OTHER_LOCK})"))

@@ -101,7 +101,7 @@ async def commit_as_one_group(store: SqliteStore, bodies: list[TransactionBody[A
 # Durability
 
 
-async def test_sqlite_uses_wal_full_synchronous_and_foreign_keys(path: Path) -> None:
+async def test_the_sqlite_store_uses_wal_full_synchronous_and_foreign_keys(path: Path) -> None:
     async with open_sqlite(path) as store:
         assert await store.write(run_pragma("journal_mode"), point="test") == ("wal",)
         for ask in (lambda body: store.write(body, point="test"), store.read, store.scan):
@@ -109,7 +109,7 @@ async def test_sqlite_uses_wal_full_synchronous_and_foreign_keys(path: Path) -> 
             assert await ask(run_pragma("foreign_keys")) == (1,)
 
 
-def test_a_file_system_without_wal_support_is_refused(path: Path) -> None:
+def test_sqlite_refuses_a_file_system_without_wal_support(path: Path) -> None:
     # This VFS of SQLite has no shared memory, as on network disks.
     address = f"{path.as_uri()}?vfs=unix-dotfile"
     with closing(sqlite3.connect(address, uri=True)) as raw, pytest.raises(StoreError) as refused:
@@ -121,7 +121,7 @@ def test_a_file_system_without_wal_support_is_refused(path: Path) -> None:
 # Groups
 
 
-async def test_waiting_writes_are_committed_as_one_group(path: Path) -> None:
+async def test_waiting_sqlite_writes_are_committed_as_one_group(path: Path) -> None:
     statements_run: list[str] = []
     async with open_sqlite(path) as store:
         await store.write(lambda conn: driver_connection(conn).set_trace_callback(statements_run.append), point="test")
@@ -134,7 +134,7 @@ async def test_waiting_writes_are_committed_as_one_group(path: Path) -> None:
         assert len(await store.read(list_tallies)) == 50
 
 
-async def test_a_constraint_violation_fails_only_its_own_write_of_a_group(path: Path) -> None:
+async def test_a_constraint_violation_fails_only_its_own_write_of_a_sqlite_commit_group(path: Path) -> None:
     bodies = [count(n, "x") for n in range(49)]
     bodies.insert(25, count(10, "x"))
     async with open_sqlite(path) as store:
@@ -163,7 +163,7 @@ class FailOneCommit:
             raise OSError("the disk failed")
 
 
-async def test_a_failed_commit_fails_every_caller_of_the_group_with_its_own_error(path: Path) -> None:
+async def test_a_failed_sqlite_commit_fails_every_caller_of_the_group_with_its_own_error(path: Path) -> None:
     def raise_lookup_error(_conn: sa.Connection) -> None:
         raise LookupError("my own fault")
 
@@ -186,7 +186,7 @@ async def test_a_failed_commit_fails_every_caller_of_the_group_with_its_own_erro
         assert await store.read(list_tallies) == [(3, "x")]
 
 
-async def test_a_transaction_body_that_raises_system_exit_does_not_stop_the_writer(path: Path) -> None:
+async def test_a_transaction_body_that_raises_system_exit_does_not_stop_the_sqlite_writer(path: Path) -> None:
     def raise_system_exit(conn: sa.Connection) -> None:
         count(1, "x")(conn)
         raise SystemExit(3)
@@ -199,7 +199,7 @@ async def test_a_transaction_body_that_raises_system_exit_does_not_stop_the_writ
         assert await store.read(list_tallies) == [(2, "x")]
 
 
-async def test_a_transaction_body_that_rolls_back_does_not_stop_the_writer(path: Path) -> None:
+async def test_a_transaction_body_that_rolls_back_does_not_stop_the_sqlite_writer(path: Path) -> None:
     def roll_back(conn: sa.Connection) -> None:
         driver_connection(conn).execute("ROLLBACK")
 
@@ -247,7 +247,7 @@ def fill_up(disk: Path, *, leaving_bytes: int = 0) -> Path:
     return filler
 
 
-async def test_a_full_disk_fails_the_whole_group_and_writes_work_again_when_space_is_free(
+async def test_a_full_disk_fails_a_whole_sqlite_group_and_writes_work_again_when_space_is_free(
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk", FIVE_MB) as disk:
@@ -269,7 +269,7 @@ async def test_a_full_disk_fails_the_whole_group_and_writes_work_again_when_spac
         assert query_file(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_on_a_full_disk_every_write_is_stored_completely_or_refused(tmp_path: Path) -> None:
+async def test_on_a_full_disk_every_sqlite_write_is_stored_completely_or_refused(tmp_path: Path) -> None:
     """Makes small writes until the disk is full: acknowledged rows are there, and no others."""
     with small_disk(tmp_path / "disk", FIVE_MB) as disk:
         path = disk / "retinue.db"
@@ -294,7 +294,7 @@ async def test_on_a_full_disk_every_write_is_stored_completely_or_refused(tmp_pa
         assert query_file(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_a_file_at_its_page_limit_refuses_large_writes_until_the_limit_is_raised(path: Path) -> None:
+async def test_a_sqlite_file_at_its_page_limit_refuses_large_writes_until_the_limit_is_raised(path: Path) -> None:
     async with open_sqlite(path) as store:
         (pages,) = await store.write(run_pragma("page_count"), point="test")
         await store.write(run_pragma(f"max_page_count = {pages + 2}"), point="test")
@@ -316,7 +316,7 @@ async def test_a_file_at_its_page_limit_refuses_large_writes_until_the_limit_is_
 # Damage and locks
 
 
-async def test_a_damaged_page_is_reported_and_other_tables_stay_readable(path: Path) -> None:
+async def test_a_damaged_sqlite_page_is_reported_and_other_tables_stay_readable(path: Path) -> None:
     async with open_sqlite(path) as store:
         for n in range(300):
             await store.write(add_large_row(n, "x", 1), point="test")
@@ -353,7 +353,7 @@ def hold_write_lock(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-async def test_a_write_lock_of_another_program_is_reported_as_busy_and_writes_work_after_it(path: Path) -> None:
+async def test_a_sqlite_write_lock_of_another_program_is_reported_as_busy_and_later_writes_work(path: Path) -> None:
     async with open_sqlite(path) as store:
         await store.write(run_pragma("busy_timeout = 50"), point="test")
         with hold_write_lock(path) as other:
@@ -406,7 +406,7 @@ for round_ in range(int(sys.argv[3])):
 """
 
 
-def test_every_commit_acknowledged_before_kill_9_is_there_after_it(path: Path) -> None:
+def test_every_sqlite_commit_acknowledged_before_kill_9_is_there_after_it(path: Path) -> None:
     rounds = 20
     done = subprocess.run(
         [sys.executable, "-c", WRITER_SCRIPT, path, Path(__file__).parent.parent, str(rounds)],
@@ -427,7 +427,7 @@ def test_every_commit_acknowledged_before_kill_9_is_there_after_it(path: Path) -
 # Work per commit
 
 
-async def test_a_plain_turn_takes_two_commits_and_a_turn_with_a_tool_call_four(
+async def test_a_plain_turn_takes_two_sqlite_commits_and_a_turn_with_a_tool_call_four(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """One commit to accept and one to finish, and one more for each new intent of a tool call."""
@@ -474,7 +474,7 @@ async def commit_thread_name(store: SqliteStore) -> str:
     return await store.write(lambda _: threading.current_thread().name, point="test")
 
 
-async def test_few_writes_are_committed_on_the_event_loop_and_many_in_the_writer_thread(
+async def test_few_sqlite_writes_are_committed_on_the_event_loop_and_many_in_the_writer_thread(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "LOOP_COMMIT_S_MAX", math.inf)  # however slow this disk is
@@ -491,7 +491,7 @@ async def test_few_writes_are_committed_on_the_event_loop_and_many_in_the_writer
         assert await commit_thread_name(store) == here
 
 
-async def test_slow_commits_are_moved_to_the_writer_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_sqlite_commits_are_moved_to_the_writer_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "LOOP_COMMIT_S_MAX", 0.0)
     async with open_sqlite(path) as store:
         await commit_thread_name(store)  # the speed is known after the first commit
@@ -510,7 +510,7 @@ class FakeCommitTimer:
         return self.commit_s if self._calls % 2 == 0 else 0.0  # read before and after each commit
 
 
-async def test_some_slow_commits_among_fast_ones_stay_on_the_event_loop(
+async def test_some_slow_sqlite_commits_among_fast_ones_stay_on_the_event_loop(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy processor most commits are late, and sending them to the thread doubles the processor time."""
@@ -534,7 +534,7 @@ async def test_some_slow_commits_among_fast_ones_stay_on_the_event_loop(
             pass
 
 
-async def test_a_commit_listener_of_one_table_is_called_for_that_table_only(path: Path) -> None:
+async def test_a_sqlite_commit_listener_of_one_table_is_called_for_that_table_only(path: Path) -> None:
     def work(conn: sa.Connection) -> None:
         conn.execute(t.accepted_counts.insert(), {"day": 1, "source": "x", "accepted": 0, "purged": 0})
 
@@ -550,7 +550,7 @@ async def test_a_commit_listener_of_one_table_is_called_for_that_table_only(path
         assert told == ["all", "all", "tally"]
 
 
-async def test_a_commit_on_the_event_loop_waits_for_writes_in_the_thread(path: Path) -> None:
+async def test_a_sqlite_commit_on_the_event_loop_waits_for_writes_in_the_writer_thread(path: Path) -> None:
     """Two threads never share the connection, and commits keep the order of their requests."""
     async with open_sqlite(path) as store:
         free = threading.Event()
@@ -662,7 +662,7 @@ INDEX_BY_STATEMENT = {
 ALLOWED_SORTS = {"envelopes._held", "sessions._active"}
 
 
-def test_no_store_statement_scans_a_whole_table(path: Path) -> None:
+def test_no_statement_of_the_store_scans_a_whole_sqlite_table(path: Path) -> None:
     """With a million envelopes, a scan takes a second instead of a millisecond."""
     prepare_sqlite(path)
     scans: list[str] = []
@@ -706,7 +706,7 @@ AUDIT_COLUMNS = [
 
 
 @pytest.mark.spec("H85")
-async def test_the_audit_query_works_unchanged_on_the_agent_runs_view(tmp_path: Path) -> None:
+async def test_the_audit_query_works_unchanged_on_the_agent_runs_view_of_sqlite(tmp_path: Path) -> None:
     instance = LocalInstance(tmp_path)
     async with instance.run() as server:
         instance.model.will_reply("Done.", text_reply("", fails="no answer"), text_reply("never", after_s=3600))

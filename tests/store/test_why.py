@@ -440,5 +440,5 @@ async def test_why_of_an_unknown_id_is_not_found_and_of_an_invalid_id_refused(in
         (900_000_000, "10 days"),
     ],
 )
-def test_durations_are_formatted_for_people(ms: int, said: str) -> None:
+def test_why_formats_durations_for_people(ms: int, said: str) -> None:
     assert format_duration(ms) == said

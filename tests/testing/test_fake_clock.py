@@ -39,7 +39,7 @@ def test_the_fake_clock_shows_utc_and_refuses_a_naive_start() -> None:
         FakeClock(datetime(2026, 3, 1, 12))
 
 
-def test_sleepers_wake_in_due_order_each_at_its_own_time() -> None:
+def test_tasks_that_sleep_on_the_fake_clock_wake_in_due_order_each_at_its_own_time() -> None:
     async def main() -> list[tuple[str, float]]:
         clock = FakeClock()
         notes: list[tuple[str, float]] = []
@@ -52,7 +52,7 @@ def test_sleepers_wake_in_due_order_each_at_its_own_time() -> None:
     assert asyncio.run(main()) == [("early", 10), ("middle", 20), ("middle too", 20), ("late", 30)]
 
 
-def test_a_sleeper_is_not_woken_before_its_time() -> None:
+def test_the_fake_clock_does_not_wake_a_task_before_its_time() -> None:
     async def main() -> None:
         clock = FakeClock()
         sleeper = asyncio.create_task(clock.sleep(10))
@@ -64,7 +64,7 @@ def test_a_sleeper_is_not_woken_before_its_time() -> None:
     asyncio.run(main())
 
 
-def test_one_advance_wakes_a_task_each_time_it_sleeps_within_the_interval() -> None:
+def test_one_advance_of_the_fake_clock_wakes_a_task_each_time_it_sleeps_within_the_interval() -> None:
     async def main() -> None:
         clock = FakeClock()
         ticks: list[float] = []
@@ -82,7 +82,7 @@ def test_one_advance_wakes_a_task_each_time_it_sleeps_within_the_interval() -> N
     asyncio.run(main())
 
 
-def test_advance_returns_only_after_the_tasks_that_follow_a_woken_task_have_run() -> None:
+def test_advancing_the_fake_clock_returns_only_after_the_tasks_that_follow_a_woken_task_have_run() -> None:
     async def main() -> None:
         clock = FakeClock()
         queues = [asyncio.Queue[str]() for _ in range(11)]
@@ -102,7 +102,7 @@ def test_advance_returns_only_after_the_tasks_that_follow_a_woken_task_have_run(
     asyncio.run(main())
 
 
-def test_a_cancelled_sleeper_does_not_disturb_the_others() -> None:
+def test_a_cancelled_sleep_on_the_fake_clock_does_not_disturb_other_sleeping_tasks() -> None:
     async def main() -> None:
         clock = FakeClock()
         cancelled, other = asyncio.create_task(clock.sleep(5)), asyncio.create_task(clock.sleep(6))
@@ -116,7 +116,7 @@ def test_a_cancelled_sleeper_does_not_disturb_the_others() -> None:
     asyncio.run(main())
 
 
-def test_a_sleep_of_zero_returns_at_once_and_an_infinite_sleep_never_returns() -> None:
+def test_a_sleep_of_zero_on_the_fake_clock_returns_at_once_and_an_infinite_sleep_never_returns() -> None:
     async def main() -> None:
         clock = FakeClock()
         await clock.sleep(0)
@@ -130,7 +130,7 @@ def test_a_sleep_of_zero_returns_at_once_and_an_infinite_sleep_never_returns() -
 
 
 @pytest.mark.parametrize("delta", [timedelta(days=2), timedelta(days=-2)])
-def test_a_jump_moves_the_wall_clock_and_does_not_change_sleeps(delta: timedelta) -> None:
+def test_a_jump_of_the_fake_clock_moves_the_wall_clock_and_does_not_change_sleeps(delta: timedelta) -> None:
     async def main() -> None:
         clock = FakeClock()
         sleeper = asyncio.create_task(clock.sleep(10))

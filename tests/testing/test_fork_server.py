@@ -50,7 +50,7 @@ def read_printed_state(folder: Path) -> Mapping[str, object]:
     return json.loads((folder / "output").read_text())
 
 
-def test_a_fork_has_the_state_of_a_new_process_and_none_of_its_parents(
+def test_a_program_of_the_fork_server_has_the_state_of_a_new_process_and_none_of_its_parents(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_a_fork_has_the_state_of_a_new_process_and_none_of_its_parents(
     assert state["files"] == ["0", "1", "2", "3"], "three, and the one that listed them"
 
 
-def test_a_fork_is_killed_like_any_process(server: ForkServer, tmp_path: Path) -> None:
+def test_a_program_of_the_fork_server_is_killed_like_any_process(server: ForkServer, tmp_path: Path) -> None:
     process = start(server, tmp_path, "wait")
     read_printed_state(tmp_path)
     assert process.poll() is None
@@ -72,7 +72,7 @@ def test_a_fork_is_killed_like_any_process(server: ForkServer, tmp_path: Path) -
     process.send_signal(signal.SIGTERM)  # no process is left to signal
 
 
-def test_a_program_that_cannot_start_ends_with_a_traceback(server: ForkServer, tmp_path: Path) -> None:
+def test_a_program_that_the_fork_server_cannot_start_ends_with_a_traceback(server: ForkServer, tmp_path: Path) -> None:
     with (tmp_path / "output").open("wb") as output:
         process = server.start("no_such_module", environment={}, output=output)
     assert process.wait(WAIT_LIMIT_S) == 1

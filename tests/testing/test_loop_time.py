@@ -11,7 +11,7 @@ from retinue.testing.loop_time import skip_loop_time
 HOUR_S = 3600.0
 
 
-async def test_a_timeout_expires_once_its_time_is_skipped() -> None:
+async def test_a_timeout_expires_once_the_loop_time_is_skipped() -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
@@ -27,7 +27,7 @@ async def test_a_timeout_expires_once_its_time_is_skipped() -> None:
         await working
 
 
-async def test_a_sleep_with_time_left_continues_after_a_skip() -> None:
+async def test_a_sleep_with_time_left_continues_after_a_skip_of_the_loop_time() -> None:
     sleeper = asyncio.create_task(asyncio.sleep(3 * HOUR_S))  # sleep: its time is skipped
     await asyncio.sleep(0)
     skip_loop_time(HOUR_S)
@@ -40,7 +40,7 @@ async def test_a_sleep_with_time_left_continues_after_a_skip() -> None:
     await sleeper
 
 
-async def test_a_timeout_set_after_a_skip_has_its_full_time() -> None:
+async def test_a_timeout_set_after_a_skip_of_the_loop_time_has_its_full_time() -> None:
     skip_loop_time(HOUR_S)
     async with asyncio.timeout(HOUR_S):
         await asyncio.sleep(0.001)  # sleep: timers that are due fire before this one

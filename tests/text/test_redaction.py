@@ -310,7 +310,9 @@ LONG_SECRET = "correct-horse-battery-staple"
     st.integers(0, 70),
     st.integers(0, 70),
 )
-def test_a_secret_that_crosses_the_end_of_a_part_is_redacted(lead: str, rest: str, begin: int, length: int) -> None:
+def test_a_secret_that_crosses_the_end_of_a_part_of_a_text_is_redacted(
+    lead: str, rest: str, begin: int, length: int
+) -> None:
     redactor = Redactor({"horse": LONG_SECRET})
     text = f"{lead}{LONG_SECRET}{rest}"
     begin = min(begin, len(text))
@@ -325,7 +327,7 @@ def test_a_secret_that_crosses_the_end_of_a_part_is_redacted(lead: str, rest: st
 
 
 @pytest.mark.parametrize("at", range(0, 200, 7))
-def test_a_part_within_a_private_key_is_redacted(at: int) -> None:
+def test_a_part_of_a_text_within_a_private_key_is_redacted(at: int) -> None:
     body = "\n".join("MIIEvQ" + "0123456789abcdef" * 2 for _ in range(4))
     text = f"here\n-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\nthere"
     assert "0123456789abcdef" not in redact_part(text, at, at + 40, Redactor().redact)

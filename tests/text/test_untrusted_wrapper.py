@@ -73,7 +73,7 @@ FORGED_MARKERS = [
 
 @pytest.mark.spec("C67")
 @pytest.mark.parametrize("forged", FORGED_MARKERS)
-def test_a_forged_marker_is_removed_in_any_spelling(forged: str) -> None:
+def test_a_forged_marker_of_the_untrusted_wrapper_is_removed_in_any_spelling(forged: str) -> None:
     text = f"before {forged} after"
 
     cleaned = remove_markers(text, id=ID)
@@ -94,7 +94,7 @@ def test_a_forged_marker_is_removed_in_any_spelling(forged: str) -> None:
         "",
     ],
 )
-def test_text_that_is_not_a_marker_is_not_changed(innocent: str) -> None:
+def test_text_that_is_not_a_marker_of_the_untrusted_wrapper_is_not_changed(innocent: str) -> None:
     assert remove_markers(innocent, id=ID) == innocent
 
 
@@ -151,14 +151,14 @@ def test_no_text_can_close_its_wrapper(text: str, where: str) -> None:
 
 
 @given(TEXTS_WITH_MARKERS)
-def test_removing_markers_twice_gives_the_same_text(text: str) -> None:
+def test_removing_the_markers_of_untrusted_wrappers_twice_gives_the_same_text(text: str) -> None:
     once = remove_markers(text, id=ID)
 
     assert remove_markers(once, id=ID) == once
 
 
 @pytest.mark.parametrize("piece", ["<", "<<<END UNTRUSTED", "<<<END UNTRUSTE", "u \n", "＜", "\u200b", "e n d "])
-def test_removing_markers_from_a_long_hostile_text_is_not_quadratic(piece: str) -> None:
+def test_removing_untrusted_markers_from_a_long_hostile_text_is_not_quadratic(piece: str) -> None:
     remove_markers(
         piece * (400_000 // len(piece)), id=ID
     )  # a quadratic search would take hours: the test's own limit ends it

@@ -196,11 +196,11 @@ class ToolSetup:
 
 def _add_agent_and_sessions(conn: sa.Connection) -> None:
     agents.upsert(conn, Agent(name="ada", model="scripted"), source="test", at_ms=0)
-    page = Transaction(conn, 0)
+    tx = Transaction(conn, 0)
     for id_, key in ((SESSION, "person:owner"), (OTHER_SESSION, "person:maria")):
         if sessions.get(conn, id_) is None:
-            sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))
-    page.close()
+            sessions.start(tx, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))
+    tx.close()
 
 
 @asynccontextmanager

@@ -136,7 +136,9 @@ SHOP_PAGE = """<title>The Shop</title><h1>Kettles</h1><p>We sell <b>kettles</b>.
 
 
 @needs_chromium
-async def test_a_page_is_returned_as_a_wrapped_untrusted_outline_with_working_actions(tmp_path: Path) -> None:
+async def test_the_browser_tool_returns_a_page_as_a_wrapped_untrusted_outline_with_working_actions(
+    tmp_path: Path,
+) -> None:
     async with site({"/": Reply(SHOP_PAGE), "/pots": Reply("<h1>Pots</h1>")}) as shop, setup(tmp_path, shop) as at:
         output = await at.call_browser("open", url=shop.url())
         assert output.trust is Trust.UNTRUSTED
@@ -168,7 +170,7 @@ async def test_a_page_is_returned_as_a_wrapped_untrusted_outline_with_working_ac
 
 
 @needs_chromium
-async def test_a_form_is_filled_in_and_submitted(tmp_path: Path) -> None:
+async def test_the_browser_tool_fills_in_and_submits_a_form(tmp_path: Path) -> None:
     async with (
         site({"/": Reply(SHOP_PAGE), "/order": Reply("<h1>Thank you</h1>")}) as shop,
         setup(tmp_path, shop) as at,
@@ -217,7 +219,9 @@ def build_trap_page(inside: Site) -> str:
 @pytest.mark.spec("C122.browser")
 @needs_chromium
 @pytest.mark.parametrize("open_to", [OUTSIDE_NETWORKS, (*OUTSIDE_NETWORKS, *LOOPBACK)], ids=["guarded", "control"])
-async def test_a_page_cannot_reach_internal_addresses(open_to: Sequence[IPv4Network], tmp_path: Path) -> None:
+async def test_a_page_in_the_browser_of_an_agent_cannot_reach_internal_addresses(
+    open_to: Sequence[IPv4Network], tmp_path: Path
+) -> None:
     names = Resolver({"evil.test": [["127.0.0.2"]], "rebind.test": [["127.0.0.1"]]})
     async with (
         site(host="127.0.0.2") as evil,
@@ -240,7 +244,7 @@ async def test_a_page_cannot_reach_internal_addresses(open_to: Sequence[IPv4Netw
 
 
 @needs_chromium
-async def test_windows_dialogs_and_downloads_of_a_page_are_handled(tmp_path: Path) -> None:
+async def test_the_browser_tool_handles_windows_dialogs_and_downloads_of_a_page(tmp_path: Path) -> None:
     page = """<button onclick="window.open('/two')">Window</button><button onclick="alert('Hear me')">Speak</button>
     <a href="/file.zip" download>Take</a><button onclick="for (let i = 0; i < 9; i++) open('/two')">Flood</button>
     <input type="file" aria-label="Upload">"""
@@ -519,7 +523,7 @@ class TestProxy:
         finally:
             writer.close()
 
-    async def test_a_tunnel_and_a_plain_request_reach_a_public_host(self) -> None:
+    async def test_a_browser_request_to_a_public_host_passes_the_proxy_with_and_without_a_tunnel(self) -> None:
         async with site({"/x": Reply("here")}, host="127.0.0.2") as out, self.running_proxy(out.port) as (_, port, _):
             get = f"GET /x HTTP/1.1\r\nHost: out.test:{out.port}\r\n\r\n"
             tunnelled = await self.send_request(port, f"CONNECT out.test:{out.port} HTTP/1.1\r\n\r\n", get)
@@ -533,7 +537,7 @@ class TestProxy:
             assert "proxy-connection" not in out.asked[-1].headers
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "in.test", "[::1]", "[::ffff:127.0.0.1]"])
-    async def test_a_tunnel_or_plain_request_to_an_internal_host_is_refused(self, host: str) -> None:
+    async def test_the_browser_proxy_refuses_a_tunnel_or_plain_request_to_an_internal_host(self, host: str) -> None:
         async with site({"/": Reply("secret")}) as inside, self.running_proxy(inside.port) as (proxy, port, _):
             for words in (
                 f"CONNECT {host}:{inside.port} HTTP/1.1\r\n\r\n",
@@ -544,7 +548,7 @@ class TestProxy:
             assert len(proxy.take_refusals()) == 1
             assert proxy.take_refusals() == []
 
-    async def test_background_requests_of_chromium_itself_are_not_resolved(self) -> None:
+    async def test_the_browser_proxy_does_not_resolve_background_requests_of_chromium_itself(self) -> None:
         names = Resolver({})
         guard = loopback_guard(names)(WebSettings())
         proxy = BrowserProxy(lambda: guard, bytes_max=1_000, on_limit=lambda: None)
@@ -554,7 +558,7 @@ class TestProxy:
         assert names.asked == ["any.test"]
         await proxy.close()
 
-    async def test_a_host_name_is_resolved_once_for_check_and_connection(self) -> None:
+    async def test_the_browser_proxy_resolves_a_host_name_once_for_check_and_connection(self) -> None:
         async with site({"/": Reply("secret")}) as inside, self.running_proxy(inside.port) as (_, port, _):
             words = f"GET http://flip.test:{inside.port}/ HTTP/1.1\r\n\r\n"
             assert (await self.send_request(port, words)).startswith(b"HTTP/1.1 502 ")  # the first address is closed
@@ -580,11 +584,13 @@ class TestProxy:
             "\r\n\r\n",
         ],
     )
-    async def test_a_malformed_request_is_not_forwarded(self, words: str) -> None:
+    async def test_the_browser_proxy_does_not_forward_a_malformed_request(self, words: str) -> None:
         async with self.running_proxy(80) as (_, port, _):
             assert (await self.send_request(port, words)).startswith(b"HTTP/1.1 400 ")
 
-    async def test_the_next_request_on_a_connection_is_not_forwarded_to_the_first_server(self) -> None:
+    async def test_the_browser_proxy_does_not_forward_the_next_request_on_a_connection_to_the_first_server(
+        self,
+    ) -> None:
         """It may be for another host, with the cookies of that host."""
         bodies: list[bytes] = []
 
@@ -604,7 +610,7 @@ class TestProxy:
             await wait_until(lambda: len(bodies) >= 2, "all that came is read")
         assert bodies == [b"body", b""]
 
-    async def test_a_response_is_cut_at_the_traffic_limit(self) -> None:
+    async def test_the_browser_proxy_cuts_a_response_at_the_traffic_limit(self) -> None:
         async with (
             site({"/": Reply(b"x" * 300_000)}, host="127.0.0.2") as out,
             self.running_proxy(out.port, bytes_max=50_000) as (_, port, spent),
@@ -612,7 +618,7 @@ class TestProxy:
             got = await self.send_request(port, f"GET http://out.test:{out.port}/ HTTP/1.1\r\n\r\n")
             assert len(got) <= 50_000 and spent
 
-    async def test_a_request_head_without_end_closes_the_connection(self) -> None:
+    async def test_the_browser_proxy_closes_a_connection_whose_request_head_does_not_end(self) -> None:
         async with self.running_proxy(80) as (_, port, _):
             assert await self.send_request(port, "GET http://out.test/ HTTP/1.1\r\nX: " + "x" * 200_000) == b""
 
@@ -632,7 +638,7 @@ class TestProtocol:
             await cdp.close()
             writer.close()
 
-    async def test_responses_are_matched_to_their_calls_and_events_reach_listeners(self) -> None:
+    async def test_responses_of_chromium_over_cdp_are_matched_to_their_calls_and_events_reach_listeners(self) -> None:
         async with self.connected_client() as (cdp, reader, writer):
             events: list[tuple[str, str]] = []
             cdp.add_listener(lambda name, params, session: events.append((name, session)))
@@ -645,7 +651,7 @@ class TestProtocol:
             assert await first == {"a": 1}
             assert events == [("Seen", "s")]
 
-    async def test_an_error_a_timeout_and_a_closed_connection_fail_the_call(self) -> None:
+    async def test_an_error_a_timeout_and_a_closed_cdp_connection_to_chromium_fail_the_call(self) -> None:
         async with self.connected_client() as (cdp, _, writer):
             refused = asyncio.ensure_future(cdp.call("A"))
             writer.write(b'{"id":1,"error":{"code":-32000,"message":"No node"}}\0')
@@ -664,7 +670,7 @@ class TestProtocol:
             with pytest.raises(BrowserFailed):
                 await cdp.call("D")
 
-    async def test_a_response_that_is_too_large_fails_its_call_but_not_the_next(
+    async def test_a_cdp_response_of_chromium_that_is_too_large_fails_its_call_but_not_the_next(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(cdp_module, "MESSAGE_BYTES_MAX", 100_000)
@@ -677,7 +683,7 @@ class TestProtocol:
             writer.write(b'{"id":2,"result":{}}\0')
             assert await small == {}
 
-    async def test_the_response_to_a_cancelled_call_is_ignored(self) -> None:
+    async def test_the_cdp_response_of_chromium_to_a_cancelled_call_is_ignored(self) -> None:
         async with self.connected_client() as (cdp, _, writer):
             given_up = asyncio.ensure_future(cdp.call("A"))
             await asyncio.sleep(0)  # it waits
@@ -695,7 +701,7 @@ def make_node(id: str, role: str, name: str = "", children: Sequence[str] = (), 
     return {**made, "backendDOMNodeId": int(id), **more}
 
 
-def test_the_outline_of_a_deep_or_cyclic_page_is_finite() -> None:
+def test_the_browser_outline_of_a_deep_or_cyclic_page_is_finite() -> None:
     deep = [make_node(str(number), "group", f"g{number}", [str(number + 1)]) for number in range(1, 15_000)]
     round_about = [
         make_node("1", "group", "a", ["2"]),
@@ -711,7 +717,7 @@ def test_the_outline_of_a_deep_or_cyclic_page_is_finite() -> None:
     assert max(len(line) - len(line.lstrip()) for line in outline.lines) == 24
 
 
-def test_an_element_keeps_its_ref_and_no_ref_is_used_twice() -> None:
+def test_an_element_of_a_browser_page_keeps_its_ref_and_no_ref_is_used_twice() -> None:
     page = [make_node("1", "RootWebArea", "t", ["2", "3"]), make_node("2", "button", "A"), make_node("3", "link", "B")]
     names = ElementRefs(7)
     first, second, third = PageOutline(names), PageOutline(names), PageOutline(names)

@@ -68,7 +68,7 @@ def asked(command: str, **arguments: object) -> ExecArguments:
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_foreground_command_returns_its_exit_code_and_output(setup: ToolSetup) -> None:
+async def test_a_foreground_command_of_exec_returns_its_exit_code_and_output(setup: ToolSetup) -> None:
     output = await setup.run("printf 'a b' && echo c >&2; exit 3")
 
     assert output.text.startswith("exit code 3 after ")
@@ -78,14 +78,14 @@ async def test_a_foreground_command_returns_its_exit_code_and_output(setup: Tool
     assert list((setup.folder / "logs").iterdir()) == []
 
 
-async def test_a_command_with_exit_code_zero_does_not_fail(host_setup: ToolSetup) -> None:
+async def test_an_exec_call_whose_command_exits_with_code_zero_does_not_fail(host_setup: ToolSetup) -> None:
     output = await host_setup.run("printf %s 'a b'")
 
     assert not output.failed
     assert output.text.splitlines()[1:] == ["a b"]
 
 
-async def test_a_missing_program_or_invalid_command_is_refused_and_not_stored(host_setup: ToolSetup) -> None:
+async def test_exec_refuses_a_missing_program_or_invalid_command_and_stores_nothing(host_setup: ToolSetup) -> None:
     with pytest.raises(ToolFailed, match=r"command\.not_found"):
         await host_setup.run("no-such-program")
     with pytest.raises(ToolFailed, match=r"command\.invalid"):
@@ -103,7 +103,7 @@ def has_output(setup: ToolSetup) -> bool:
 
 
 @pytest.mark.spec("C58")
-async def test_a_command_longer_than_yield_ms_continues_and_its_end_is_reported_once(setup: ToolSetup) -> None:
+async def test_an_exec_command_longer_than_yield_ms_continues_and_its_end_is_reported_once(setup: ToolSetup) -> None:
     running = asyncio.create_task(setup.run("echo started; read line; echo got $line; exit 7", yield_ms=500))
     await until(partial(has_output, setup))
     assert not running.done()
@@ -135,7 +135,7 @@ def without_process_tool(setup: ToolSetup) -> ToolContext:
 
 
 @pytest.mark.parametrize("arguments", [{"background": True}, {"yield_ms": 10}])
-async def test_without_the_process_tool_a_background_command_runs_in_the_foreground(
+async def test_without_the_process_tool_exec_runs_a_background_command_in_the_foreground(
     host_setup: ToolSetup, arguments: dict[str, Any]
 ) -> None:
     slow = asyncio.create_task(
@@ -154,13 +154,13 @@ async def test_without_the_process_tool_a_background_command_runs_in_the_foregro
     assert await host_setup.reported() == [] and await host_setup.written() == [], "no command is left to manage"
 
 
-async def test_without_the_process_tool_a_quick_command_has_the_usual_output(host_setup: ToolSetup) -> None:
+async def test_without_the_process_tool_exec_returns_the_usual_output_of_a_quick_command(host_setup: ToolSetup) -> None:
     assert (await host_setup.run("echo hi", tool_context=without_process_tool(host_setup))).text.startswith(
         "exit code 0 after "
     )
 
 
-async def test_without_the_process_tool_a_command_is_ended_after_the_foreground_limit(host_setup: ToolSetup) -> None:
+async def test_without_the_process_tool_exec_ends_a_command_after_the_foreground_limit(host_setup: ToolSetup) -> None:
     endless = asyncio.create_task(
         host_setup.run("sh -c 'echo on; sleep 600'", tool_context=without_process_tool(host_setup), timeout_s=600)
     )
@@ -171,14 +171,14 @@ async def test_without_the_process_tool_a_command_is_ended_after_the_foreground_
     assert await host_setup.written() == []
 
 
-async def test_without_the_process_tool_the_full_stored_output_is_returned(host_setup: ToolSetup) -> None:
+async def test_without_the_process_tool_exec_returns_the_full_stored_output(host_setup: ToolSetup) -> None:
     output = await host_setup.run("seq 1 20000", tool_context=without_process_tool(host_setup))
     assert "[cut" not in output.text and "`process`" not in output.text and output.text.endswith("\n20000\n")
     assert len(output.text) > RESULT_CHARS_MAX, "the toolbox shows a part of it and stores the full result"
 
 
 @pytest.mark.spec("C58")
-async def test_a_background_command_returns_while_it_runs(setup: ToolSetup) -> None:
+async def test_exec_returns_from_a_background_command_while_it_runs(setup: ToolSetup) -> None:
     id_ = await setup.background("read line")
     [written] = await setup.written()
 
@@ -186,7 +186,7 @@ async def test_a_background_command_returns_while_it_runs(setup: ToolSetup) -> N
 
 
 @pytest.mark.spec("C58")
-async def test_the_report_of_a_background_command_has_its_last_400_characters(setup: ToolSetup) -> None:
+async def test_the_report_of_a_background_exec_command_has_its_last_400_characters(setup: ToolSetup) -> None:
     await setup.ended_process(await setup.background("seq 1 1000"))
     [envelope] = await setup.reported()
     tail = envelope.text.partition("[truncated: earlier output is not shown]\n")[2]
@@ -204,7 +204,7 @@ async def test_a_background_command_killed_by_its_own_session_is_not_reported(se
 
 
 @pytest.mark.spec("C58")
-async def test_the_end_of_a_command_is_reported_once_even_if_notified_again(setup: ToolSetup) -> None:
+async def test_the_end_of_a_background_exec_command_is_reported_once_even_if_notified_again(setup: ToolSetup) -> None:
     written = await setup.ended_process(await setup.background("echo hi"))
     await setup.jobs.store.notify_session(written)
     setup.jobs.store.log_path(written.id).write_text("other words")
@@ -232,7 +232,7 @@ async def test_a_background_command_is_ended_at_its_timeout(setup: ToolSetup) ->
 
 
 @pytest.mark.parametrize("wrong", [{"yield_ms": 9}, {"yield_ms": 120_001}, {"timeout_s": 0}, {"timeout_s": 86_401}])
-def test_times_outside_their_limits_are_refused(wrong: dict[str, int]) -> None:
+def test_exec_refuses_times_outside_their_limits(wrong: dict[str, int]) -> None:
     with pytest.raises(msgspec.ValidationError):
         asked("ls", **wrong)
     assert (asked("ls").yield_ms, asked("ls").timeout_s) == (10_000, 1_800)
@@ -242,7 +242,7 @@ def test_times_outside_their_limits_are_refused(wrong: dict[str, int]) -> None:
 
 
 @pytest.mark.spec("C58")
-async def test_a_command_gets_a_terminal_only_with_pty(setup: ToolSetup) -> None:
+async def test_exec_gives_a_command_a_terminal_only_with_pty(setup: ToolSetup) -> None:
     command = "test -t 0 && test -t 1 && echo terminal || echo none"
 
     assert (await setup.run(command, pty=True)).text.splitlines()[1:] == ["terminal"]
@@ -253,7 +253,7 @@ async def test_a_command_gets_a_terminal_only_with_pty(setup: ToolSetup) -> None
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_long_output_is_cut_in_the_middle_and_its_full_log_is_kept(setup: ToolSetup) -> None:
+async def test_a_long_exec_output_is_cut_in_the_middle_and_its_full_log_is_kept(setup: ToolSetup) -> None:
     output = await setup.run("seq 1 30000")
 
     assert len(output.text) <= RESULT_CHARS_MAX
@@ -266,7 +266,7 @@ async def test_a_long_output_is_cut_in_the_middle_and_its_full_log_is_kept(setup
 
 
 @pytest.mark.spec("C58", "D51")
-async def test_a_log_is_limited_in_size_and_keeps_its_end(tmp_path: Path) -> None:
+async def test_the_log_of_an_exec_command_is_limited_in_size_and_keeps_its_end(tmp_path: Path) -> None:
     async with open_shell_tools(tmp_path, job_limits=JobLimits(log_bytes_max=50_000)) as setup:
         await setup.ended_process(await setup.background("seq 1 100000"))
         [written] = await setup.written()
@@ -287,14 +287,14 @@ class FullDiskJobStore(JobStore):
         return log
 
 
-async def test_a_command_whose_output_cannot_be_stored_is_ended(setup: ToolSetup) -> None:
+async def test_exec_ends_a_command_whose_output_cannot_be_stored(setup: ToolSetup) -> None:
     setup.jobs.store = FullDiskJobStore(setup.store, setup.clock, setup.inbox, setup.folder / "logs")
     ended = await setup.ended_process(await setup.background("yes"))
 
     assert ended.because == "its output could not be stored: No space left on device"
 
 
-async def test_terminal_escape_sequences_are_removed_from_the_output(setup: ToolSetup) -> None:
+async def test_exec_removes_terminal_escape_sequences_from_the_output(setup: ToolSetup) -> None:
     output = await setup.run(r"printf '\033[31mred\033[0m \033]0;title\007x\b\rnext'")
 
     assert output.text.splitlines()[1:] == ["red x", "next"]
@@ -309,7 +309,7 @@ def inherited_environment() -> str:
 
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("policy", [ON_HOST, ExecPolicy()], ids=["host", "sandbox"])
-async def test_a_command_inherits_no_variables_of_the_server(
+async def test_an_exec_command_inherits_no_environment_variables_of_the_server(
     setup: ToolSetup, policy: ExecPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACME_TOKEN", "canary-4711")
@@ -334,14 +334,16 @@ async def test_a_command_inherits_no_variables_of_the_server(
         *("GIT_SSH_COMMAND", "PAGER", "https_proxy", "DYLD_INSERT_LIBRARIES", "a=b", "A B", ""),
     ],
 )
-async def test_a_variable_that_changes_what_runs_is_refused_on_the_host(host_setup: ToolSetup, name: str) -> None:
+async def test_exec_on_the_host_refuses_an_environment_variable_that_changes_what_runs(
+    host_setup: ToolSetup, name: str
+) -> None:
     with pytest.raises(ToolFailed, match=r"command\.variable"):
         await host_setup.run("touch made", env={name: "x"})
 
     assert not (host_setup.workspace / "made").exists()
 
 
-async def test_a_variable_that_changes_what_runs_is_allowed_in_a_sandbox(setup: ToolSetup) -> None:
+async def test_exec_in_a_sandbox_allows_an_environment_variable_that_changes_what_runs(setup: ToolSetup) -> None:
     assert (await setup.run("echo $PYTHONPATH", env={"PYTHONPATH": "/x"})).text.endswith("\n/x\n")
 
 
@@ -349,7 +351,7 @@ async def test_a_variable_that_changes_what_runs_is_allowed_in_a_sandbox(setup: 
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_runs_in_the_workspace_or_in_a_folder_inside_it(setup: ToolSetup) -> None:
+async def test_an_exec_command_runs_in_the_workspace_or_in_a_folder_inside_it(setup: ToolSetup) -> None:
     (setup.workspace / "sub").mkdir()
 
     assert (await setup.run("pwd")).text.splitlines()[1] == str(setup.workspace)
@@ -357,7 +359,7 @@ async def test_a_command_runs_in_the_workspace_or_in_a_folder_inside_it(setup: T
 
 
 @pytest.mark.spec("D51")
-async def test_a_working_folder_outside_the_workspace_needs_a_grant(setup: ToolSetup) -> None:
+async def test_an_exec_working_folder_outside_the_workspace_needs_a_grant(setup: ToolSetup) -> None:
     outside = setup.folder / "outside"
     outside.mkdir()
     (setup.workspace / "link").symlink_to(outside)
@@ -380,7 +382,7 @@ async def test_a_working_folder_outside_the_workspace_needs_a_grant(setup: ToolS
 
 
 @pytest.mark.spec("D51")
-async def test_a_command_writes_only_to_the_workspace_and_granted_folders(setup: ToolSetup) -> None:
+async def test_an_exec_command_writes_only_to_the_workspace_and_granted_folders(setup: ToolSetup) -> None:
     shut, readable, granted = (setup.folder / name for name in ("shut", "readable", "granted"))
     for folder in (shut, readable, granted):
         folder.mkdir()
@@ -408,14 +410,14 @@ async def test_a_command_writes_only_to_the_workspace_and_granted_folders(setup:
 @pytest.mark.parametrize(
     "command", ["touch made; ls", "touch made | ls", "touch $HOME/made", "touch made > x", "touch `echo made`", "cd /"]
 )
-async def test_a_command_on_the_host_has_no_shell(host_setup: ToolSetup, command: str) -> None:
+async def test_an_exec_command_on_the_host_has_no_shell(host_setup: ToolSetup, command: str) -> None:
     with pytest.raises(ToolFailed, match=r"command\.(needs_shell|not_found)"):
         await host_setup.run(command)
 
     assert list(host_setup.workspace.iterdir()) == []
 
 
-async def test_a_command_in_a_sandbox_runs_in_a_shell(setup: ToolSetup) -> None:
+async def test_an_exec_command_in_a_sandbox_runs_in_a_shell(setup: ToolSetup) -> None:
     output = await setup.run("for i in 1 2; do echo $i; done | sort -r > out; cat out")
 
     assert output.text.splitlines()[1:] == ["2", "1"]
@@ -423,7 +425,9 @@ async def test_a_command_in_a_sandbox_runs_in_a_shell(setup: ToolSetup) -> None:
 
 
 @pytest.mark.spec("C62")
-async def test_an_allowed_command_runs_the_program_that_the_rule_was_checked_against(host_setup: ToolSetup) -> None:
+async def test_exec_runs_the_program_that_the_rule_for_an_allowed_command_was_checked_against(
+    host_setup: ToolSetup,
+) -> None:
     """A program of the same name in the folder, or in the agent's PATH, must not run instead."""
     impostor = host_setup.workspace / "ls"
     impostor.write_text("#!/bin/sh\necho impostor\n")
@@ -437,7 +441,7 @@ async def test_an_allowed_command_runs_the_program_that_the_rule_was_checked_aga
         assert host_setup.exec.decide_sandbox(asked(command), host_setup.tool_context()).kind is DecisionKind.ASK
 
 
-async def test_an_allowed_command_with_environment_variables_requires_approval(host_setup: ToolSetup) -> None:
+async def test_an_allowed_exec_command_with_environment_variables_requires_approval(host_setup: ToolSetup) -> None:
     host_setup.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
 
     assert (
@@ -452,7 +456,7 @@ async def test_an_allowed_command_with_environment_variables_requires_approval(h
 
 
 @pytest.mark.spec("C60")
-async def test_a_command_that_requires_approval_does_not_run_without_it(host_setup: ToolSetup) -> None:
+async def test_exec_does_not_run_a_command_that_requires_approval_without_it(host_setup: ToolSetup) -> None:
     with pytest.raises(ToolFailed, match=r"command\.not_approved"):
         await host_setup.exec.perform(asked("touch made"), host_setup.tool_context())
 
@@ -462,7 +466,7 @@ async def test_a_command_that_requires_approval_does_not_run_without_it(host_set
 
 
 @pytest.mark.spec("C60")
-async def test_a_command_allowed_in_a_sandbox_does_not_run_on_the_host_if_the_sandbox_breaks(setup: ToolSetup) -> None:
+async def test_exec_does_not_run_a_sandbox_command_on_the_host_if_the_sandbox_breaks(setup: ToolSetup) -> None:
     tool_context = setup.tool_context()
     assert setup.exec.decide_sandbox(asked("touch made"), tool_context).is_allowed
     setup.sandbox_works = False
@@ -473,7 +477,7 @@ async def test_a_command_allowed_in_a_sandbox_does_not_run_on_the_host_if_the_sa
 
 
 @pytest.mark.spec("C60")
-async def test_an_elevated_command_runs_on_the_host_only_if_all_gates_are_open(setup: ToolSetup) -> None:
+async def test_an_elevated_exec_command_runs_on_the_host_only_if_all_gates_are_open(setup: ToolSetup) -> None:
     canary = setup.folder / "canary"
     canary.write_text("seen")
     setup.policy = ExecPolicy(elevated=ElevatedPolicy.FULL)
@@ -493,7 +497,7 @@ async def test_an_elevated_command_runs_on_the_host_only_if_all_gates_are_open(s
 
 
 @pytest.mark.spec("C60")
-async def test_a_call_can_request_stricter_rules_but_not_looser_ones(host_setup: ToolSetup) -> None:
+async def test_an_exec_call_can_request_stricter_command_rules_but_not_looser_ones(host_setup: ToolSetup) -> None:
     def decision_kind(**arguments: str) -> DecisionKind:
         return host_setup.exec.decide_sandbox(asked("ls", **arguments), host_setup.tool_context()).kind
 
@@ -506,7 +510,7 @@ async def test_a_call_can_request_stricter_rules_but_not_looser_ones(host_setup:
 # Network and trust
 
 
-async def test_hosts_need_the_web_permission_and_a_valid_name(setup: ToolSetup) -> None:
+async def test_exec_with_hosts_needs_the_web_permission_and_valid_host_names(setup: ToolSetup) -> None:
     with pytest.raises(ToolFailed, match=r"command\.no_web"):
         await setup.run("true", hosts=["example.com"])
     tool_context = setup.tool_context(rights=add_permissions(setup.tool_context().rights, [WEB_PERMISSION]))
@@ -524,7 +528,9 @@ async def read_file_trust(setup: ToolSetup, path: Path) -> Trust:
     return await setup.store.read(partial(file_trust.get_trust, path=str(path), ctime_ms=ctime))
 
 
-async def test_the_trust_of_command_output_follows_the_context_and_the_files_it_can_read(setup: ToolSetup) -> None:
+async def test_the_trust_of_exec_output_follows_the_context_and_the_files_the_command_can_read(
+    setup: ToolSetup,
+) -> None:
     clean = await setup.run("touch clean; echo hi")
     assert clean.trust is Trust.PRIVATE
     assert await read_file_trust(setup, setup.workspace / "clean") is Trust.PRIVATE
@@ -536,23 +542,23 @@ async def test_the_trust_of_command_output_follows_the_context_and_the_files_it_
     assert (await setup.run("cat tainted")).trust is Trust.UNTRUSTED
 
 
-async def test_the_output_of_a_command_with_network_access_is_untrusted(setup: ToolSetup) -> None:
+async def test_the_output_of_an_exec_command_with_network_access_is_untrusted(setup: ToolSetup) -> None:
     tool_context = setup.tool_context(rights=add_permissions(setup.tool_context().rights, [WEB_PERMISSION]))
     assert (await setup.run("true", hosts=["example.com"], tool_context=tool_context)).trust is Trust.UNTRUSTED
 
 
-async def test_the_output_of_a_command_on_the_host_is_untrusted(host_setup: ToolSetup) -> None:
+async def test_the_output_of_an_exec_command_on_the_host_is_untrusted(host_setup: ToolSetup) -> None:
     assert (await host_setup.run("true")).trust is Trust.UNTRUSTED
 
 
-async def test_the_report_of_a_command_has_the_trust_of_its_output(setup: ToolSetup) -> None:
+async def test_the_report_of_an_exec_command_has_the_trust_of_its_output(setup: ToolSetup) -> None:
     untrusted = setup.tool_context(trust=Trust.UNTRUSTED)
     await setup.ended_process(await setup.background("echo hi", tool_context=untrusted))
 
     assert [each.trust for each in await setup.reported()] == [Trust.UNTRUSTED]
 
 
-async def test_an_untrusted_file_added_while_a_command_runs_makes_its_output_untrusted(setup: ToolSetup) -> None:
+async def test_an_untrusted_file_added_while_an_exec_command_runs_makes_its_output_untrusted(setup: ToolSetup) -> None:
     id_ = await setup.background("until test -e go; do sleep 0.02; done; cat new")
     assert (await setup.call_process("poll", id_)).trust is Trust.PRIVATE
     new = setup.workspace / "new"
@@ -590,7 +596,7 @@ async def pids_in_log(setup: ToolSetup) -> list[int]:
 
 
 @pytest.mark.spec("C58")
-async def test_stopping_a_run_ends_its_foreground_command(host_setup: ToolSetup) -> None:
+async def test_stopping_a_run_ends_its_foreground_exec_command(host_setup: ToolSetup) -> None:
     running = asyncio.create_task(host_setup.run(write_family_script(host_setup)))
     pids = await pids_in_log(host_setup)
     assert all(map(is_alive, pids))
@@ -603,7 +609,7 @@ async def test_stopping_a_run_ends_its_foreground_command(host_setup: ToolSetup)
     assert all(not each.is_running for each in await host_setup.written())
 
 
-async def test_stopping_a_run_while_its_command_starts_leaves_no_process(host_setup: ToolSetup) -> None:
+async def test_stopping_a_run_while_its_exec_command_starts_leaves_no_process(host_setup: ToolSetup) -> None:
     slow = host_setup.sandbox = DelayedSandbox(HostSandbox())
     running = asyncio.create_task(host_setup.run("sleep 600"))
     await slow.asked.wait()
@@ -624,7 +630,9 @@ async def test_stopping_a_run_while_its_command_starts_leaves_no_process(host_se
 
 
 @pytest.mark.spec("C58")
-async def test_closing_ends_all_commands_and_the_next_start_reports_the_background_command(tmp_path: Path) -> None:
+async def test_closing_the_server_ends_all_exec_commands_and_the_next_start_reports_the_background_command(
+    tmp_path: Path,
+) -> None:
     async with open_shell_tools(tmp_path) as setup:
         setup.policy = ON_HOST
         await setup.background(write_family_script(setup))
@@ -654,7 +662,7 @@ async def test_closing_ends_all_commands_and_the_next_start_reports_the_backgrou
 
 
 @pytest.mark.spec("C58")
-async def test_concurrent_commands_are_limited_per_session_and_per_server(tmp_path: Path) -> None:
+async def test_concurrent_exec_commands_are_limited_per_session_and_per_server(tmp_path: Path) -> None:
     async with open_shell_tools(tmp_path, job_limits=JobLimits(per_session_max=1, per_server_max=2)) as setup:
         await setup.background("read line")
         with pytest.raises(ToolFailed, match="in this session"):
@@ -671,7 +679,7 @@ async def test_concurrent_commands_are_limited_per_session_and_per_server(tmp_pa
 
 
 @pytest.mark.spec("C58")
-async def test_an_ended_command_is_kept_for_half_an_hour(setup: ToolSetup) -> None:
+async def test_an_ended_background_exec_command_is_kept_for_half_an_hour(setup: ToolSetup) -> None:
     id_ = await setup.background("echo hi")
     await setup.ended_process(id_)
     await setup.clock.advance(1_700)
@@ -688,7 +696,7 @@ async def test_an_ended_command_is_kept_for_half_an_hour(setup: ToolSetup) -> No
         await setup.call_process("log", id_)
 
 
-async def test_only_the_newest_ended_commands_of_a_session_are_kept(tmp_path: Path) -> None:
+async def test_only_the_newest_ended_exec_commands_of_a_session_are_kept(tmp_path: Path) -> None:
     async with open_shell_tools(tmp_path, job_limits=JobLimits(finished_per_session_max=2)) as setup:
         ids: list[str] = []
         for _ in range(4):

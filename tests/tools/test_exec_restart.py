@@ -60,7 +60,7 @@ async def store_process(folder: Path, process: CommandProcess) -> None:
 
 
 @pytest.mark.spec("C58")
-async def test_a_command_that_outlived_its_server_is_ended_and_reported_once(tmp_path: Path) -> None:
+async def test_an_exec_command_that_outlived_its_server_is_ended_and_reported_once(tmp_path: Path) -> None:
     with sleeping_process() as process:
         await store_process(tmp_path, written(process.pid, read_identity(process.pid), trust=Trust.UNTRUSTED))
         async with open_shell_tools(tmp_path) as setup:
@@ -74,7 +74,9 @@ async def test_a_command_that_outlived_its_server_is_ended_and_reported_once(tmp
 
 
 @pytest.mark.parametrize("boot", ["", "another-boot/1"])
-async def test_a_process_that_only_has_the_same_pid_is_not_killed(tmp_path: Path, boot: str) -> None:
+async def test_a_process_with_the_pid_of_an_earlier_exec_command_is_not_killed_after_a_restart(
+    tmp_path: Path, boot: str
+) -> None:
     with sleeping_process() as process:
         mark = boot and f"{read_identity(process.pid).partition('/')[0]}/1"
         await store_process(tmp_path, written(process.pid, mark or boot))
@@ -85,7 +87,7 @@ async def test_a_process_that_only_has_the_same_pid_is_not_killed(tmp_path: Path
     assert "it had ended" in envelope.text
 
 
-async def test_a_leftover_foreground_command_is_ended_without_a_report(tmp_path: Path) -> None:
+async def test_a_foreground_exec_command_left_by_an_earlier_server_is_ended_without_a_report(tmp_path: Path) -> None:
     with sleeping_process() as process:
         left = written(process.pid, read_identity(process.pid), state=ProcessState.WATCHED)
         await store_process(tmp_path, left)
@@ -96,7 +98,7 @@ async def test_a_leftover_foreground_command_is_ended_without_a_report(tmp_path:
     assert found.state is ProcessState.REPORTED
 
 
-async def test_the_unreported_end_of_a_command_is_reported_after_a_restart(tmp_path: Path) -> None:
+async def test_the_unreported_end_of_an_exec_command_is_reported_after_a_restart(tmp_path: Path) -> None:
     ended = written(1, "", state=ProcessState.ENDED, exit_code=6, ended_at=datetime(2026, 1, 5, 8, 1, tzinfo=UTC))
     await store_process(tmp_path, ended)
     (tmp_path / "logs").mkdir(exist_ok=True)
@@ -109,7 +111,9 @@ async def test_the_unreported_end_of_a_command_is_reported_after_a_restart(tmp_p
     assert not (tmp_path / "logs" / f"{'b2' * 16}.log").exists()
 
 
-async def test_a_command_of_a_deleted_session_is_marked_as_reported_without_an_envelope(tmp_path: Path) -> None:
+async def test_an_exec_command_of_a_deleted_session_is_marked_reported_without_an_envelope_after_a_restart(
+    tmp_path: Path,
+) -> None:
     await store_process(tmp_path, written(1, "", session="77" * 16))
     async with open_shell_tools(tmp_path) as setup:
         assert await setup.reported() == []
@@ -134,7 +138,7 @@ asyncio.run(main())
 
 
 @pytest.mark.spec("C58")
-async def test_a_command_of_a_killed_server_is_ended_at_the_next_start(tmp_path: Path) -> None:
+async def test_an_exec_command_of_a_killed_server_is_ended_at_the_next_start(tmp_path: Path) -> None:
     server = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

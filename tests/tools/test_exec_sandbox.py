@@ -102,7 +102,7 @@ async def test_exec_without_a_sandbox_by_settings_follows_the_host_rules(server:
 
 
 @pytest.mark.spec("C60")
-async def test_a_sandbox_that_was_not_probed_does_not_count_as_a_sandbox(server: SandboxedServer) -> None:
+async def test_a_sandbox_that_was_not_probed_does_not_count_as_a_sandbox_for_exec(server: SandboxedServer) -> None:
     server.settings = SandboxSettings(kind=SandboxKind.DOCKER)
     assert server.decision_kind("ls") is DecisionKind.ASK
     await server.sandbox_chooser.probe()
@@ -121,7 +121,7 @@ async def test_exec_follows_the_configured_workspace_access(server: SandboxedSer
     assert (server.setup.workspace / "made").exists()
 
 
-async def test_exec_refuses_a_host_that_is_not_in_the_settings(server: SandboxedServer) -> None:
+async def test_exec_in_a_sandbox_refuses_a_host_that_is_not_in_the_settings(server: SandboxedServer) -> None:
     rights = add_permissions(server.setup.tool_context().rights, [WEB_PERMISSION])
     with pytest.raises(ToolFailed, match=r"sandbox\.host_not_allowed"):
         await server.setup.run("true", hosts=["example.com"], tool_context=server.setup.tool_context(rights=rights))
@@ -132,7 +132,9 @@ async def test_exec_refuses_a_host_that_is_not_in_the_settings(server: Sandboxed
     ).failed
 
 
-async def test_a_secret_variable_is_set_only_for_the_program_named_by_its_rule(server: SandboxedServer) -> None:
+async def test_a_secret_variable_in_the_sandbox_of_exec_is_set_only_for_the_program_named_by_its_rule(
+    server: SandboxedServer,
+) -> None:
     rule = SecretRule(secret=SecretReference(env="ACME_TOKEN"), variable="ACME", commands=("/usr/bin/env",))
     server.settings = SandboxSettings(secrets={"acme": rule})
 

@@ -69,7 +69,9 @@ async def test_read_returns_a_line_longer_than_a_page_by_columns(setup: ToolSetu
 
 
 @given(st.text(alphabet="ab\n", max_size=60), st.integers(1, 5), st.integers(1, 9))
-def test_all_pages_joined_are_the_full_text(text: str, lines_max: int, chars_max: int) -> None:
+def test_all_pages_of_a_text_that_read_returns_are_the_full_text_when_joined(
+    text: str, lines_max: int, chars_max: int
+) -> None:
     found, line, column = "", 1, 1
     for _ in range(len(text) + 1):
         part = slice_page(text, line=line, column=column, lines_max=lines_max, chars_max=chars_max)
@@ -133,7 +135,7 @@ async def test_write_creates_missing_folders_and_can_append(setup: ToolSetup) ->
     assert await setup.text("write", path="new/by/adding", content="x", append=True) == "created new/by/adding: 1 bytes"
 
 
-async def test_append_repeated_after_a_crash_adds_the_text_once(setup: ToolSetup) -> None:
+async def test_append_of_the_write_tool_repeated_after_a_crash_adds_the_text_once(setup: ToolSetup) -> None:
     for _ in range(2):
         await setup.call("write", path="log", content="one\n", append=True)
     assert (setup.work / "log").read_text() == "one\n"
@@ -162,7 +164,7 @@ async def test_write_and_edit_keep_the_file_mode_and_do_not_change_a_hard_link(s
     assert sorted(os.listdir(setup.work)) == ["other-name", "run.sh"]  # no temporary file is left
 
 
-async def test_a_reader_sees_either_the_old_or_the_new_file_during_a_write(setup: ToolSetup) -> None:
+async def test_a_reader_of_a_file_sees_either_the_old_or_the_new_text_during_a_write(setup: ToolSetup) -> None:
     file = setup.work / "a"
     old, new = "o" * 300_000, "n" * 300_000
     file.write_text(old)
@@ -233,7 +235,7 @@ async def test_an_edit_whose_text_is_missing_changes_nothing_and_names_the_neare
 
 
 @pytest.mark.spec("D52")
-async def test_several_edits_are_made_together_or_not_at_all(setup: ToolSetup) -> None:
+async def test_several_edits_of_a_file_are_made_together_or_not_at_all(setup: ToolSetup) -> None:
     file = setup.work / "a"
     file.write_text("one\ntwo\nthree\n")
     good, bad = {"old": "one", "new": "two"}, {"old": "four", "new": "x"}
@@ -384,7 +386,9 @@ async def test_find_with_a_hostile_glob_ends_quickly(setup: ToolSetup) -> None:
         ("**", ["a", "a/b"], []),
     ],
 )
-def test_a_glob_matches_only_the_expected_paths(glob: str, fits: list[str], fits_not: list[str]) -> None:
+def test_a_glob_of_the_find_tool_matches_only_the_expected_paths(
+    glob: str, fits: list[str], fits_not: list[str]
+) -> None:
     for path in fits:
         assert parse_glob(glob).matches(path), path
     for path in fits_not:
@@ -394,7 +398,7 @@ def test_a_glob_matches_only_the_expected_paths(glob: str, fits: list[str], fits
 # --- arguments ---
 
 
-async def test_alternative_argument_names_are_accepted_and_checked_alike(setup: ToolSetup) -> None:
+async def test_alternative_argument_names_of_file_tools_are_accepted_and_checked_alike(setup: ToolSetup) -> None:
     (setup.work / "a").write_text("old")
     assert await setup.text("read", file_path="a") == "old"
     await setup.call("edit", file_path="a", old_string="old", new_string="new")

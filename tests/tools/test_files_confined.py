@@ -76,7 +76,7 @@ PATHS_OUTSIDE: dict[str, Callable[[ToolSetup], str]] = {
 @pytest.mark.spec("D31")
 @pytest.mark.parametrize("tool", TOOL_ARGUMENTS)
 @pytest.mark.parametrize("way", LINKS_OUTSIDE)
-async def test_a_symlink_that_leads_outside_is_refused_and_asks_for_no_permission(
+async def test_file_tools_refuse_a_symlink_that_leads_outside_and_ask_for_no_permission(
     setup: ToolSetup, tool: str, way: str
 ) -> None:
     path = LINKS_OUTSIDE[way](setup)
@@ -89,7 +89,9 @@ async def test_a_symlink_that_leads_outside_is_refused_and_asks_for_no_permissio
 
 @pytest.mark.spec("D31")
 @pytest.mark.parametrize("tool", TOOL_ARGUMENTS)
-async def test_a_symlink_inside_the_workspace_or_to_a_granted_folder_is_followed(setup: ToolSetup, tool: str) -> None:
+async def test_file_tools_follow_a_symlink_inside_the_workspace_or_to_a_granted_folder(
+    setup: ToolSetup, tool: str
+) -> None:
     (setup.work / "deep").mkdir()
     (setup.work / "deep" / "a").write_text("secret")
     inside = link(setup, "inside", "deep/a")
@@ -105,7 +107,9 @@ async def test_a_symlink_inside_the_workspace_or_to_a_granted_folder_is_followed
 
 @pytest.mark.parametrize("tool", TOOL_ARGUMENTS)
 @pytest.mark.parametrize("way", PATHS_OUTSIDE)
-async def test_a_path_outside_is_refused_until_its_permission_is_granted(setup: ToolSetup, tool: str, way: str) -> None:
+async def test_file_tools_refuse_a_path_outside_the_workspace_until_its_permission_is_granted(
+    setup: ToolSetup, tool: str, way: str
+) -> None:
     folder = setup.work.with_name("work-of-others")
     folder.mkdir()
     (folder / "secret.txt").write_text("secret")
@@ -121,7 +125,7 @@ async def test_a_path_outside_is_refused_until_its_permission_is_granted(setup: 
     assert not (await setup.call(tool, granted, path=path, **TOOL_ARGUMENTS[tool])).failed
 
 
-async def test_a_read_grant_does_not_allow_writing(setup: ToolSetup) -> None:
+async def test_a_read_grant_for_a_folder_does_not_allow_writing_its_files(setup: ToolSetup) -> None:
     granted = setup.with_rights(read=(setup.root / "outside",))
     path = str(setup.root / "outside" / "secret.txt")
     assert await setup.text("read", granted, path=path) == "secret"
@@ -143,7 +147,7 @@ async def test_ls_and_find_are_refused_outside_the_workspace(setup: ToolSetup, t
 
 
 @pytest.mark.spec("D29")
-async def test_only_the_named_files_of_the_agent_directory_are_accessible(setup: ToolSetup) -> None:
+async def test_only_the_named_files_of_the_agent_directory_are_accessible_with_file_tools(setup: ToolSetup) -> None:
     assert await setup.text("read", path="~/SOUL.md") == "secret"
     assert await setup.text("ls", path="~/internal_space") == "[the folder is empty]"
     for path in ("~/state.json", "~/new.md", "~/../bo/SOUL.md", "~/../../owner-token"):
@@ -168,7 +172,7 @@ async def test_a_wide_grant_never_opens_the_data_directory_or_keys(setup: ToolSe
     assert (setup.root / path).read_bytes() == before
 
 
-async def test_a_grant_that_names_a_key_opens_it_but_never_the_data_directory(setup: ToolSetup) -> None:
+async def test_a_grant_that_names_a_key_opens_its_file_but_no_grant_opens_the_data_directory(setup: ToolSetup) -> None:
     keys = setup.person / ".ssh"
     assert await setup.text("read", setup.with_rights(read=(keys / "id",)), path=str(keys / "id")) == "secret"
     for path in (setup.server / "owner-token", setup.server / "agents" / "bo"):
@@ -176,7 +180,7 @@ async def test_a_grant_that_names_a_key_opens_it_but_never_the_data_directory(se
         assert await setup.refusal_code("read", named, path=str(path)) == "path.protected"
 
 
-async def test_protected_paths_are_not_listed_or_found(setup: ToolSetup) -> None:
+async def test_ls_and_find_do_not_show_protected_files(setup: ToolSetup) -> None:
     wide = setup.with_rights(workspace=setup.person, read=(setup.root,))
     assert await setup.text("ls", wide, path=".") == "work/"
     assert await setup.text("ls", wide, path=str(setup.root)) == "maria/\noutside/"
@@ -192,7 +196,7 @@ async def test_system_files_are_protected_even_with_a_grant(setup: ToolSetup, pa
 
 
 @pytest.mark.parametrize("tool", TOOL_ARGUMENTS)
-async def test_a_path_that_is_not_a_regular_file_is_refused_without_waiting(setup: ToolSetup, tool: str) -> None:
+async def test_file_tools_refuse_a_path_that_is_not_a_regular_file_without_waiting(setup: ToolSetup, tool: str) -> None:
     os.mkfifo(setup.work / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(setup.work / "socket"))
@@ -208,7 +212,9 @@ async def test_a_path_that_is_not_a_regular_file_is_refused_without_waiting(setu
 @pytest.mark.parametrize(
     "path", ["", "a\x00b", "a\nb", "a\x1b[0m", "a\u202egpj.exe", "a\u200bb", "a\ud800", "x" * 5_000, "/" + "y/" * 3_000]
 )
-async def test_a_path_with_invalid_characters_or_excessive_length_is_refused(setup: ToolSetup, path: str) -> None:
+async def test_file_tools_refuse_a_path_with_invalid_characters_or_excessive_length(
+    setup: ToolSetup, path: str
+) -> None:
     if path:  # an empty path is already an invalid argument
         assert await setup.refusal_code("write", path=path, content="x") == "path.invalid"
         assert await setup.refusal_code("read", path=path) == "path.invalid"
@@ -216,12 +222,12 @@ async def test_a_path_with_invalid_characters_or_excessive_length_is_refused(set
     assert os.listdir(setup.work) == []
 
 
-async def test_a_file_name_that_is_too_long_is_refused(setup: ToolSetup) -> None:
+async def test_the_write_tool_refuses_a_file_name_that_is_too_long(setup: ToolSetup) -> None:
     assert await setup.refusal_code("write", path="x" * 300, content="x") == "path.unusable"
 
 
 @pytest.mark.spec("D31")
-async def test_a_symlink_inserted_after_the_path_check_is_not_followed(setup: ToolSetup) -> None:
+async def test_file_tools_do_not_follow_a_symlink_inserted_after_the_path_check(setup: ToolSetup) -> None:
     """A race between the check and the open, made as wide as possible here."""
     work, outside = setup.work, setup.root / "else"
     for folder in (work / "folder", outside):
@@ -250,7 +256,7 @@ async def test_a_symlink_inserted_after_the_path_check_is_not_followed(setup: To
 
 
 @pytest.mark.spec("D31")
-async def test_a_granted_folder_that_was_replaced_by_a_symlink_is_no_longer_granted(setup: ToolSetup) -> None:
+async def test_file_tools_refuse_a_granted_folder_that_was_replaced_by_a_symlink(setup: ToolSetup) -> None:
     """Otherwise a grant inside the workspace could become a grant for any folder."""
     granted = setup.with_rights(read=(setup.work / "shared",), write=(setup.work / "out",))
     (setup.work / "shared").mkdir()
@@ -268,7 +274,7 @@ async def test_a_granted_folder_that_was_replaced_by_a_symlink_is_no_longer_gran
 
 
 @pytest.mark.spec("D31")
-async def test_a_grant_applies_to_the_resolved_path_and_cannot_be_widened_by_a_symlink(setup: ToolSetup) -> None:
+async def test_a_file_grant_applies_to_the_resolved_path_and_cannot_be_widened_by_a_symlink(setup: ToolSetup) -> None:
     """Another agent may be able to write to the folder that contains the granted one."""
     shared = setup.root / "shared"
     shared.mkdir()
@@ -286,7 +292,7 @@ async def test_a_grant_applies_to_the_resolved_path_and_cannot_be_widened_by_a_s
     assert await setup.refusal_code("read", granted, path=str(setup.root / "outside" / "secret.txt")) == "path.outside"
 
 
-async def test_a_symlink_to_a_name_that_is_not_utf8_is_refused(setup: ToolSetup) -> None:
+async def test_file_tools_refuse_a_symlink_to_a_file_name_that_is_not_utf8(setup: ToolSetup) -> None:
     odd = setup.work / os.fsdecode(b"\xff")
     odd.write_text("x")
     (setup.work / "link").symlink_to(odd)
@@ -297,7 +303,7 @@ async def test_a_symlink_to_a_name_that_is_not_utf8_is_refused(setup: ToolSetup)
 
 
 @pytest.mark.spec("D31")
-async def test_a_named_folder_or_workspace_replaced_by_a_symlink_opens_nothing(setup: ToolSetup) -> None:
+async def test_file_tools_refuse_a_named_folder_or_workspace_that_was_replaced_by_a_symlink(setup: ToolSetup) -> None:
     at_home = setup.with_rights(workspace=setup.home)  # so that it may change files in its own directory
     (setup.home / "skills").symlink_to(setup.root / "outside")
     assert await setup.refusal_code("read", at_home, path="skills/secret.txt") == "path.link_outside"
@@ -309,7 +315,7 @@ async def test_a_named_folder_or_workspace_replaced_by_a_symlink_opens_nothing(s
     assert await setup.refusal_code("write", above, path="secret.txt", content="x") == "path.link_outside"
 
 
-async def test_a_workspace_configured_through_a_symlink_works(setup: ToolSetup) -> None:
+async def test_file_tools_work_in_a_workspace_configured_through_a_symlink(setup: ToolSetup) -> None:
     (setup.root / "shortcut").symlink_to(setup.work)
     tool_context = setup.with_rights(workspace=setup.root / "shortcut")
     await setup.call("write", tool_context, path="a", content="x")
@@ -318,7 +324,7 @@ async def test_a_workspace_configured_through_a_symlink_works(setup: ToolSetup) 
     assert await setup.text("read", tool_context, path=str(setup.root / "shortcut" / "a")) == "x"
 
 
-async def test_a_file_without_write_permission_is_not_replaced(setup: ToolSetup) -> None:
+async def test_the_write_tool_does_not_replace_a_file_without_write_permission(setup: ToolSetup) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write every file")
     (setup.work / "a").write_text("secret")

@@ -32,7 +32,7 @@ class CountingStore(SqliteStore):
         return await super().read(body)
 
 
-async def test_grants_are_read_once_until_one_is_added_or_revoked(tmp_path: Path) -> None:
+async def test_the_grants_of_agents_are_cached_for_tools_until_one_is_added_or_revoked(tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "retinue.db")
     clock, store = FakeClock(), CountingStore(tmp_path / "retinue.db")
     known = GrantCache(store, clock)

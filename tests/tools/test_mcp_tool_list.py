@@ -173,7 +173,7 @@ def test_unusable_mcp_tools_are_excluded_with_a_reason() -> None:
 # --- schemas ---
 
 
-def test_schema_references_are_inlined_and_cycles_accept_anything() -> None:
+def test_schema_references_of_an_mcp_tool_are_inlined_and_cycles_accept_anything() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -201,7 +201,7 @@ def test_schema_references_are_inlined_and_cycles_accept_anything() -> None:
     }
 
 
-def test_a_schema_that_is_too_large_or_deep_is_limited_or_refused() -> None:
+def test_a_schema_of_an_mcp_tool_that_is_too_large_or_deep_is_limited_or_refused() -> None:
     doubling: dict[str, Any] = {"a0": {"type": "string"}}
     for n in range(1, 40):
         doubling[f"a{n}"] = {"anyOf": [{"$ref": f"#/$defs/a{n - 1}"}, {"$ref": f"#/$defs/a{n - 1}"}]}
@@ -235,7 +235,9 @@ _JSON = st.recursive(
 
 
 @given(_JSON, st.dictionaries(st.text(max_size=5), _JSON, max_size=4))
-def test_any_schema_is_either_flattened_correctly_or_refused(schema: Any, arguments: dict[str, Any]) -> None:
+def test_any_schema_of_an_mcp_tool_is_either_flattened_correctly_or_refused(
+    schema: Any, arguments: dict[str, Any]
+) -> None:
     try:
         made = flatten_schema(schema)
     except UnsupportedSchema:
@@ -259,7 +261,9 @@ def test_any_schema_is_either_flattened_correctly_or_refused(schema: Any, argume
         ({"n": 1, "any": [None]}, ""),
     ],
 )
-def test_arguments_are_checked_against_the_flattened_schema(arguments: dict[str, Any], wrong: str) -> None:
+def test_arguments_of_an_mcp_tool_are_checked_against_the_flattened_schema(
+    arguments: dict[str, Any], wrong: str
+) -> None:
     schema = flatten_schema(
         {
             "type": "object",
@@ -277,7 +281,9 @@ def test_arguments_are_checked_against_the_flattened_schema(arguments: dict[str,
 
 
 @given(st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=20), st.integers(1, 30))
-def test_a_line_buffer_returns_the_same_lines_for_any_chunk_size(sent: list[bytes], size: int) -> None:
+def test_the_line_buffer_for_mcp_servers_returns_the_same_lines_for_any_chunk_size(
+    sent: list[bytes], size: int
+) -> None:
     stream = b"".join(line + b"\n" for line in sent)
     lines, received = LineBuffer(), list[bytes | int | None]()
     for at in range(0, len(stream), size):
@@ -287,7 +293,7 @@ def test_a_line_buffer_returns_the_same_lines_for_any_chunk_size(sent: list[byte
 
 
 @given(st.integers(1, 4_000))
-def test_a_line_that_is_too_long_is_dropped_and_its_request_id_is_returned(size: int) -> None:
+def test_a_line_of_an_mcp_server_that_is_too_long_is_dropped_and_its_request_id_returned(size: int) -> None:
     lines, received = LineBuffer(bytes_max=1_000), list[bytes | int | None]()
     answer = b'{"jsonrpc":"2.0","id":41,"result":"' + b"x" * 100_000 + b'"}\n'
     stream = b"first\n" + answer + b"last\n" + b"y" * 2_000 + b"\nend\n"

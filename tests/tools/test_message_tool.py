@@ -35,7 +35,7 @@ async def send(server: ScriptedServer, **arguments: Any) -> tuple[ToolResult, li
     return result, [mail for mail in await server.mail("person:owner") if mail.kind is EnvelopeKind.MESSAGE]
 
 
-async def test_message_sends_a_file_as_an_attachment(server: ScriptedServer) -> None:
+async def test_the_message_tool_sends_a_file_as_an_attachment(server: ScriptedServer) -> None:
     (server.home() / "notes.txt").write_text("mine")
     result, (mail,) = await send(server, files=["notes.txt"])
     assert not result.failed and mail.text == "Here."
@@ -62,14 +62,16 @@ def _link_to_link(server: ScriptedServer, outside: Path) -> str:
 
 @pytest.mark.spec("D31")
 @pytest.mark.parametrize("way", [_link_to_file, _link_in_path, _link_to_link])
-async def test_message_refuses_a_symlink_that_leads_outside(server: ScriptedServer, tmp_path: Path, way: Any) -> None:
+async def test_the_message_tool_refuses_a_symlink_that_leads_outside(
+    server: ScriptedServer, tmp_path: Path, way: Any
+) -> None:
     result, sent = await send(server, files=[way(server, tmp_path / "outside")])
     assert result.failed and "[path.link_outside]" in result.output and SECRET not in result.output
     assert sent == [], "the message is not sent without its attachment either"
 
 
 @pytest.mark.spec("D31")
-async def test_message_sends_a_symlink_that_stays_inside_the_workspace(server: ScriptedServer) -> None:
+async def test_the_message_tool_sends_a_symlink_that_stays_inside_the_workspace(server: ScriptedServer) -> None:
     (server.home() / "notes.txt").write_text("mine")
     (server.home() / "link.txt").symlink_to("notes.txt")
     result, (mail,) = await send(server, files=["link.txt"])
@@ -77,14 +79,16 @@ async def test_message_sends_a_symlink_that_stays_inside_the_workspace(server: S
 
 
 @pytest.mark.parametrize("path", ["../../outside/secret.txt", "{outside}/secret.txt", "../bo/SOUL.md"])
-async def test_message_refuses_a_file_that_the_agent_may_not_read(
+async def test_the_message_tool_refuses_a_file_that_the_agent_may_not_read(
     server: ScriptedServer, tmp_path: Path, path: str
 ) -> None:
     result, sent = await send(server, files=[path.format(outside=tmp_path / "outside")])
     assert result.failed and "[path." in result.output and sent == []
 
 
-async def test_a_message_with_an_untrusted_file_is_untrusted(server: ScriptedServer) -> None:
+async def test_a_message_that_the_message_tool_sends_with_an_untrusted_file_is_untrusted(
+    server: ScriptedServer,
+) -> None:
     await server.turn(
         "Visit the page and save it to page.txt",
         tool_call_reply("visit"),
@@ -99,6 +103,8 @@ async def test_a_message_with_an_untrusted_file_is_untrusted(server: ScriptedSer
 
 
 @pytest.mark.parametrize("to", ["agent:bo", "schedule:morning", "nobody", "person:"])
-async def test_message_refuses_recipients_that_are_not_people_or_channels(server: ScriptedServer, to: str) -> None:
+async def test_the_message_tool_refuses_recipients_that_are_not_people_or_channels(
+    server: ScriptedServer, to: str
+) -> None:
     result, sent = await send(server, to=to)
     assert result.failed and sent == []

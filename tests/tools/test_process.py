@@ -83,7 +83,7 @@ async def test_process_log_returns_pages_of_lines(setup: ToolSetup) -> None:
 
 
 @pytest.mark.spec("C59")
-async def test_a_log_page_of_long_lines_fits_the_limit_and_can_be_continued(setup: ToolSetup) -> None:
+async def test_a_page_of_long_lines_of_process_log_fits_the_limit_and_can_be_continued(setup: ToolSetup) -> None:
     id_ = await setup.background("head -c 300000 /dev/zero | tr '\\0' x")
     await setup.ended_process(id_)
     read, offset = "", 0
@@ -102,7 +102,7 @@ async def test_a_log_page_of_long_lines_fits_the_limit_and_can_be_continued(setu
 
 
 @pytest.mark.spec("C59")
-async def test_a_command_is_not_visible_to_another_session(setup: ToolSetup) -> None:
+async def test_the_process_tool_does_not_show_a_command_to_another_session(setup: ToolSetup) -> None:
     id_ = await setup.background("read line")
     [written] = await setup.written()
     elsewhere = setup.tool_context(session=OTHER_SESSION)
@@ -118,12 +118,12 @@ async def test_a_command_is_not_visible_to_another_session(setup: ToolSetup) -> 
 
 
 @pytest.mark.parametrize("id_", ["", "zz", "12345678", "../../etc"])
-async def test_an_unknown_or_invalid_command_id_is_refused(setup: ToolSetup, id_: str) -> None:
+async def test_the_process_tool_refuses_an_unknown_or_invalid_command_id(setup: ToolSetup, id_: str) -> None:
     with pytest.raises(ToolFailed, match=r"process\.not_found|id\.invalid"):
         await setup.call_process("log", id_)
 
 
-def test_an_unknown_action_or_invalid_page_argument_is_refused(tmp_path: Path) -> None:
+def test_the_process_tool_refuses_an_unknown_action_or_invalid_page_argument(tmp_path: Path) -> None:
     from retinue.tools.shell.process_tool import ProcessArguments
 
     for wrong in ({"action": "restart"}, {"action": "log", "offset": -1}, {"action": "log", "limit": 0}, {}):
@@ -195,7 +195,7 @@ async def test_process_write_and_send_keys_refuse_empty_input(setup: ToolSetup) 
             await setup.call_process(action, id_)
 
 
-async def test_a_command_that_got_untrusted_input_has_untrusted_output(setup: ToolSetup) -> None:
+async def test_a_command_that_got_untrusted_input_from_process_has_untrusted_output(setup: ToolSetup) -> None:
     id_ = await setup.background("cat")
     assert (await setup.call_process("poll", id_)).trust is Trust.PRIVATE
     await setup.call_process(
@@ -271,12 +271,12 @@ async def test_process_remove_ends_a_running_command_and_deletes_it(setup: ToolS
         (["-", "é", " "], "-é ".encode()),
     ],
 )
-def test_keys_are_encoded_as_a_terminal_sends_them(keys: list[str], sent: bytes) -> None:
+def test_process_encodes_keys_as_a_terminal_sends_them(keys: list[str], sent: bytes) -> None:
     assert encode_keys(keys) == sent
 
 
 @pytest.mark.parametrize(("keys", "hexes"), [(["Entr"], []), (["C-cc"], []), (["X-x"], []), ([], ["1"]), ([], ["zz"])])
-def test_invalid_keys_or_hex_bytes_are_refused(keys: list[str], hexes: list[str]) -> None:
+def test_process_refuses_invalid_keys_or_hex_bytes(keys: list[str], hexes: list[str]) -> None:
     with pytest.raises(ToolFailed, match=r"process\.(key|hex)"):
         encode_keys(keys, hexes)
     with pytest.raises(ToolFailed, match=r"too_many_keys"):
@@ -284,7 +284,7 @@ def test_invalid_keys_or_hex_bytes_are_refused(keys: list[str], hexes: list[str]
 
 
 @given(st.text(alphabet="\x1b[201~0a\n"))
-def test_a_bracketed_paste_cannot_end_its_own_brackets(text: str) -> None:
+def test_a_bracketed_paste_of_process_cannot_end_its_own_brackets(text: str) -> None:
     data = encode_paste(text, bracketed=True)
 
     assert data.startswith(PASTE_START) and data.endswith(PASTE_END)
@@ -293,7 +293,7 @@ def test_a_bracketed_paste_cannot_end_its_own_brackets(text: str) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(1, 50), st.integers(0, 400))
-def test_stripped_text_has_no_control_characters(data: bytes, cut: int, bound: int) -> None:
+def test_the_output_of_a_job_has_no_control_characters_once_stripped(data: bytes, cut: int, bound: int) -> None:
     assert not set(strip_control_sequences(data.decode(errors="replace"))) & {
         chr(c) for c in range(32) if c not in (9, 10)
     }
@@ -303,7 +303,7 @@ def test_stripped_text_has_no_control_characters(data: bytes, cut: int, bound: i
     st.lists(st.binary(min_size=1, max_size=200), max_size=20),
     st.integers(min_value=0, max_value=300),
 )
-def test_a_job_log_keeps_its_beginning_complete(
+def test_the_log_of_a_shell_job_keeps_its_beginning_complete(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], room: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
@@ -320,7 +320,7 @@ def test_a_job_log_keeps_its_beginning_complete(
 
 
 @given(st.text(alphabet="ab\né\u4e2d", max_size=400), st.integers(2, 60))
-def test_shown_output_is_complete_or_has_both_its_ends(
+def test_the_shown_output_of_a_shell_job_is_complete_or_has_both_its_ends(
     tmp_path_factory: pytest.TempPathFactory, text: str, chars: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
@@ -335,7 +335,7 @@ def test_shown_output_is_complete_or_has_both_its_ends(
         assert shown.omitted_bytes == len(text[half:-half].encode())
 
 
-def test_a_very_long_log_line_is_returned_in_pieces(tmp_path: Path) -> None:
+def test_a_very_long_line_in_the_log_of_a_shell_job_is_returned_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("é" * (LINE_CHARS_MAX + 1) + "\nlast")
     page = job_output.read_page(path, offset=0, limit=10)
@@ -348,7 +348,7 @@ SECRET = "correct-horse-battery-staple"
 
 
 @pytest.mark.parametrize("at", range(30, 70, 5))
-def test_no_part_of_a_secret_is_shown_wherever_a_log_is_cut(tmp_path: Path, at: int) -> None:
+def test_no_part_of_a_secret_is_shown_wherever_the_log_of_a_shell_job_is_cut(tmp_path: Path, at: int) -> None:
     mask = Redactor({"horse": SECRET}).redact
     path = tmp_path / "a.log"
     path.write_text("x" * at + SECRET + "y" * (120 - at))
@@ -367,7 +367,7 @@ def test_no_part_of_a_secret_is_shown_wherever_a_log_is_cut(tmp_path: Path, at: 
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, None])
-def test_a_redacted_log_page_shows_no_part_of_a_secret_and_keeps_its_line_numbers(
+def test_a_redacted_page_of_a_shell_job_log_shows_no_part_of_a_secret_and_keeps_its_line_numbers(
     tmp_path: Path, offset: int | None
 ) -> None:
     two_lines = "correct-horse-one\nbattery-staple-two"
@@ -387,7 +387,7 @@ def test_a_redacted_log_page_shows_no_part_of_a_secret_and_keeps_its_line_number
     assert "[secret:" in shown
 
 
-async def test_a_page_slice_of_a_long_line_shows_no_part_of_a_secret(tmp_path: Path) -> None:
+async def test_a_slice_of_a_long_line_in_a_text_page_shows_no_part_of_a_secret(tmp_path: Path) -> None:
     text = "x" * 95 + SECRET + "y" * 95
     mask = Redactor({"horse": SECRET}).redact
     found = slice_page(text, lines_max=1, chars_max=100, redact=mask)

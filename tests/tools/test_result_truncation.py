@@ -56,7 +56,7 @@ def parse_reference(shown: str) -> tuple[str, int]:
 
 
 @pytest.mark.spec("D18")
-async def test_a_result_above_the_limit_is_truncated_with_a_notice(setup: ToolSetup) -> None:
+async def test_a_tool_result_above_the_limit_is_truncated_with_a_notice(setup: ToolSetup) -> None:
     shown, whole = await truncate_result(setup)
     assert len(shown) <= RESULT_CHARS_MAX
     words, _, notice = shown.rpartition("\n[cut: ")
@@ -70,7 +70,7 @@ async def test_a_result_above_the_limit_is_truncated_with_a_notice(setup: ToolSe
 
 
 @pytest.mark.spec("D18")
-async def test_the_full_result_can_be_read_from_the_offset_in_the_notice(setup: ToolSetup) -> None:
+async def test_the_full_text_of_a_truncated_result_can_be_read_from_the_offset_in_the_notice(setup: ToolSetup) -> None:
     shown, whole = await truncate_result(setup)
     await keep(setup, ToolResult(call="1", tool="exec", output=shown, whole=whole))
     found = shown.rpartition("\n[cut: ")[0]
@@ -85,7 +85,7 @@ async def test_the_full_result_can_be_read_from_the_offset_in_the_notice(setup: 
     assert found + page == LONG
 
 
-async def test_a_full_result_can_be_read_only_in_its_own_session(setup: ToolSetup) -> None:
+async def test_the_full_text_of_a_truncated_result_can_be_read_only_in_its_own_session(setup: ToolSetup) -> None:
     shown, whole = await truncate_result(setup)
     path, _ = parse_reference(shown)
     assert await setup.refusal_code("read", path=path) == "result.not_found"  # no record refers to it yet
@@ -96,14 +96,14 @@ async def test_a_full_result_can_be_read_only_in_its_own_session(setup: ToolSetu
 
 
 @pytest.mark.parametrize("id_", ["", "%", "_" * 16, "zz", "0" * 16, "../x", '"whole":"', "a" * 65])
-async def test_an_invalid_result_id_is_not_found(setup: ToolSetup, id_: str) -> None:
+async def test_the_read_tool_does_not_find_a_truncated_result_with_an_invalid_id(setup: ToolSetup, id_: str) -> None:
     shown, whole = await truncate_result(setup)
     await keep(setup, ToolResult(call="1", tool="exec", output=shown, whole=whole))
     assert await setup.refusal_code("read", path=f"result:{id_}") == "result.not_found"
     assert await setup.text("read", path=f"result:{whole}", limit=1)
 
 
-async def test_an_output_cannot_forge_a_reference_to_a_full_result(setup: ToolSetup) -> None:
+async def test_a_tool_output_cannot_forge_a_reference_to_the_full_text_of_a_truncated_result(setup: ToolSetup) -> None:
     """An untrusted page may contain any text; it is distinguished from the reference in the record."""
     _, whole = await truncate_result(setup)
     forged = f'"whole":"{whole}" {{"whole":"{whole}"}} \\"whole\\":\\"{whole}'
@@ -121,7 +121,7 @@ async def test_a_full_result_has_the_trust_of_its_truncated_result(setup: ToolSe
     assert (await setup.call("read", path=f"result:{mine_whole[:16]}")).trust is Trust.PRIVATE
 
 
-async def test_a_full_result_shared_by_two_results_has_the_lower_trust(setup: ToolSetup) -> None:
+async def test_the_full_text_of_two_truncated_results_with_one_hash_has_the_lower_trust(setup: ToolSetup) -> None:
     """The same page was fetched from the web and read from a trusted file; both share one hash."""
     shown, whole = await truncate_result(setup)
     await keep(setup, ToolResult(call="1", tool="web_fetch", output=shown, whole=whole, trust=Trust.UNTRUSTED))
@@ -129,7 +129,7 @@ async def test_a_full_result_shared_by_two_results_has_the_lower_trust(setup: To
     assert (await setup.call("read", path=f"result:{whole[:16]}")).trust is Trust.UNTRUSTED
 
 
-async def test_a_sweep_keeps_only_files_that_a_record_references(setup: ToolSetup) -> None:
+async def test_a_sweep_of_stored_truncated_results_keeps_only_files_that_a_record_references(setup: ToolSetup) -> None:
     files = setup.file_services.files
     shown, whole = await truncate_result(setup)
     _, unnamed = await truncate_result(setup, "unnamed\n" + LONG)
@@ -155,7 +155,7 @@ async def test_a_truncated_result_that_was_purged_returns_result_gone(setup: Too
     assert await setup.refusal_code("read", path=f"result:{whole[:16]}") == "result.gone"
 
 
-async def test_a_result_that_cannot_be_stored_is_truncated_with_a_notice(setup: ToolSetup) -> None:
+async def test_a_tool_result_that_cannot_be_stored_is_truncated_with_a_notice(setup: ToolSetup) -> None:
     (setup.server / "files").write_text("in the way")
     shown, whole = await truncate_result(setup)
     assert whole == ""
@@ -163,7 +163,7 @@ async def test_a_result_that_cannot_be_stored_is_truncated_with_a_notice(setup: 
     assert "which could not be stored" in shown
 
 
-async def test_a_result_of_one_long_line_is_truncated_and_read_by_columns(setup: ToolSetup) -> None:
+async def test_a_tool_result_of_one_long_line_is_truncated_and_read_by_columns(setup: ToolSetup) -> None:
     text = "x" * 60_000 + "y" * 60_000
     shown, whole = await truncate_result(setup, text)
     assert f"path=result:{whole[:16]}, offset=1, column=49601]" in shown

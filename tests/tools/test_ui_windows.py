@@ -44,7 +44,7 @@ class WindowSetup:
 
 
 @pytest.mark.spec("A58")
-async def test_a_window_command_ends_or_fails_with_the_answer_of_its_window() -> None:
+async def test_a_ui_window_command_ends_or_fails_with_the_answer_of_its_window() -> None:
     server = WindowSetup()
     window = server.update_window_of("w1", "p1")
     first, second = await server.start_command(window, "open"), await server.start_command(window, "close")
@@ -62,7 +62,7 @@ async def test_a_window_command_ends_or_fails_with_the_answer_of_its_window() ->
 
 
 @pytest.mark.spec("A58")
-async def test_a_window_command_fails_on_timeout_or_if_its_window_closes() -> None:
+async def test_a_ui_window_command_fails_on_timeout_or_if_its_window_closes() -> None:
     server = WindowSetup()
     window = server.update_window_of("w1", "p1")
     slow = await server.start_command(window)
@@ -80,7 +80,7 @@ async def test_a_window_command_fails_on_timeout_or_if_its_window_closes() -> No
         server.windows.find_window("maria")
 
 
-async def test_a_window_cannot_finish_a_command_of_another_window() -> None:
+async def test_a_ui_window_cannot_finish_a_command_of_another_window() -> None:
     server = WindowSetup()
     mine, hers = server.update_window_of("w1", "p1"), server.update_window_of("w1", "p1", person="noor")
     asked = await server.start_command(mine)
@@ -92,7 +92,7 @@ async def test_a_window_cannot_finish_a_command_of_another_window() -> None:
 
 
 @pytest.mark.spec("A57")
-async def test_each_person_has_their_own_windows_and_the_last_used_comes_first() -> None:
+async def test_each_person_has_their_own_ui_windows_and_the_last_used_comes_first() -> None:
     server = WindowSetup()
     first = server.update_window_of("w1", "p1")
     second = server.update_window_of("w2", "p2")
@@ -107,7 +107,7 @@ async def test_each_person_has_their_own_windows_and_the_last_used_comes_first()
             server.windows.find_window("maria", **wrong)
 
 
-async def test_a_reconnected_window_replaces_its_old_connection() -> None:
+async def test_a_reconnected_ui_window_replaces_its_old_connection() -> None:
     server = WindowSetup()
     old = server.update_window_of("w1", "p1")
     new = server.update_window_of("w1", "p2")
@@ -118,7 +118,7 @@ async def test_a_reconnected_window_replaces_its_old_connection() -> None:
         server.update_window_of("w2", window=new)
 
 
-async def test_an_invalid_window_inventory_is_refused_and_the_previous_one_is_kept() -> None:
+async def test_an_invalid_inventory_of_a_ui_window_is_refused_and_the_previous_one_is_kept() -> None:
     server = WindowSetup()
     window = server.update_window_of("w1", "p1")
     wrong: list[dict[str, Any]] = [
@@ -146,7 +146,7 @@ async def test_an_invalid_window_inventory_is_refused_and_the_previous_one_is_ke
     server.update_window_of("one-more", person="noor")
 
 
-async def test_pending_commands_of_a_window_are_limited() -> None:
+async def test_pending_commands_of_a_ui_window_are_limited() -> None:
     server = WindowSetup()
     window = server.update_window_of("w1", "p1")
     waiting = [await server.start_command(window) for _ in range(PENDING_COMMANDS_MAX)]
@@ -177,11 +177,11 @@ async def test_pending_commands_of_a_window_are_limited() -> None:
         " https://example.org/",
     ],
 )
-def test_a_link_that_is_not_a_plain_http_url_is_refused(url: str) -> None:
+def test_an_agent_cannot_open_a_link_in_a_window_unless_it_is_a_plain_http_url(url: str) -> None:
     with pytest.raises(ToolFailed):
         _check_link(url)
 
 
-def test_a_plain_http_link_is_returned_unchanged() -> None:
+def test_a_plain_http_link_that_an_agent_opens_in_a_window_is_not_changed() -> None:
     for url in ("https://example.org/?q=a%20b#c", "http://127.0.0.1:8080/", "https://[::1]/", "https://ü.example/"):
         assert _check_link(url) == url

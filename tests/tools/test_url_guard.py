@@ -91,7 +91,7 @@ async def get(guard: UrlGuard, url: str, *, tls: ssl.SSLContext | None = None, b
         "http://example.com/" + "a" * 5_000,
     ],
 )
-def test_a_url_that_is_unsafe_or_not_public_is_refused(url: str) -> None:
+def test_the_url_guard_refuses_a_url_that_is_unsafe_or_not_public(url: str) -> None:
     with pytest.raises(WebRefused) as refusal:
         UrlGuard().parse_url(url)
 
@@ -99,7 +99,7 @@ def test_a_url_that_is_unsafe_or_not_public_is_refused(url: str) -> None:
     assert refusal.value.try_this
 
 
-def test_an_allowed_url_is_normalized() -> None:
+def test_the_url_guard_normalizes_an_allowed_url() -> None:
     guard = UrlGuard()
 
     assert guard.parse_url(" HTTPS://Example.COM:443/a?b=c#d ").url == "https://example.com/a?b=c"
@@ -110,7 +110,7 @@ def test_an_allowed_url_is_normalized() -> None:
 
 @pytest.mark.spec("C66")
 @pytest.mark.parametrize("inside", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "::ffff:192.168.0.1", "fd00::1"])
-async def test_a_host_with_one_internal_address_among_public_ones_is_refused(inside: str) -> None:
+async def test_the_url_guard_refuses_a_host_with_one_internal_address_among_public_ones(inside: str) -> None:
     guard = UrlGuard(resolve=FakeResolver({"both.example": [["93.184.216.34", inside]]}))
 
     with pytest.raises(WebRefused, match="both"):
@@ -120,7 +120,7 @@ async def test_a_host_with_one_internal_address_among_public_ones_is_refused(ins
 
 
 @pytest.mark.spec("C66")
-async def test_a_host_that_changes_its_address_after_the_check_is_not_reached() -> None:
+async def test_the_url_guard_does_not_reach_a_host_that_changes_its_address_after_the_check() -> None:
     """DNS rebinding: public when it is checked, loopback when it is connected to."""
     async with site({"/": Reply("the secret inside")}) as inside:
         names = FakeResolver({"rebind.test": [["127.0.0.2"], ["127.0.0.1"]]})  # the first address does not listen
@@ -136,7 +136,7 @@ async def test_a_host_that_changes_its_address_after_the_check_is_not_reached() 
 
 
 @pytest.mark.spec("C66")
-async def test_every_redirect_is_checked_and_resolved_again() -> None:
+async def test_the_url_guard_checks_and_resolves_every_redirect_again() -> None:
     async with site() as outside, site({"/": Reply("inside")}) as inside:
         names = FakeResolver({"out.test": [["127.0.0.1"]], "in.test": [["10.0.0.7"]]})
         guard = guard_allowing_loopback(names=names)
@@ -166,7 +166,7 @@ async def test_every_redirect_is_checked_and_resolved_again() -> None:
 
 
 @pytest.mark.spec("C66")
-async def test_three_redirects_are_followed_and_a_fourth_is_refused() -> None:
+async def test_the_url_guard_follows_three_redirects_and_refuses_a_fourth() -> None:
     async with site({"/end": Reply("here")}) as server:
         for here, there in itertools.pairwise(["/4", "/3", "/2", "/1", "/end"]):
             server.replies[here] = Reply(status=301, headers={"Location": there})
@@ -176,7 +176,7 @@ async def test_three_redirects_are_followed_and_a_fourth_is_refused() -> None:
     assert error.value.code == "web.too_many_redirects"
 
 
-async def test_loopback_is_refused_by_default() -> None:
+async def test_the_url_guard_refuses_loopback_by_default() -> None:
     async with site({"/": Reply("mine")}) as server:
         with pytest.raises(WebRefused):
             await get(UrlGuard(ports=[server.port]), server.url())
@@ -184,7 +184,7 @@ async def test_loopback_is_refused_by_default() -> None:
 
 
 @pytest.mark.spec("C66")
-async def test_only_a_private_host_named_in_the_settings_is_reached() -> None:
+async def test_the_url_guard_reaches_only_a_private_host_named_in_the_settings() -> None:
     names = FakeResolver({"nas.lan": [["127.0.0.1"]], "other.lan": [["127.0.0.1"]]})
     async with site({"/": Reply("files")}) as server:
         settings = WebSettings(private_hosts=(f"nas.lan:{server.port}", "127.0.0.1", "cloud.test"))
@@ -200,7 +200,7 @@ async def test_only_a_private_host_named_in_the_settings_is_reached() -> None:
         await metadata.resolve_addresses("cloud.test", 80)
 
 
-async def test_a_proxy_from_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_guarded_web_request_does_not_use_a_proxy_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site({"/": Reply("direct")}) as server, site({"/": Reply("by proxy")}) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url())
@@ -209,7 +209,7 @@ async def test_a_proxy_from_the_environment_is_not_used(monkeypatch: pytest.Monk
 
 
 @pytest.mark.spec("C66")
-async def test_a_compressed_body_is_truncated_at_the_limit_of_its_decompressed_size() -> None:
+async def test_a_guarded_web_request_truncates_a_compressed_body_at_the_limit_of_its_decompressed_size() -> None:
     bomb = gzip.compress(bytes(200 * 1024 * 1024), compresslevel=9)
     assert len(bomb) < 300_000
     bare = zlib.compressobj(wbits=-15)
@@ -236,7 +236,7 @@ async def test_a_compressed_body_is_truncated_at_the_limit_of_its_decompressed_s
         assert long.is_truncated and len(long.body) == 100_000
 
 
-async def test_a_response_body_or_head_without_end_is_cut_or_refused() -> None:
+async def test_a_guarded_web_request_cuts_or_refuses_a_response_body_or_head_without_end() -> None:
     async def endless_body(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
         while True:
@@ -267,7 +267,7 @@ async def test_a_response_body_or_head_without_end_is_cut_or_refused() -> None:
                 await get(guard_allowing_loopback(), server.url(path))
 
 
-async def test_a_web_server_that_does_not_answer_times_out() -> None:
+async def test_a_guarded_web_request_to_a_server_that_does_not_answer_times_out() -> None:
     over = asyncio.Event()
 
     async def silent(_: asyncio.StreamWriter) -> None:
@@ -295,7 +295,9 @@ def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext
 
 
 @pytest.mark.spec("C66")
-async def test_the_certificate_is_checked_for_the_host_name_of_a_pinned_address(tmp_path: Path) -> None:
+async def test_a_guarded_web_request_checks_the_certificate_for_the_host_name_of_a_pinned_address(
+    tmp_path: Path,
+) -> None:
     theirs, believing = certificate(tmp_path, "right.test")
     names = FakeResolver({"right.test": [["127.0.0.1"]], "wrong.test": [["127.0.0.1"]]})
     async with site({"/": Reply("proved")}, tls=theirs) as server:
@@ -311,7 +313,7 @@ async def test_the_certificate_is_checked_for_the_host_name_of_a_pinned_address(
         assert len(server.asked) == 1
 
 
-async def test_an_unknown_host_and_a_closed_port_fail_with_a_clear_message(unused: int) -> None:
+async def test_a_guarded_web_request_to_an_unknown_host_or_closed_port_fails_with_a_clear_message(unused: int) -> None:
     with pytest.raises(WebFailed, match="no host named"):
         await get(guard_allowing_loopback(names=FakeResolver({})), "http://nowhere.example/")
     with pytest.raises(WebFailed, match="cannot read"):
@@ -324,7 +326,7 @@ async def unused() -> int:
         return gone.port
 
 
-async def test_cookies_are_neither_kept_nor_sent() -> None:
+async def test_a_guarded_web_request_neither_keeps_nor_sends_cookies() -> None:
     def redirect_to_end(server: Site) -> Reply:
         return Reply(status=302, headers={"Location": server.url("/end"), "Set-Cookie": "a=b; Path=/"})
 
@@ -334,7 +336,7 @@ async def test_cookies_are_neither_kept_nor_sent() -> None:
         assert ["cookie" in each.headers for each in server.asked] == [False, False]
 
 
-def test_the_web_permission_is_required_if_it_is_missing() -> None:
+def test_the_web_permission_of_an_agent_is_required_if_it_is_missing() -> None:
     assert missing_web_permission(make_tool_context(web=False)) == (WEB_PERMISSION,)
     assert missing_web_permission(make_tool_context(web=True)) == ()
     with pytest.raises(ToolFailed) as error:

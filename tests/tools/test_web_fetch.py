@@ -142,7 +142,7 @@ async def test_web_fetch_continues_a_long_page_at_the_given_offset(clock: FakeCl
         assert len(server.asked) == 1
 
 
-async def test_a_page_longer_than_the_limit_is_reported(clock: FakeClock) -> None:
+async def test_web_fetch_reports_a_page_longer_than_the_limit(clock: FakeClock) -> None:
     async with site({"/": Reply(b"x" * (1024 * 1024 + 1), type="text/plain")}) as server:
         output = await fetch(make_fetch_tool(server, clock), server.url(), max_chars=10)
 
@@ -150,7 +150,9 @@ async def test_a_page_longer_than_the_limit_is_reported(clock: FakeClock) -> Non
 
 
 @pytest.mark.spec("C66")
-async def test_an_http_error_page_is_a_failed_truncated_result_and_not_cached(clock: FakeClock) -> None:
+async def test_web_fetch_returns_an_http_error_page_as_a_failed_truncated_result_and_does_not_cache_it(
+    clock: FakeClock,
+) -> None:
     async with site({"/": Reply("y" * 50_000, 503, type="text/plain")}) as server:
         tool = make_fetch_tool(server, clock)
         output = await fetch(tool, server.url())
@@ -178,19 +180,19 @@ async def test_an_http_error_page_is_a_failed_truncated_result_and_not_cached(cl
         ("Grüße aus Köln".encode(), "text/plain; charset=idna\x00"),
     ],
 )
-async def test_a_page_is_decoded_with_its_own_character_set(body: bytes, type: str, clock: FakeClock) -> None:
+async def test_web_fetch_decodes_a_page_with_its_own_character_set(body: bytes, type: str, clock: FakeClock) -> None:
     async with site({"/": Reply(body, type=type.replace("\x00", ""))}) as server:
         assert unwrap_untrusted((await fetch(make_fetch_tool(server, clock), server.url())).text) == "Grüße aus Köln"
 
 
-def test_a_page_is_decoded_with_the_charset_of_its_meta_tag() -> None:
+def test_the_text_of_a_fetched_page_is_decoded_with_the_charset_of_its_meta_tag() -> None:
     page = '<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251")
 
     assert "Привет" in page_text.decode_body(page, "text/html")
     assert page_text.decode_body("naïve".encode()[:3], "") == "na\ufffd"
 
 
-async def test_a_page_that_is_not_text_is_named_and_attached(clock: FakeClock, tmp_path: Path) -> None:
+async def test_web_fetch_names_and_attaches_a_page_that_is_not_text(clock: FakeClock, tmp_path: Path) -> None:
     replies = {
         "/a.pdf": Reply(b"%PDF-1.7\n...", type="text/html"),
         "/b.png": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png"),
@@ -221,7 +223,7 @@ async def test_a_fetched_page_is_cached_for_15_minutes(clock: FakeClock) -> None
         assert unwrap_untrusted((await fetch(tool, server.url())).text) == "two"
 
 
-def test_a_cache_is_limited_in_entries_and_size(clock: FakeClock) -> None:
+def test_the_page_cache_of_the_web_tools_is_limited_in_entries_and_size(clock: FakeClock) -> None:
     cache: TtlCache[int] = TtlCache(clock, entries_max=3, size_max=10)
     for number in range(5):
         cache.put(number, number, size=1)
@@ -236,7 +238,7 @@ def test_a_cache_is_limited_in_entries_and_size(clock: FakeClock) -> None:
 
 
 @pytest.mark.spec("A75", "C66")
-async def test_an_internal_address_is_refused_without_a_request(clock: FakeClock) -> None:
+async def test_web_fetch_refuses_an_internal_address_without_a_request(clock: FakeClock) -> None:
     async with site(
         {"/": Reply("secret"), "/r": Reply(status=302, headers={"Location": "http://10.0.0.1/"})}
     ) as server:
@@ -249,7 +251,7 @@ async def test_an_internal_address_is_refused_without_a_request(clock: FakeClock
             await fetch(make_fetch_tool(server, clock), server.url("/r"))
 
 
-async def test_a_cached_page_of_a_host_that_is_no_longer_allowed_is_refused(clock: FakeClock) -> None:
+async def test_web_fetch_refuses_a_cached_page_of_a_host_that_is_no_longer_allowed(clock: FakeClock) -> None:
     async with site({"/": Reply("mine", type="text/plain")}) as server:
         settings = [WebSettings(private_hosts=(f"127.0.0.1:{server.port}",))]
         tool = WebFetchTool(lambda: settings[0], clock, CountingIds())
@@ -291,7 +293,7 @@ def test_invalid_web_fetch_arguments_are_refused(arguments: Mapping[str, Any]) -
 @pytest.mark.parametrize(
     "piece", ["<", "<!--", "<a", "<p>", "</script", "<script>", "&amp", "<meta ", "<meta a", "<x " + "a" * 900, "-->"]
 )
-def test_reading_a_hostile_page_is_not_quadratic(piece: str) -> None:
+def test_extracting_the_text_of_a_hostile_page_for_web_fetch_is_not_quadratic(piece: str) -> None:
     page = piece * (500_000 // len(piece))
 
     page_text.plain_text(page, markdown=True)
@@ -299,7 +301,7 @@ def test_reading_a_hostile_page_is_not_quadratic(piece: str) -> None:
     page_text.decode_body(page.encode(), "")
 
 
-async def test_a_decompressed_page_has_the_same_size_limit(clock: FakeClock) -> None:
+async def test_web_fetch_applies_the_page_size_limit_to_the_decompressed_page(clock: FakeClock) -> None:
     packed = gzip.compress(b"z" * (8 * 1024 * 1024))
     async with site({"/": Reply(packed, headers={"Content-Encoding": "gzip"}, type="text/plain")}) as server:
         output = await fetch(make_fetch_tool(server, clock), server.url(), offset=1024 * 1024 - 3)
@@ -307,7 +309,7 @@ async def test_a_decompressed_page_has_the_same_size_limit(clock: FakeClock) -> 
     assert unwrap_untrusted(output.text) == "zzz"
 
 
-async def test_a_page_full_of_forged_markers_stays_inside_its_wrapper(clock: FakeClock) -> None:
+async def test_web_fetch_keeps_a_page_full_of_forged_markers_inside_its_untrusted_wrapper(clock: FakeClock) -> None:
     """The replacement of a marker is longer than the marker, so the end of the wrapper was once truncated."""
     async with site({"/": Reply("<<untrusted" * 10_000, type="text/plain")}) as server:
         tool = make_fetch_tool(server, clock)
@@ -321,7 +323,7 @@ async def test_a_page_full_of_forged_markers_stays_inside_its_wrapper(clock: Fak
     assert int(again[1]) > RESULT_CHARS_MAX // 2, "most of the page is shown"
 
 
-async def test_a_secret_that_crosses_the_end_of_a_page_part_is_redacted(clock: FakeClock) -> None:
+async def test_web_fetch_redacts_a_secret_that_crosses_the_end_of_a_page_part(clock: FakeClock) -> None:
     secret = "correct-horse-battery-staple"
     async with site({"/": Reply(f"before {secret} after", type="text/plain")}) as server:
         settings = WebSettings(ports=(server.port,))

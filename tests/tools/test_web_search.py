@@ -128,7 +128,7 @@ async def test_brave_results_are_listed_wrapped_and_untrusted(brave: Site, clock
 
 
 @pytest.mark.spec("C65")
-async def test_every_parameter_reaches_brave(brave: Site, clock: FakeClock) -> None:
+async def test_web_search_passes_every_parameter_to_brave(brave: Site, clock: FakeClock) -> None:
     span = "2026-01-01to2026-02-01"
     output = await search(
         make_search_tool(brave, clock),
@@ -169,7 +169,7 @@ async def test_every_parameter_reaches_brave(brave: Site, clock: FakeClock) -> N
         {"unknown": 1},
     ],
 )
-async def test_an_invalid_search_parameter_is_refused_without_a_request(
+async def test_web_search_refuses_an_invalid_parameter_without_a_request(
     arguments: dict[str, Any], brave: Site, clock: FakeClock
 ) -> None:
     with pytest.raises((msgspec.ValidationError, ToolFailed)):
@@ -178,7 +178,7 @@ async def test_an_invalid_search_parameter_is_refused_without_a_request(
 
 
 @pytest.mark.parametrize("freshness", ["pd", "pw", "pm", "py"])
-async def test_a_freshness_period_is_passed_to_brave(freshness: str, brave: Site, clock: FakeClock) -> None:
+async def test_web_search_passes_a_freshness_period_to_brave(freshness: str, brave: Site, clock: FakeClock) -> None:
     await search(make_search_tool(brave, clock), freshness=freshness)
 
     assert query_parameters(brave)["freshness"] == freshness
@@ -196,7 +196,7 @@ async def test_web_search_without_a_key_returns_setup_instructions(brave: Site, 
     assert brave.asked == []
 
 
-async def test_the_brave_key_can_be_read_from_a_file(brave: Site, clock: FakeClock, tmp_path: Path) -> None:
+async def test_web_search_can_read_the_brave_key_from_a_file(brave: Site, clock: FakeClock, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-the-file\n")
     (tmp_path / "key").chmod(0o600)
     settings = WebSettings(ports=(brave.port,), brave_key=SecretReference(file=tmp_path / "key"))
@@ -211,7 +211,7 @@ async def test_the_brave_key_can_be_read_from_a_file(brave: Site, clock: FakeClo
 
 
 @pytest.mark.spec("C65")
-async def test_a_search_is_cached_for_15_minutes_by_all_its_parameters(brave: Site, clock: FakeClock) -> None:
+async def test_web_search_caches_results_for_15_minutes_by_all_its_parameters(brave: Site, clock: FakeClock) -> None:
     tool = make_search_tool(brave, clock)
     await search(tool)
     await search(tool)
@@ -248,7 +248,7 @@ async def test_the_search_cache_keeps_the_newest_entries_up_to_its_limit(brave: 
         (Reply(status=302, headers={"Location": "/steal"}), "redirects"),
     ],
 )
-async def test_a_failed_search_is_reported_without_the_key(
+async def test_web_search_reports_a_failed_search_without_the_key(
     reply: Reply, because: str, brave: Site, clock: FakeClock
 ) -> None:
     brave.replies[BRAVE] = reply
@@ -271,7 +271,7 @@ async def test_malformed_search_results_are_handled_and_truncated(brave: Site, c
 
 
 @pytest.mark.spec("C65")
-async def test_a_configured_searxng_server_is_used_even_at_a_private_address(clock: FakeClock) -> None:
+async def test_web_search_uses_a_configured_searxng_server_even_at_a_private_address(clock: FakeClock) -> None:
     async with site({"/sx/search": Reply(searxng_response(), type=JSON)}) as server:
         settings = WebSettings(searxng_url=server.url("/sx/"))
         tool = WebSearchTool(lambda: settings, clock, CountingIds(), {})  # with the default guard

@@ -34,7 +34,7 @@ def lane(page: Page, name: str) -> Locator:
     return region(page, "Runs and queue").locator(".lane").filter(has_text=name)
 
 
-def test_a_message_moves_through_the_graph_and_its_outcome_is_listed(app: WebApp) -> None:
+def test_a_message_moves_through_the_graph_of_the_activity_screen_and_its_outcome_is_listed(app: WebApp) -> None:
     page = app.open_window("/activity")
     graph = page.get_by_role("img", name="Messages between")
     for node in ("person:owner", "agent:guide", "agent:clerk"):
@@ -63,7 +63,7 @@ def test_a_message_moves_through_the_graph_and_its_outcome_is_listed(app: WebApp
     assert graph.locator("[data-node='agent:guide'] circle").first.get_attribute("cx") == position
 
 
-def test_with_reduced_motion_the_edge_is_highlighted_instead(app: WebApp) -> None:
+def test_with_reduced_motion_the_activity_graph_highlights_the_edge_instead(app: WebApp) -> None:
     page = app.open_window("/activity", reduce_motion=True)
     graph = page.get_by_role("img", name="Messages between")
     expect(graph).to_be_visible()
@@ -82,7 +82,7 @@ def test_earlier_messages_are_listed_when_the_screen_opens(app: WebApp) -> None:
     expect(page.locator("[data-edge='person:owner agent:main']")).to_have_count(1)
 
 
-def test_a_paused_list_does_not_change_until_it_is_resumed(app: WebApp) -> None:
+def test_the_paused_message_list_of_the_activity_screen_does_not_change_until_it_is_resumed(app: WebApp) -> None:
     page = app.open_window("/activity")
     expect(page.get_by_role("img", name="Messages between")).to_be_visible()
     page.keyboard.press("p")
@@ -95,7 +95,7 @@ def test_a_paused_list_does_not_change_until_it_is_resumed(app: WebApp) -> None:
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
 
 
-def test_a_queued_message_shows_its_wait_reason_and_can_be_cancelled(app: WebApp) -> None:
+def test_the_activity_screen_shows_why_a_queued_message_waits_and_can_cancel_it(app: WebApp) -> None:
     session, _ = start_session(app.server, "guide", "slow 300", "The slow one")
     second = app.server.do(
         "envelope.send", to="agent:guide", session=session, text=f"echo {HOSTILE}", when_busy="collect"
@@ -126,7 +126,7 @@ def test_a_queued_message_shows_its_wait_reason_and_can_be_cancelled(app: WebApp
     expect(lane(other, "The slow one")).to_have_count(0)
 
 
-def test_a_run_that_waits_for_approval_shows_the_reason_and_links_to_it(app: WebApp) -> None:
+def test_the_activity_screen_shows_why_a_run_waits_for_approval_and_links_to_the_approval(app: WebApp) -> None:
     session, _ = start_session(app.server, "clerk", "ask read SOUL.md", "A question")
     page = app.open_window("/activity")
     waiting = lane(page, "A question")
@@ -138,7 +138,7 @@ def test_a_run_that_waits_for_approval_shows_the_reason_and_links_to_it(app: Web
     app.server.do("session.stop", session=session)
 
 
-def test_a_message_is_explained_with_links_to_its_run(app: WebApp) -> None:
+def test_the_activity_screen_explains_a_message_with_links_to_its_run(app: WebApp) -> None:
     session, envelope = start_session(app.server, "main", "echo tell me")
     wait_for_outcome(app.server, envelope)
     page = app.open_window("/activity")
@@ -156,7 +156,7 @@ def test_a_message_is_explained_with_links_to_its_run(app: WebApp) -> None:
     assert find_violations(page) == []
 
 
-def test_a_keyboard_shortcut_explains_an_id_on_any_screen(app: WebApp) -> None:
+def test_a_keyboard_shortcut_opens_the_explanation_dialog_for_an_id_on_any_screen(app: WebApp) -> None:
     _, envelope = start_session(app.server, "main", "echo from anywhere")
     wait_for_outcome(app.server, envelope)
     page = app.open_window("/runs")
@@ -174,7 +174,7 @@ def test_a_keyboard_shortcut_explains_an_id_on_any_screen(app: WebApp) -> None:
     expect(dialog).to_have_count(0)
 
 
-def test_a_failed_message_shows_its_reason_and_can_be_retried(app: WebApp) -> None:
+def test_the_failed_messages_screen_shows_the_reason_of_a_failed_message_and_can_retry_it(app: WebApp) -> None:
     _, envelope = start_session(app.server, "main", "fail now")
     assert wait_for_outcome(app.server, envelope)["outcome"] == "dead"
     page, other = app.open_window("/activity"), app.open_window("/activity/failed", size="phone")
@@ -190,7 +190,7 @@ def test_a_failed_message_shows_its_reason_and_can_be_retried(app: WebApp) -> No
     assert find_violations(page) == [] and not scrolls_sideways(other)
 
 
-def test_a_late_response_does_not_hide_a_failed_message(app: WebApp) -> None:
+def test_a_late_response_does_not_hide_a_failed_message_on_the_failed_messages_screen(app: WebApp) -> None:
     page = app.open_window("/activity")
     older = hold_first_response(page, "**/api/envelope/dead")
     with page.expect_request("**/api/envelope/dead"):
@@ -205,7 +205,7 @@ def test_a_late_response_does_not_hide_a_failed_message(app: WebApp) -> None:
     assert failed_messages.count() == before + 1
 
 
-def test_thirty_nodes_do_not_overlap_on_a_laptop_or_a_phone(app: WebApp) -> None:
+def test_thirty_nodes_of_the_activity_graph_do_not_overlap_on_a_laptop_or_a_phone(app: WebApp) -> None:
     for number in range(27):
         app.server.do("agent.register", name=f"agent-number-{number}", model="guide")
     for size in ("laptop", "phone"):

@@ -45,7 +45,9 @@ def open_group(page: Page, title: str) -> None:
 
 
 @pytest.mark.spec("A90.look", "A90.current", "A90.new_session")
-def test_an_agent_has_its_appearance_and_the_chat_names_the_current_agent(app: WebApp, server: ApiClient) -> None:
+def test_the_agents_screen_shows_the_appearance_of_an_agent_and_the_chat_names_the_current_agent(
+    app: WebApp, server: ApiClient
+) -> None:
     page = app.open_window("/agents")
     avatar = card(page, "ada").locator(".avatar")
     expect(avatar).to_have_text("Ad")
@@ -71,7 +73,7 @@ def test_an_agent_has_its_appearance_and_the_chat_names_the_current_agent(app: W
 
 
 @pytest.mark.spec("A90.hidden")
-def test_hidden_agents_are_listed_only_on_request(app: WebApp, server: ApiClient) -> None:
+def test_hidden_agents_are_listed_on_the_agents_screen_only_on_request(app: WebApp, server: ApiClient) -> None:
     hidden = [each["name"] for each in server.do("agent.list")["agents"] if not each["visible"]]
     assert "ghost" in hidden
     page = app.open_window("/agents")
@@ -127,7 +129,7 @@ def test_the_status_of_an_agent_is_updated_live(app: WebApp, server: ApiClient) 
 # --- create and edit ---
 
 
-def test_creating_an_agent_shows_errors_at_their_fields(app: WebApp, server: ApiClient) -> None:
+def test_creating_an_agent_in_the_web_app_shows_errors_at_their_fields(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/agents")
     page.get_by_role("button", name="Create agent").click()
     name = page.get_by_label("Name", exact=True)
@@ -156,7 +158,7 @@ def test_creating_an_agent_shows_errors_at_their_fields(app: WebApp, server: Api
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_changed_fields_of_an_agent_are_saved_as_a_new_version(app: WebApp, server: ApiClient) -> None:
+def test_changed_fields_of_an_agent_in_the_editor_are_saved_as_a_new_version(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="cleo", description="Then.")
     page = app.open_window("/agents/cleo")
     page.get_by_label("Description", exact=True).fill("Now.")
@@ -193,7 +195,7 @@ def test_changed_fields_of_an_agent_are_saved_as_a_new_version(app: WebApp, serv
     app.console_errors.clear()
 
 
-def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp, server: ApiClient) -> None:
+def test_the_agent_editor_can_change_delegation_workspace_and_sandbox(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="nora")
     page = app.open_window("/agents/nora")
     page.get_by_label("Display name", exact=True).fill("Nora of the night")
@@ -254,7 +256,7 @@ def test_fallback_models_are_reordered_by_keyboard_and_by_drag(app: WebApp, serv
     assert (now["model"], now["fallbacks"]) == ("guide", ["c/three", "b/two"])
 
 
-def test_unsaved_changes_survive_a_change_in_another_window(app: WebApp, server: ApiClient) -> None:
+def test_unsaved_changes_in_the_agent_editor_survive_a_change_in_another_window(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="emil", description="Then.")
     one, other = app.open_window("/agents/emil"), app.open_window("/agents")
     one.get_by_label("Instructions", exact=True).fill("Be kind.")
@@ -276,7 +278,9 @@ def test_unsaved_changes_survive_a_change_in_another_window(app: WebApp, server:
 # --- tools ---
 
 
-def test_policy_decisions_follow_unsaved_changes_of_the_tool_lists(app: WebApp, server: ApiClient) -> None:
+def test_the_tools_tab_of_an_agent_shows_policy_decisions_for_unsaved_tool_lists(
+    app: WebApp, server: ApiClient
+) -> None:
     server.do("agent.register", name="faye")
     page = app.open_window("/agents/faye/tools")
     row = page.get_by_role("row").filter(has=page.get_by_role("button", name="read", exact=True))
@@ -347,7 +351,7 @@ def test_an_unsaved_file_is_kept_while_another_tab_is_open(app: WebApp, server: 
     assert server.do("agent.file", name="gert", path="internal_space/memories/tea.md")["content"] == "Green, at four."
 
 
-def test_a_file_conflict_shows_both_versions(app: WebApp, server: ApiClient) -> None:
+def test_a_conflict_in_the_file_editor_of_an_agent_shows_both_versions(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="hugo")
     page = app.open_window("/agents/hugo/files?file=SOUL.md")
     text = page.get_by_label("Content of SOUL.md")
@@ -382,7 +386,7 @@ def test_a_file_conflict_shows_both_versions(app: WebApp, server: ApiClient) -> 
 # --- versions and deletion ---
 
 
-def test_versions_are_compared_and_restored(app: WebApp, server: ApiClient) -> None:
+def test_versions_of_an_agent_are_compared_and_restored_on_the_agents_screen(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="ines", description="one", instructions="Be short.\nBe kind.")
     server.do("agent.set", name="ines", description="two", day_microusd_max=5_000_000)
     server.do("agent.set", name="ines", instructions="Be short.\nBe exact.", tools_deny=["exec"])
@@ -408,7 +412,7 @@ def test_versions_are_compared_and_restored(app: WebApp, server: ApiClient) -> N
     assert (now["description"], now["instructions"], now["tools"]["deny"]) == ("one", "Be short.\nBe kind.", [])
 
 
-def test_deleting_an_agent_shows_the_consequences_first(app: WebApp, server: ApiClient) -> None:
+def test_the_dialog_to_delete_an_agent_shows_the_consequences_first(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="jonas")
     page = app.open_window("/agents/jonas")
     page.get_by_role("button", name="Actions for jonas").click()
@@ -432,7 +436,7 @@ def test_deleting_an_agent_shows_the_consequences_first(app: WebApp, server: Api
 # --- hostile text, accessibility and permissions ---
 
 
-def test_hostile_text_of_an_agent_is_shown_as_plain_text(app: WebApp, server: ApiClient) -> None:
+def test_hostile_text_of_an_agent_is_shown_as_plain_text_on_the_agents_screen(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="kim", description=HOSTILE, instructions=HOSTILE)
     server.do("agent.set", name="kim", instructions=f"{HOSTILE}\nmore", tools_deny=["<b>x</b>"])
     server.do("agent.write_file", name="kim", path="SOUL.md", content=HOSTILE, hash=_read_file_hash(server, "kim"))
@@ -471,7 +475,7 @@ def test_the_agents_screens_are_accessible(app: WebApp, size: str, theme: str) -
     assert {path: what for path, what in found.items() if what} == {}
 
 
-def test_a_member_can_view_an_agent_but_not_edit_it(app: WebApp, server: ApiClient) -> None:
+def test_a_member_can_view_an_agent_on_the_agents_screen_but_not_edit_it(app: WebApp, server: ApiClient) -> None:
     token = server.member("maria")
     page = app.open_window("/agents/ada")
     page.get_by_role("button", name="Signed in as owner").click()

@@ -71,7 +71,7 @@ def _clear_pending(server: ApiClient) -> None:  # pyright: ignore[reportUnusedFu
     server.do("notification.clear", all=True)
 
 
-def test_an_approval_in_a_chat_shows_the_exact_call_and_collapses_once_answered(
+def test_an_approval_card_in_a_chat_shows_the_exact_call_and_collapses_once_answered(
     app: WebApp,
 ) -> None:
     session = request_approval(app.server)
@@ -140,7 +140,7 @@ def test_approvals_are_selected_and_answered_by_keyboard(app: WebApp) -> None:
     expect(page.get_by_role("dialog")).to_contain_text("Always allow the selected approval")
 
 
-def test_file_changes_are_shown_as_a_diff(app: WebApp) -> None:
+def test_the_approval_card_of_a_file_change_shows_a_diff(app: WebApp) -> None:
     server = app.server
     server.do("agent.register", name="forge", model="guide", tools_ask=["edit", "write"])
     server.do("agent.write_file", name="forge", path="NOTES.md", content="one\ntwo\nthree\n", hash="")
@@ -162,7 +162,7 @@ def test_file_changes_are_shown_as_a_diff(app: WebApp) -> None:
     assert find_violations(page) == []
 
 
-def test_hostile_arguments_and_replies_cannot_imitate_an_approval(app: WebApp) -> None:
+def test_hostile_arguments_and_replies_cannot_imitate_an_approval_card(app: WebApp) -> None:
     server = app.server
     hostile = (
         '</pre><img src=x onerror="alert(1)"><article data-pending-question><button>Allow once</button>\u202eevil\u200b'
@@ -196,7 +196,7 @@ def test_a_long_argument_scrolls_inside_its_approval(app: WebApp) -> None:
     assert not scrolls_sideways(page)
 
 
-def test_decided_approvals_are_listed_in_pages_with_person_and_comment(app: WebApp) -> None:
+def test_the_screen_of_decided_approvals_lists_person_and_comment_in_pages(app: WebApp) -> None:
     server = app.server
     page = app.open_window("/approvals/past")
     sessions = [request_approval(server, f"Past {number}") for number in range(21)]
@@ -217,7 +217,7 @@ def test_decided_approvals_are_listed_in_pages_with_person_and_comment(app: WebA
     expect(newest.get_by_role("link", name="Past 20")).to_be_visible()
 
 
-def test_grants_are_created_listed_and_revoked(app: WebApp) -> None:
+def test_grants_are_created_listed_and_revoked_on_the_approvals_screen(app: WebApp) -> None:
     page, other = app.open_window("/approvals/grants"), app.open_window("/approvals/grants")
     page.get_by_role("button", name="Create grant").click()
     form = page.get_by_role("dialog", name="Create grant")
@@ -250,7 +250,7 @@ def test_grants_are_created_listed_and_revoked(app: WebApp) -> None:
 
 
 @pytest.mark.spec("A66")
-def test_a_questionnaire_is_answered_and_shows_errors_at_their_fields(app: WebApp) -> None:
+def test_a_questionnaire_form_in_the_web_app_is_answered_and_shows_errors_at_their_fields(app: WebApp) -> None:
     server = app.server
     session = send_questionnaire(server, "Dinner")
     page, inbox = app.open_window(f"/chat/{session}"), app.open_window("/approvals")
@@ -289,7 +289,9 @@ def test_a_questionnaire_is_answered_and_shows_errors_at_their_fields(app: WebAp
 
 
 @pytest.mark.spec("A66")
-def test_a_questionnaire_can_be_dismissed_and_hostile_labels_are_plain_text(app: WebApp) -> None:
+def test_a_questionnaire_form_in_the_web_app_can_be_dismissed_and_shows_hostile_labels_as_plain_text(
+    app: WebApp,
+) -> None:
     hostile = "<script>document.title='x'</script>\u202eevil"
     session = send_questionnaire(app.server, "Leave me", [{"name": "why", "label": hostile}])
     page = app.open_window(f"/chat/{session}", size="phone")

@@ -66,7 +66,7 @@ def add_access_request(app: WebApp, telegram: FakeTelegramUsers, id_: int, name:
     return user
 
 
-def test_a_connector_shows_its_state_and_the_reason(app: WebApp) -> None:
+def test_the_channels_screen_shows_the_state_of_a_connector_and_the_reason(app: WebApp) -> None:
     page = app.open_window("/runs")  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
@@ -83,7 +83,7 @@ def test_a_connector_shows_its_state_and_the_reason(app: WebApp) -> None:
     expect(row(page, "Connectors", "work")).to_contain_text("disabled")
 
 
-def test_open_access_shows_a_warning(app: WebApp) -> None:
+def test_open_access_to_a_connector_shows_a_warning_on_the_channels_screen(app: WebApp) -> None:
     page = open_section(app)
     warning = page.get_by_role("region", name="Open access")
     expect(warning).to_contain_text("Everyone can send direct messages to public.")
@@ -100,7 +100,9 @@ def test_a_connection_test_shows_its_result(app: WebApp) -> None:
     expect(row(page, "Connectors", "public").get_by_role("status")).to_contain_text("Try:")
 
 
-def test_an_access_request_appears_live_and_is_accepted_by_its_code(app: WebApp, telegram: FakeTelegramUsers) -> None:
+def test_the_access_requests_screen_shows_a_new_request_live_and_accepts_it_by_its_code(
+    app: WebApp, telegram: FakeTelegramUsers
+) -> None:
     page = open_section(app, "/requests")
     page.add_init_script("window.setInterval = () => 0")  # no polling: only events update it
     page.reload()
@@ -133,7 +135,7 @@ def test_an_access_request_appears_live_and_is_accepted_by_its_code(app: WebApp,
     expect(page.get_by_text("No sender was accepted with a code yet.")).to_be_visible()
 
 
-def test_an_access_request_is_refused_by_keyboard_and_its_name_is_plain_text(
+def test_the_access_requests_screen_refuses_a_request_by_keyboard_and_shows_its_name_as_plain_text(
     app: WebApp, telegram: FakeTelegramUsers
 ) -> None:
     add_access_request(app, telegram, 5002, HOSTILE)
@@ -148,7 +150,7 @@ def test_an_access_request_is_refused_by_keyboard_and_its_name_is_plain_text(
     expect(row(page, "Past requests", "5002")).to_contain_text("refused")
 
 
-def test_a_sender_accepted_as_a_person_becomes_an_identity_of_that_person(
+def test_a_sender_accepted_as_a_person_on_the_channels_screen_becomes_an_identity_of_that_person(
     app: WebApp, telegram: FakeTelegramUsers
 ) -> None:
     add_access_request(app, telegram, 5003, "Maria at work")
@@ -163,7 +165,7 @@ def test_a_sender_accepted_as_a_person_becomes_an_identity_of_that_person(
     expect(row(page, "Identities", "5003")).to_contain_text("owner")
 
 
-def test_an_identity_is_linked_by_its_permanent_id_and_unlinked(app: WebApp) -> None:
+def test_the_identities_screen_links_an_identity_by_its_permanent_id_and_unlinks_it(app: WebApp) -> None:
     page = open_section(app, "/identities")
     page.keyboard.press("n")
     box = dialog(page, "Link identity")
@@ -181,7 +183,7 @@ def test_an_identity_is_linked_by_its_permanent_id_and_unlinked(app: WebApp) -> 
     expect(row(page, "Identities", "6001")).to_have_count(0)
 
 
-def test_bindings_are_listed_most_specific_first(app: WebApp) -> None:
+def test_the_routing_screen_lists_the_most_specific_bindings_first(app: WebApp) -> None:
     page = open_section(app, "/routing")
     page.get_by_role("button", name="Add binding").click()
     box = dialog(page, "Add binding")
@@ -209,7 +211,7 @@ def test_bindings_are_listed_most_specific_first(app: WebApp) -> None:
     expect(bindings).to_have_count(2)
 
 
-def test_an_unprocessed_message_is_retried_or_deleted(app: WebApp) -> None:
+def test_the_unprocessed_messages_screen_retries_or_deletes_a_message(app: WebApp) -> None:
     app.server.do("identity.link", person="owner", platform="telegram", id=str(NOOR["id"]))
     add_poison_message(
         app.server, "What about the picnic?", message_id="9001", because="a file of it could not be read"
@@ -229,7 +231,9 @@ def test_an_unprocessed_message_is_retried_or_deleted(app: WebApp) -> None:
     expect(row(page, "Unprocessed messages", "9002")).to_contain_text("deleted")
 
 
-def test_a_connector_is_added_disabled_and_removed_and_its_secret_is_not_kept_in_the_browser(app: WebApp) -> None:
+def test_the_channels_screen_adds_disables_and_removes_a_connector_and_keeps_no_secret_in_the_browser(
+    app: WebApp,
+) -> None:
     secret = "whsec_" + "c2VjcmV0IG9mIHR3byBzaWRlcyBvZiBvbmUgZG9vcg=="
     page = open_section(app)
     page.keyboard.press("n")
@@ -260,7 +264,7 @@ def test_a_connector_is_added_disabled_and_removed_and_its_secret_is_not_kept_in
     expect(builds).to_have_count(0)
 
 
-def test_a_connector_that_cannot_connect_is_not_added(app: WebApp) -> None:
+def test_the_add_connector_dialog_does_not_add_a_connector_that_cannot_connect(app: WebApp) -> None:
     page = open_section(app)
     page.get_by_role("button", name="Add connector", exact=True).click()
     box = dialog(page, "Add connector")
@@ -281,7 +285,9 @@ def wait_for_state(server: ApiClient, connector: str, state: str) -> None:
     wait_until_sync(lambda: states()[connector] == state, f"{connector} is {state}", describe=states)
 
 
-def test_a_failed_connection_shows_its_next_attempt_and_recovers(app: WebApp, telegram: FakeTelegramUsers) -> None:
+def test_the_channels_screen_shows_the_next_attempt_of_a_failed_connection_and_its_recovery(
+    app: WebApp, telegram: FakeTelegramUsers
+) -> None:
     page = open_section(app, fake_clock=True)
     family = row(page, "Connectors", "family")
     telegram.run_on_loop(telegram.server.stop)

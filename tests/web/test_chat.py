@@ -32,7 +32,7 @@ PIXEL = base64.b64decode(
 )
 
 
-def test_a_sent_message_is_shown_at_once_and_exactly_once(app: WebApp) -> None:
+def test_a_message_sent_on_the_chat_screen_is_shown_at_once_and_exactly_once(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     other = open_chat(app, session)
@@ -70,7 +70,7 @@ def test_enter_sends_and_shift_enter_breaks_the_line(app: WebApp) -> None:
     assert sent["envelopes"][0]["text"] == "echo one\ntwo"
 
 
-def test_a_message_written_while_the_server_is_down_is_sent_once_after_a_restart(app: WebApp) -> None:
+def test_a_chat_message_written_while_the_server_is_down_is_sent_once_after_a_restart(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     app.server.process.kill()
@@ -85,7 +85,7 @@ def test_a_message_written_while_the_server_is_down_is_sent_once_after_a_restart
     assert len(app.server.process.list_envelopes_with_text("echo are you there")) == 1
 
 
-def test_a_message_whose_response_was_lost_is_not_sent_twice(app: WebApp) -> None:
+def test_a_chat_message_whose_response_was_lost_is_not_sent_twice(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
 
@@ -118,7 +118,7 @@ def test_each_conversation_keeps_its_draft(app: WebApp) -> None:
     assert stored_replies(app, two) == []
 
 
-def test_thinking_is_collapsed(app: WebApp) -> None:
+def test_the_thinking_of_a_model_is_collapsed_on_the_chat_screen(app: WebApp) -> None:
     page = open_chat(app, create_session(app))
     type_message(page, "think about tea")
     expect(replies(page)).to_contain_text(["I thought about tea."])
@@ -128,7 +128,7 @@ def test_thinking_is_collapsed(app: WebApp) -> None:
     expect(thought).to_be_visible()
 
 
-def test_a_tool_call_shows_arguments_duration_result_and_reason(app: WebApp) -> None:
+def test_a_tool_call_on_the_chat_screen_shows_arguments_duration_result_and_reason(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     type_message(page, 'call read {"path": "SOUL.md"}')
@@ -190,7 +190,7 @@ def test_files_are_attached_by_dialog_drop_and_paste(app: WebApp) -> None:
     assert [each["media_type"] for each in mail["attachments"]] == ["image/png", "text/plain"]
 
 
-def test_a_run_is_stopped_by_button_and_by_key(app: WebApp) -> None:
+def test_a_run_is_stopped_by_button_and_by_key_on_the_chat_screen(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     type_message(page, "slow 300")
@@ -206,7 +206,7 @@ def test_a_run_is_stopped_by_button_and_by_key(app: WebApp) -> None:
     wait_until_idle(app, session)
 
 
-def test_a_queued_message_can_be_cancelled(app: WebApp) -> None:
+def test_a_queued_message_can_be_cancelled_on_the_chat_screen(app: WebApp) -> None:
     session = create_session(app)
     page, other = open_chat(app, session), open_chat(app, session)
     busy = make_blocking_message(app.server)
@@ -229,7 +229,7 @@ def test_a_queued_message_can_be_cancelled(app: WebApp) -> None:
     assert not any("first" in each for each in stored_replies(app, session))
 
 
-def test_a_late_response_does_not_hide_a_queued_message(app: WebApp) -> None:
+def test_a_late_response_does_not_hide_a_queued_message_on_the_chat_screen(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     older = hold_first_response(page, "**/api/session/queued")
@@ -248,7 +248,7 @@ def test_a_late_response_does_not_hide_a_queued_message(app: WebApp) -> None:
     wait_until_idle(app, session)
 
 
-def test_a_message_can_be_added_to_the_current_run(app: WebApp) -> None:
+def test_a_chat_message_can_be_added_to_the_current_run_by_the_composer(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     busy = make_blocking_message(app.server)
@@ -263,7 +263,7 @@ def test_a_message_can_be_added_to_the_current_run(app: WebApp) -> None:
     expect(own_messages(page, "echo by the way")).to_have_count(1)
 
 
-def test_a_sent_message_is_edited_in_a_fork(app: WebApp) -> None:
+def test_a_sent_message_is_edited_in_a_fork_on_the_chat_screen(app: WebApp) -> None:
     session = create_session(app, name="Before the edit")
     for text in ("echo one", "echo two"):
         send_by_api(app, session, text)
@@ -286,7 +286,7 @@ def test_a_sent_message_is_edited_in_a_fork(app: WebApp) -> None:
     assert stored_replies(app, edited) == ["one", "three"]
 
 
-def test_messages_are_removed_from_context_in_every_window(app: WebApp) -> None:
+def test_messages_removed_from_context_on_the_chat_screen_are_removed_in_every_window(app: WebApp) -> None:
     session = create_session(app)
     for text in ("echo one", "echo two", "echo three"):
         send_by_api(app, session, text)
@@ -304,7 +304,7 @@ def test_messages_are_removed_from_context_in_every_window(app: WebApp) -> None:
         expect(own_messages(window, "echo three")).to_have_count(0)
 
 
-def test_server_notes_look_different_from_messages(app: WebApp) -> None:
+def test_server_notes_on_the_chat_screen_look_different_from_messages(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     notes = message_log(page).get_by_role("note")
@@ -328,7 +328,7 @@ def test_server_notes_look_different_from_messages(app: WebApp) -> None:
     assert find_violations(page) == []
 
 
-def test_find_searches_the_whole_conversation(app: WebApp) -> None:
+def test_find_on_the_chat_screen_searches_the_whole_conversation(app: WebApp) -> None:
     text = ["the needle in the hay" if i == 20 else f"line {i}" for i in range(1_000)]
     session = import_session(app, [{"type": "user_message", "text": each} for each in text])
     page = open_chat(app, session)

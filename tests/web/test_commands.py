@@ -19,7 +19,7 @@ from web.chat_actions import (
 )
 
 
-def test_commands_are_suggested_while_typing_and_chosen_by_key_or_click(app: WebApp) -> None:
+def test_the_chat_composer_suggests_slash_commands_while_typing_chosen_by_key_or_click(app: WebApp) -> None:
     page = open_chat(app, create_session(app))
     suggestions = page.get_by_role("listbox", name="Commands")
     field = composer(page)
@@ -51,7 +51,7 @@ def test_commands_are_suggested_while_typing_and_chosen_by_key_or_click(app: Web
 
 
 @pytest.mark.spec("A81")
-def test_the_switch_command_opens_the_other_agent_and_returns(app: WebApp) -> None:
+def test_the_switch_command_in_the_web_chat_opens_the_other_agent_and_returns(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     type_message(page, "echo one")

@@ -75,7 +75,7 @@ def serve_external_page() -> Iterator[str]:
             thread.join()
 
 
-def test_stopping_a_delegation_stops_its_whole_tree(app: WebApp) -> None:
+def test_stopping_a_delegation_on_the_activity_screen_stops_its_whole_tree(app: WebApp) -> None:
     page = app.open_window("/activity/delegated")
     # A chain of two delegations: guide to bo, bo to cy.
     inner = tool_call("agents_message", agentId="cy", content=SLOW)
@@ -111,7 +111,7 @@ def test_stopping_a_delegation_stops_its_whole_tree(app: WebApp) -> None:
     expect(page).to_have_url(re.compile("/runs/"))
 
 
-def test_a_subagent_is_shown_at_its_call_and_its_result_is_marked(app: WebApp) -> None:
+def test_the_chat_shows_a_subagent_at_its_delegation_call_and_marks_its_result(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     type_message(page, tool_call("sessions_spawn", task=f"echo {HOSTILE}", label="chairs"))
@@ -136,7 +136,7 @@ def test_a_subagent_is_shown_at_its_call_and_its_result_is_marked(app: WebApp) -
     expect(page).to_have_url(re.compile(session))
 
 
-def test_a_delegation_is_stopped_from_its_tool_call(app: WebApp) -> None:
+def test_a_delegation_is_stopped_from_its_tool_call_on_the_chat_screen(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     type_message(page, tool_call("agents_message", agentId="bo", content=SLOW))
@@ -174,7 +174,7 @@ def test_agent_messages_are_marked_and_untrusted_content_is_labeled(app: WebApp)
 
 
 @pytest.mark.spec("A81")
-def test_a_person_switches_to_another_agent_with_a_message_and_returns(app: WebApp) -> None:
+def test_a_person_switches_to_another_agent_in_a_chat_dialog_with_a_message_and_returns(app: WebApp) -> None:
     session = create_session(app, name="The offsite")
     page = open_chat(app, session)
     type_message(page, "echo the offsite is on Friday")
@@ -211,7 +211,7 @@ def test_a_person_switches_to_another_agent_with_a_message_and_returns(app: WebA
     expect(dialog).to_have_count(0)
 
 
-def test_the_system_prompt_is_shown_by_section_with_its_changes(app: WebApp, server: ApiClient) -> None:
+def test_the_agents_screen_shows_the_system_prompt_by_section_with_its_changes(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="dee", model="guide", instructions="You count chairs.")
     session, _ = start_session(server, "dee", "echo hello", "Chairs of dee")
     wait_until_idle(app, session)
@@ -260,7 +260,7 @@ def test_the_system_prompt_is_shown_by_section_with_its_changes(app: WebApp, ser
     assert find_violations(phone) == []
 
 
-def test_the_system_prompt_mode_can_be_edited(app: WebApp, server: ApiClient) -> None:
+def test_the_system_prompt_mode_of_an_agent_can_be_edited_on_the_agents_screen(app: WebApp, server: ApiClient) -> None:
     server.do("agent.register", name="eve", model="guide")
     page = app.open_window("/agents/eve")
     page.get_by_role("combobox", name="System prompt").select_option("minimal")

@@ -92,7 +92,7 @@ def test_hostile_content_runs_no_script_and_sends_no_request(app: WebApp, page: 
     # The fixture `app` checks that there was no policy error and no request to another host.
 
 
-def test_markup_is_shown_as_plain_text(page: Page) -> None:
+def test_hostile_markup_in_the_web_chat_is_shown_as_plain_text(page: Page) -> None:
     expect(replies(page).first).to_contain_text("<script>window.__pwned=1</script>")
     expect(message_log(page).locator("article.own .plain")).to_contain_text("<iframe")
     found = page.evaluate(
@@ -123,7 +123,7 @@ def test_hostile_content_cannot_use_the_styles_of_the_app(page: Page) -> None:
     expect(message_log(page).locator(".markdown .label")).to_have_count(0)
 
 
-def test_links_show_their_host_and_send_no_referrer(page: Page) -> None:
+def test_links_in_hostile_content_of_the_web_chat_show_their_host_and_send_no_referrer(page: Page) -> None:
     links = page.evaluate(
         """() => [...document.querySelectorAll(".markdown a")].map((each) =>
             ({href: each.getAttribute("href"), rel: each.rel, target: each.target, words: each.textContent}))"""
@@ -143,7 +143,7 @@ def test_links_show_their_host_and_send_no_referrer(page: Page) -> None:
     assert "ok" in words
 
 
-def test_names_arguments_and_results_are_plain_text(page: Page) -> None:
+def test_hostile_names_arguments_and_results_are_plain_text_in_the_web_app(page: Page) -> None:
     expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x onerror=")
     assert RLO not in page.locator("body").inner_text()
     card = message_log(page).locator("details.card").first
@@ -153,7 +153,7 @@ def test_names_arguments_and_results_are_plain_text(page: Page) -> None:
     assert card.locator("pre").evaluate_all("all => all.every((each) => each.children.length === 0)")
 
 
-def test_huge_tables_and_deep_nesting_do_not_block_the_app(app: WebApp) -> None:
+def test_hostile_content_with_huge_tables_and_deep_nesting_does_not_block_the_web_app(app: WebApp) -> None:
     table = "|" + "a|" * 100 + "\n|" + "-|" * 100 + "\n" + ("|" + "x|" * 100 + "\n") * 100
     deep = ">" * 1_000 + " deep\n\n" + "".join("  " * i + "- x\n" for i in range(200)) + "\n" + "[" * 5_000
     session = import_session(app, [{"type": "assistant_message", "text": each} for each in (table, deep, "**after**")])

@@ -29,7 +29,7 @@ def test_the_sign_in_screen_accepts_a_valid_code_only(app: WebApp) -> None:
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_a_url_of_an_earlier_version_redirects_to_the_current_screen(app: WebApp) -> None:
+def test_a_url_of_an_earlier_web_app_version_redirects_to_the_current_screen(app: WebApp) -> None:
     page = app.open_window()
     addresses = {
         "/doors": "/channels",
@@ -91,7 +91,7 @@ def test_an_unknown_url_links_to_chat(app: WebApp) -> None:
     expect(page).to_have_url(f"{app.server.address}/")
 
 
-def test_a_lost_connection_is_shown_and_restored(app: WebApp) -> None:
+def test_the_web_app_shows_a_lost_connection_and_restores_it(app: WebApp) -> None:
     page = app.open_window()
     app.server.process.kill()
     expect(page.get_by_text("The server does not respond.")).to_be_visible()

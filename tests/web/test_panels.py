@@ -487,7 +487,7 @@ def test_the_panel_context_is_sent_with_a_message_but_not_shown(app: WebApp, ser
     assert line[:40] in str(with_line["body"])  # the model reads it as it was sent
 
 
-def test_a_message_that_starts_like_a_context_line_is_shown(app: WebApp, server: ApiClient) -> None:
+def test_a_message_that_starts_like_a_panel_context_line_is_shown(app: WebApp, server: ApiClient) -> None:
     page = app.open_window(f"/chat/{create_session(server)}")
     send_message(page, "<context> is the name of a tag")
     page.reload()

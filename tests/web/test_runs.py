@@ -106,7 +106,7 @@ class HeldRunLists:
             route.continue_()
 
 
-def test_a_list_that_is_behind_by_more_than_a_page_omits_no_run(app: WebApp) -> None:
+def test_a_list_on_the_runs_screen_that_is_behind_by_more_than_a_page_omits_no_run(app: WebApp) -> None:
     page = app.open_window("/runs?agent=main")
     reads = HeldRunLists(page)
     for envelope in [start_session(app.server, "main", f"echo early {number}")[1] for number in range(3)]:
@@ -125,7 +125,7 @@ def test_a_list_that_is_behind_by_more_than_a_page_omits_no_run(app: WebApp) -> 
     expect(page.locator("tbody tr")).to_have_count(early + 28)
 
 
-def test_a_run_shows_each_step_with_arguments_result_and_reason(app: WebApp) -> None:
+def test_the_runs_screen_shows_each_step_of_a_run_with_arguments_result_and_reason(app: WebApp) -> None:
     call = f"call read {json.dumps({'path': 'SOUL.md'})}; session_status"
     run = complete_run(app.server, "guide", call, "A trace")
     trace = app.server.do("run.trace", id=run["id"])
@@ -152,7 +152,7 @@ def test_a_run_shows_each_step_with_arguments_result_and_reason(app: WebApp) -> 
     expect(page).to_have_url(f"{app.server.address}/chat/{run['session']}")
 
 
-def test_hostile_text_in_a_run_is_shown_as_plain_text(app: WebApp) -> None:
+def test_hostile_text_in_a_run_is_shown_as_plain_text_on_the_runs_screen(app: WebApp) -> None:
     run = complete_run(app.server, "guide", f"call read {json.dumps({'path': HOSTILE})}", "Hostile")
     page = app.open_window(f"/runs/{run['id']}", size="phone")
     page.get_by_role("button", name="Expand all").click()
@@ -164,7 +164,7 @@ def test_hostile_text_in_a_run_is_shown_as_plain_text(app: WebApp) -> None:
     assert not scrolls_sideways(page)
 
 
-def test_a_run_is_watched_live_and_stopped(app: WebApp) -> None:
+def test_a_run_is_watched_live_and_stopped_on_the_runs_screen(app: WebApp) -> None:
     session, _ = start_session(app.server, "guide", "slow 300", "To be stopped")
     page = app.open_window("/runs?status=running")
     page.get_by_role("link", name="run of guide").first.click()
@@ -195,7 +195,7 @@ def test_an_approval_and_its_wait_are_on_the_timeline(app: WebApp) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_an_unknown_run_shows_an_error(app: WebApp, theme: str) -> None:
+def test_an_unknown_run_shows_an_error_on_the_runs_screen(app: WebApp, theme: str) -> None:
     page = app.open_window("/runs/00000000", theme=theme)  # pyright: ignore[reportArgumentType]
     expect(page.get_by_role("alert")).to_contain_text("Try:")
     assert find_violations(page) == []

@@ -57,7 +57,7 @@ def preview(page: Page) -> Locator:
 # --- list ---
 
 
-def test_without_schedules_the_empty_state_is_shown(app: WebApp) -> None:
+def test_the_schedules_screen_without_schedules_shows_the_empty_state(app: WebApp) -> None:
     page = app.open_window("/runs")  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
@@ -110,7 +110,7 @@ def test_schedules_are_filtered_and_the_url_keeps_the_filters(app: WebApp, serve
     expect(page.get_by_role("heading", name="No matching schedules")).to_be_visible()
 
 
-def test_unreadable_schedule_files_are_named(app: WebApp, server: ApiClient) -> None:
+def test_the_schedules_screen_names_unreadable_schedule_files(app: WebApp, server: ApiClient) -> None:
     folder = server.process.home / "schedules"
     folder.mkdir(exist_ok=True)
     page = app.open_window("/schedules")
@@ -128,7 +128,7 @@ def test_unreadable_schedule_files_are_named(app: WebApp, server: ApiClient) -> 
 
 
 @pytest.mark.spec("H30")
-def test_the_preview_explains_the_time_while_typing(app: WebApp, server: ApiClient) -> None:
+def test_the_preview_in_the_schedule_editor_explains_the_time_while_typing(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/schedules/new")
     expect(preview(page)).to_contain_text("Enter a time")
     page.get_by_label("Cron expression").fill("0 9 * * 1-5")
@@ -167,7 +167,7 @@ def test_the_preview_explains_the_time_while_typing(app: WebApp, server: ApiClie
     app.console_errors.clear()  # the refused requests were expected
 
 
-def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(app: WebApp, server: ApiClient) -> None:
+def test_the_schedule_editor_saves_all_fields_and_shows_errors_at_their_fields(app: WebApp, server: ApiClient) -> None:
     add_schedule(server, name="taken")
     page = app.open_window("/schedules/new?to=agent:clerk")
     expect(page.get_by_role("button", name="Save", exact=True)).to_be_disabled()
@@ -215,7 +215,7 @@ def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(ap
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: ApiClient) -> None:
+def test_the_schedule_editor_keeps_untouched_fields(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(
         server, name="kept", every="2h", session="own", missed="run", gate={"command": "true", "cwd": "notes"}
     )
@@ -242,7 +242,7 @@ def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: ApiClien
     assert (now["every"], now["cron"], now["gate"], now["missed"]) == ("", "0 7 * * *", None, "run")
 
 
-def test_changing_the_time_zone_changes_the_time(app: WebApp, server: ApiClient) -> None:
+def test_changing_the_time_zone_in_the_schedule_editor_changes_the_time(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(server, at="2031-05-17T20:30", zone="Europe/Berlin", text="echo party")
     page = app.open_window(f"/schedules/{made['id']}/change")
     expect(page.get_by_label("Date and time", exact=True)).to_have_value("2031-05-17T20:30")
@@ -253,7 +253,7 @@ def test_changing_the_time_zone_changes_the_time(app: WebApp, server: ApiClient)
     assert read_schedule(server, made["id"])["at"] == "2031-05-17T20:30:00+09:00"
 
 
-def test_a_schedule_can_write_to_a_specific_conversation_or_address(app: WebApp, server: ApiClient) -> None:
+def test_the_schedule_editor_can_choose_a_specific_conversation_or_address(app: WebApp, server: ApiClient) -> None:
     session = server.do("session.create", agent="clerk", name="taxes")["sessionId"]
     page = app.open_window("/schedules/new")
     page.get_by_role("button", name="Every morning").click()
@@ -280,7 +280,7 @@ def test_a_schedule_can_write_to_a_specific_conversation_or_address(app: WebApp,
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_unsaved_edits_of_a_schedule_survive_a_change_by_others(app: WebApp, server: ApiClient) -> None:
+def test_unsaved_edits_in_the_schedule_editor_survive_a_change_by_others(app: WebApp, server: ApiClient) -> None:
     made = add_schedule(server, name="both")
     page = app.open_window(f"/schedules/{made['id']}/change")
     page.get_by_label("Text").fill("mine")
@@ -297,7 +297,9 @@ def test_unsaved_edits_of_a_schedule_survive_a_change_by_others(app: WebApp, ser
 # --- run, pause, delete ---
 
 
-def test_a_schedule_is_run_manually_and_forced_and_a_skip_shows_its_reason(app: WebApp, server: ApiClient) -> None:
+def test_the_schedules_screen_runs_a_schedule_manually_or_forced_and_shows_the_reason_of_a_skip(
+    app: WebApp, server: ApiClient
+) -> None:
     busy = make_blocking_message(server)
     made = add_schedule(server, name="long", text=busy.text)
     page = app.open_window(f"/schedules/{made['id']}")
@@ -321,7 +323,9 @@ def test_a_schedule_is_run_manually_and_forced_and_a_skip_shows_its_reason(app: 
     expect(page.get_by_role("dialog")).to_contain_text("schedule")
 
 
-def test_a_declining_gate_is_shown_and_a_forced_run_ignores_it(app: WebApp, server: ApiClient) -> None:
+def test_the_schedules_screen_shows_a_declining_gate_and_a_forced_run_ignores_it(
+    app: WebApp, server: ApiClient
+) -> None:
     made = add_schedule(server, name="gated", gate={"command": "exit 3"})
     page = app.open_window("/schedules")
     choose_action(page, "gated", "Run now")
@@ -334,7 +338,9 @@ def test_a_declining_gate_is_shown_and_a_forced_run_ignores_it(app: WebApp, serv
     assert read_schedule(server, made["id"])["last_status"] == "ran"
 
 
-def test_a_schedule_is_paused_resumed_and_deleted_after_confirmation(app: WebApp, server: ApiClient) -> None:
+def test_the_schedules_screen_pauses_resumes_and_deletes_a_schedule_after_confirmation(
+    app: WebApp, server: ApiClient
+) -> None:
     made = add_schedule(server, name="daily")
     page, other = app.open_window(f"/schedules/{made['id']}"), app.open_window("/schedules", size="phone")
     expect(page.get_by_role("region", name="Next runs").locator("li")).to_have_count(5)
@@ -357,7 +363,9 @@ def test_a_schedule_is_paused_resumed_and_deleted_after_confirmation(app: WebApp
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_a_member_sees_only_their_own_schedules_and_no_gate(app: WebApp, server: ApiClient) -> None:
+def test_a_member_sees_only_their_own_schedules_and_no_gate_on_the_schedules_screen(
+    app: WebApp, server: ApiClient
+) -> None:
     token = server.member("maria")
     add_schedule(server, name="of-the-owner")
     server.do("schedule.add", as_=token, to="agent:guide", cron="0 8 * * *", text="echo hi", name="hers")
@@ -402,7 +410,7 @@ def test_the_week_view_lists_the_runs_of_each_day(app: WebApp, server: ApiClient
     expect(page.get_by_role("heading", name="often", level=1)).to_be_visible()
 
 
-def test_a_full_day_is_expanded_and_collapsed(app: WebApp, server: ApiClient) -> None:
+def test_a_full_day_in_the_week_view_of_schedules_is_expanded_and_collapsed(app: WebApp, server: ApiClient) -> None:
     for number in range(15):
         add_schedule(server, name=f"n{number:02}", cron=f"{number} 12 * * *")
     page = app.open_window("/schedules/week")
@@ -420,7 +428,7 @@ def heartbeat(page: Page, agent: str) -> Locator:
     return page.get_by_role("region", name=f"Heartbeat of {agent}")
 
 
-def test_a_heartbeat_task_is_added_run_edited_and_deleted(own_app: WebApp) -> None:
+def test_a_heartbeat_task_is_added_run_edited_and_deleted_on_the_heartbeats_screen(own_app: WebApp) -> None:
     app, server = own_app, own_app.server
     page = app.open_window("/schedules/heartbeat", polling=False)
     expect(page.get_by_role("heading", name="No heartbeats yet")).to_be_visible()
@@ -474,7 +482,7 @@ def test_a_heartbeat_task_is_added_run_edited_and_deleted(own_app: WebApp) -> No
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_the_heartbeat_of_an_agent_can_be_edited(own_app: WebApp) -> None:
+def test_the_heartbeat_of_an_agent_can_be_edited_in_the_web_app(own_app: WebApp) -> None:
     app, server = own_app, own_app.server
     page = app.open_window("/agents/clerk")
     list_ = app.open_window("/schedules/heartbeat", size="phone", theme="dark", polling=False)  # updated by events only
@@ -503,7 +511,7 @@ def test_the_heartbeat_of_an_agent_can_be_edited(own_app: WebApp) -> None:
 # --- context reset ---
 
 
-def test_the_context_reset_of_an_agent_can_be_edited(app: WebApp, server: ApiClient) -> None:
+def test_the_context_reset_of_an_agent_can_be_edited_in_the_web_app(app: WebApp, server: ApiClient) -> None:
     page = app.open_window("/agents/clerk")
     page.get_by_role("heading", name="Context reset").click()
     daily = page.get_by_label("Daily reset time")

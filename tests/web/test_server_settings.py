@@ -71,7 +71,7 @@ def test_the_settings_screens_are_accessible(app: WebApp, size: str, theme: str)
     assert {section: what for section, what in found.items() if what} == {}
 
 
-def test_the_overview_shows_the_status_and_creates_a_backup(app: WebApp) -> None:
+def test_the_settings_overview_shows_the_server_status_and_creates_a_backup(app: WebApp) -> None:
     page = app.open_window("/runs")  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
@@ -89,7 +89,7 @@ def test_the_overview_shows_the_status_and_creates_a_backup(app: WebApp) -> None
     expect(health).not_to_contain_text("no backup found")
 
 
-def test_a_person_is_invited_accepts_and_is_deleted(app: WebApp) -> None:
+def test_a_person_is_invited_on_the_settings_screen_accepts_and_is_deleted(app: WebApp) -> None:
     page, other = app.open_window("/settings/people"), app.open_window("/settings/people")
     page.get_by_role("button", name="Invite person").click()
     page.get_by_label("Name").fill("Not A Name!")
@@ -142,7 +142,7 @@ def test_a_person_is_invited_accepts_and_is_deleted(app: WebApp) -> None:
     app.console_errors.clear()  # the window of maria was signed out
 
 
-def test_a_used_invitation_shows_an_error_and_can_be_declined(app: WebApp) -> None:
+def test_a_used_invitation_shows_an_error_in_the_web_app_and_can_be_declined(app: WebApp) -> None:
     page = app.open_window()
     page.goto("about:blank")
     page.goto(f"{app.server.address}/#invitation=long-gone")
@@ -153,7 +153,7 @@ def test_a_used_invitation_shows_an_error_and_can_be_declined(app: WebApp) -> No
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_a_token_is_shown_once_rotated_and_revoked(app: WebApp) -> None:
+def test_a_token_is_shown_once_rotated_and_revoked_on_the_settings_screen(app: WebApp) -> None:
     page = app.open_window("/settings/tokens")
     page.get_by_role("button", name="New token").click()
     page.get_by_label("Label").fill(HOSTILE)
@@ -185,7 +185,7 @@ def test_a_token_is_shown_once_rotated_and_revoked(app: WebApp) -> None:
     assert app.server.ask("POST", "/api/person/whoami", {}, token=renewed).status == 401
 
 
-def test_a_token_of_an_agent_acts_as_that_agent(app: WebApp) -> None:
+def test_a_token_created_for_an_agent_on_the_settings_screen_acts_as_that_agent(app: WebApp) -> None:
     page = app.open_window("/settings/tokens")
     page.get_by_label("Tokens of").select_option("agent:clerk")
     expect(page).to_have_url(re.compile(r"of=agent%3Aclerk"))
@@ -199,7 +199,7 @@ def test_a_token_of_an_agent_acts_as_that_agent(app: WebApp) -> None:
     expect(page.get_by_role("listitem").filter(has_text="a script of the clerk")).to_be_visible()
 
 
-def test_a_sign_in_url_signs_in_another_device(app: WebApp) -> None:
+def test_a_sign_in_url_from_the_settings_screen_signs_in_another_device(app: WebApp) -> None:
     page = app.open_window("/settings/tokens")
     page.get_by_role("button", name="Create sign-in URL").click()
     shown = dialog(page, "Sign in another device")
@@ -218,7 +218,7 @@ def test_a_sign_in_url_signs_in_another_device(app: WebApp) -> None:
         device.close()
 
 
-def test_a_setting_is_changed_in_the_form_after_a_review(app: WebApp, settings_file: Path) -> None:
+def test_a_setting_is_changed_in_the_settings_form_after_a_review(app: WebApp, settings_file: Path) -> None:
     page, other = app.open_window("/settings/configuration"), app.open_window("/settings/configuration")
     drain = page.get_by_label("drain_s", exact=True)
     expect(drain).to_have_value("5")
@@ -251,7 +251,9 @@ def test_a_setting_is_changed_in_the_form_after_a_review(app: WebApp, settings_f
     expect(other.get_by_label("drain_s", exact=True)).to_have_value("7")
 
 
-def test_a_settings_file_changed_by_others_is_not_overwritten(app: WebApp, settings_file: Path) -> None:
+def test_the_settings_form_does_not_overwrite_a_settings_file_changed_by_others(
+    app: WebApp, settings_file: Path
+) -> None:
     page = app.open_window("/settings/configuration")
     page.get_by_label("drain_s", exact=True).fill("8")
     page.get_by_role("button", name="Review changes").click()
@@ -285,7 +287,7 @@ def test_the_settings_file_is_edited_as_text_with_errors_by_line(app: WebApp, se
     expect(text).to_have_value(SETTINGS)
 
 
-def test_declared_agents_and_people_are_applied_and_differences_are_confirmed(app: WebApp) -> None:
+def test_the_settings_screen_applies_declared_agents_and_people_and_confirms_differences(app: WebApp) -> None:
     page = app.open_window("/settings/configuration/apply")
     porter = page.get_by_role("listitem").filter(has_text="porter")
     expect(porter.get_by_text("add", exact=True)).to_be_visible()
@@ -306,7 +308,7 @@ def test_declared_agents_and_people_are_applied_and_differences_are_confirmed(ap
     app.server.do("person.forget", name="zoe", confirm="zoe")
 
 
-def test_the_doctor_shows_suggestions_and_fixes_file_permissions(app: WebApp) -> None:
+def test_the_doctor_on_the_settings_screen_shows_suggestions_and_fixes_file_permissions(app: WebApp) -> None:
     home = app.server.process.home
     home.chmod(0o755)
     page = app.open_window("/settings/doctor")
@@ -323,7 +325,7 @@ def test_the_doctor_shows_suggestions_and_fixes_file_permissions(app: WebApp) ->
     assert not home.stat().st_mode & 0o077
 
 
-def test_the_audit_log_is_filtered_verified_and_exported(app: WebApp, tmp_path: Path) -> None:
+def test_the_audit_log_is_filtered_verified_and_exported_on_the_settings_screen(app: WebApp, tmp_path: Path) -> None:
     for number in range(60):
         app.server.do("token.create", label=f"many {number}", principal="agent:guide")
     app.server.do("agent.set", name="clerk", description="Keeps the papers")
@@ -390,7 +392,7 @@ def test_the_log_follows_new_lines_and_pauses_when_scrolled_up(app: WebApp) -> N
     wait_for_clipboard(page, lambda copied: "something odd" in copied)
 
 
-def test_a_skill_is_shown_before_it_is_approved(app: WebApp) -> None:
+def test_the_settings_screen_shows_a_skill_before_it_is_approved(app: WebApp) -> None:
     folder = app.server.process.home / "skills" / "weather"
     folder.mkdir(parents=True)
     (folder / "SKILL.md").write_text(
@@ -408,7 +410,7 @@ def test_a_skill_is_shown_before_it_is_approved(app: WebApp) -> None:
     expect(row).to_contain_text("not approved")
 
 
-def test_a_provider_key_is_added_and_removed(app: WebApp) -> None:
+def test_a_provider_key_is_added_and_removed_on_the_settings_screen(app: WebApp) -> None:
     page = app.open_window("/settings/models")
     page.get_by_role("button", name="Add key").click()
     page.get_by_label("Provider", exact=True).fill("anthropic")

@@ -32,7 +32,7 @@ def find_session(app: WebApp, session: str) -> dict[str, Any] | None:
     return next((each for each in found if each["sessionId"] == session), None)
 
 
-def test_the_last_used_conversation_opens_and_each_agent_can_start_a_new_one(app: WebApp) -> None:
+def test_the_web_app_opens_the_last_used_conversation_and_can_start_a_new_one_with_each_agent(app: WebApp) -> None:
     older, newer = create_session(app), create_session(app)
     send_by_api(app, newer, "echo first")
     wait_until_idle(app, newer)
@@ -46,7 +46,7 @@ def test_the_last_used_conversation_opens_and_each_agent_can_start_a_new_one(app
     assert app.server.do("session.state", session=page.url.rpartition("/")[2])["agent"] == "clerk"
 
 
-def test_other_conversations_are_marked_while_working_and_unread(app: WebApp) -> None:
+def test_the_list_of_conversations_marks_those_that_are_working_or_unread(app: WebApp) -> None:
     here, there = create_session(app, name="Here"), create_session(app, name="There")
     page, other = open_chat(app, here), open_chat(app, here)
     busy = make_blocking_message(app.server)
@@ -63,7 +63,7 @@ def test_other_conversations_are_marked_while_working_and_unread(app: WebApp) ->
     assert (find_session(app, there) or {})["unread"] == 0
 
 
-def test_a_conversation_is_renamed_and_a_taken_name_is_refused(app: WebApp) -> None:
+def test_a_conversation_is_renamed_in_the_web_app_and_a_taken_name_is_refused(app: WebApp) -> None:
     session = create_session(app, name="Old name")
     create_session(app, name="Taken")
     page, other = open_chat(app, session), open_chat(app, session)
@@ -84,7 +84,7 @@ def test_a_conversation_is_renamed_and_a_taken_name_is_refused(app: WebApp) -> N
     app.console_errors.clear()  # the refused request was expected
 
 
-def test_a_pinned_conversation_is_listed_first(app: WebApp) -> None:
+def test_a_pinned_conversation_is_first_in_the_list_of_conversations(app: WebApp) -> None:
     pinned = create_session(app, name="Keep me up here")
     session = create_session(app, name="Newest")
     send_by_api(app, session, "echo newest")
@@ -99,7 +99,7 @@ def test_a_pinned_conversation_is_listed_first(app: WebApp) -> None:
     expect(first).not_to_contain_text("pinned")
 
 
-def test_a_deleted_conversation_can_be_restored(app: WebApp) -> None:
+def test_a_deleted_conversation_can_be_restored_in_the_web_app(app: WebApp) -> None:
     session = create_session(app, name="Gone for now")
     send_by_api(app, session, "echo keep this")
     wait_until_idle(app, session)
@@ -115,7 +115,7 @@ def test_a_deleted_conversation_can_be_restored(app: WebApp) -> None:
     assert find_session(app, session) is not None
 
 
-def test_clearing_a_conversation_needs_confirmation_and_deletes_its_messages(app: WebApp) -> None:
+def test_clearing_a_conversation_in_the_web_app_needs_confirmation_and_deletes_its_messages(app: WebApp) -> None:
     session = create_session(app, name="To be cleared")
     send_by_api(app, session, "echo secret")
     wait_until_idle(app, session)
@@ -130,7 +130,7 @@ def test_clearing_a_conversation_needs_confirmation_and_deletes_its_messages(app
         expect(message_log(window).get_by_text("secret")).to_have_count(0)
 
 
-def test_an_exported_conversation_can_be_imported(app: WebApp) -> None:
+def test_a_conversation_exported_in_the_web_app_can_be_imported(app: WebApp) -> None:
     session = create_session(app, name="Export: me / now")
     send_by_api(app, session, "echo as a file")
     wait_until_idle(app, session)
@@ -143,7 +143,7 @@ def test_an_exported_conversation_can_be_imported(app: WebApp) -> None:
     assert "as a file" in app.server.do("session.export", session=again["sessionId"])["files"]["history.jsonl"]
 
 
-def test_search_finds_conversations_that_are_not_loaded_yet(app: WebApp) -> None:
+def test_search_in_the_list_of_conversations_finds_those_that_are_not_loaded_yet(app: WebApp) -> None:
     old = create_session(app, name="A very old one")
     for number in range(60):
         create_session(app, name=f"Filler {number}")

@@ -40,7 +40,7 @@ def expect_numbers(page: Page, to: int) -> None:
     assert parse_numbers(replies(page).inner_text())[-to:] == list(range(1, to + 1))
 
 
-def test_a_server_killed_during_a_stream_loses_and_repeats_nothing(app: WebApp) -> None:
+def test_a_streamed_reply_in_the_web_app_loses_and_repeats_nothing_if_the_server_is_killed(app: WebApp) -> None:
     session = create_session(app)
     page, other = open_chat(app, session), open_chat(app, session)
     type_message(page, f"count to {COUNT_TO}")
@@ -73,7 +73,7 @@ def test_all_tabs_of_a_person_show_the_same_stream(app: WebApp, count: int) -> N
         assert parse_numbers(replies(tab).inner_text()) == parse_numbers(stored)
 
 
-def test_a_slow_connection_only_delays_the_stream(app: WebApp) -> None:
+def test_a_slow_browser_connection_only_delays_a_streamed_reply(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     connection = page.context.new_cdp_session(page)
@@ -85,7 +85,7 @@ def test_a_slow_connection_only_delays_the_stream(app: WebApp) -> None:
     expect(own_messages(page, "count to 20")).to_have_count(1)
 
 
-def test_deltas_that_arrive_after_their_record_are_ignored(app: WebApp) -> None:
+def test_the_web_app_ignores_streamed_deltas_that_arrive_after_their_record(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat(app, session)
     held: list[Callable[[], None]] = []
@@ -211,7 +211,7 @@ COUNT_REBUILT_BLOCKS = """() => {
 }"""
 
 
-def test_a_reply_of_200_kb_is_rendered_block_by_block(app: WebApp) -> None:
+def test_a_streamed_reply_of_200_kb_is_rendered_block_by_block_in_the_web_app(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat_with_socket(app, session)
     page.evaluate(COUNT_REBUILT_BLOCKS)
@@ -230,7 +230,7 @@ def test_a_reply_of_200_kb_is_rendered_block_by_block(app: WebApp) -> None:
     assert page.get_by_role("log").evaluate("each => each.scrollHeight - each.scrollTop - each.clientHeight") < 100
 
 
-def test_unfinished_blocks_are_rendered_as_far_as_received(app: WebApp) -> None:
+def test_unfinished_blocks_of_a_streamed_reply_are_rendered_as_far_as_received(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat_with_socket(app, session)
     stream_deltas(page, session, ["Before.\n\n```py\nprint(", "1)\nprint(2", ")\n"])
@@ -259,7 +259,7 @@ def stream_texts_at(page: Page, session: str, *texts: str, at: int) -> None:
     )
 
 
-def test_missed_deltas_are_requested_once(app: WebApp) -> None:
+def test_the_web_app_requests_missed_deltas_of_a_streamed_reply_once(app: WebApp) -> None:
     session = create_session(app)
     page = open_chat_with_socket(app, session)
     page.evaluate(
@@ -278,7 +278,7 @@ def test_missed_deltas_are_requested_once(app: WebApp) -> None:
     expect(replies(page)).to_have_count(0)
 
 
-def test_ten_thousand_records_render_few_elements(app: WebApp) -> None:
+def test_the_chat_renders_few_elements_for_ten_thousand_records(app: WebApp) -> None:
     kinds: list[dict[str, Any]] = [
         {"type": "user_message", "text": "question {n}"},
         {"type": "assistant_message", "text": "**answer** {n}, with `words`\n\n- and a list"},

@@ -45,7 +45,7 @@ def server(counting_server: tuple[ApiClient, Callable[[], None]]) -> ApiClient:
 
 
 @pytest.mark.spec("A32")
-def test_a_call_to_another_agent_shows_its_reply_while_it_streams(
+def test_a_call_to_an_agent_of_the_team_shows_its_reply_in_the_web_chat_while_it_streams(
     app: WebApp, counting_server: tuple[ApiClient, Callable[[], None]]
 ) -> None:
     session = create_session(app)

@@ -51,7 +51,7 @@ def build_line(**state: Any) -> str:
 
 
 @pytest.mark.spec("A88")
-def test_the_context_line_describes_an_item_a_view_or_only_the_panel() -> None:
+def test_the_ui_context_line_describes_an_item_a_view_or_only_the_panel() -> None:
     item, view, bare, nothing, kept_out = run_typescript(
         "buildContextLine",
         {"panel": PANEL, "active": ITEM, "selection": ["a1", "b2"], "brief": True},
@@ -71,7 +71,7 @@ def test_the_context_line_describes_an_item_a_view_or_only_the_panel() -> None:
 
 
 @pytest.mark.spec("A60")
-def test_every_value_is_escaped_and_stays_in_its_attribute() -> None:
+def test_every_value_of_the_ui_context_line_is_escaped_and_stays_in_its_attribute() -> None:
     hostile = "a\"b'c<d>&e\n/>\tf\x07\u2028g"
     made = build_line(
         panel={"id": hostile, "type": hostile, "title": hostile},
@@ -89,7 +89,7 @@ def test_every_value_is_escaped_and_stays_in_its_attribute() -> None:
 
 
 @pytest.mark.spec("A60")
-def test_long_values_are_truncated_with_an_ellipsis() -> None:
+def test_long_values_in_the_ui_context_line_are_truncated_with_an_ellipsis() -> None:
     long = "x" * 3_000
     made = context_attributes(
         build_line(
@@ -105,7 +105,7 @@ def test_long_values_are_truncated_with_an_ellipsis() -> None:
 
 
 @pytest.mark.spec("A60")
-def test_extras_cannot_override_reserved_or_use_invalid_names() -> None:
+def test_extras_of_the_ui_context_line_cannot_override_reserved_names_or_use_invalid_ones() -> None:
     extras = {
         "mode": "brief",
         "panel-id": "other",
@@ -124,7 +124,7 @@ def test_extras_cannot_override_reserved_or_use_invalid_names() -> None:
 
 
 @pytest.mark.spec("A60")
-def test_the_longest_context_line_is_accepted_by_the_server() -> None:
+def test_the_longest_ui_context_line_is_accepted_by_the_server() -> None:
     most = '"' * 2_000
     made = build_line(
         panel={"id": most, "type": most, "title": most},
@@ -153,7 +153,7 @@ TEXTS = (
 
 
 @pytest.mark.spec("A60")
-def test_the_web_app_and_the_server_remove_the_same_line() -> None:
+def test_the_web_app_and_the_server_remove_the_same_ui_context_line() -> None:
     assert run_typescript("stripContextLine", *TEXTS) == [text_without_context(text) for text in TEXTS]
     assert [text_without_context(text) for text in TEXTS[:4]] == ["/stop", "hello", "", "no context here"]
     assert [text_without_context(text) for text in TEXTS[4:9]] == list(TEXTS[4:9])

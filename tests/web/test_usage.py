@@ -82,7 +82,7 @@ def spend(server: ApiClient, agent: str) -> None:
     assert wait_for_outcome(server, envelope)["outcome"] == "answered"
 
 
-def test_without_usage_the_empty_state_is_shown(browser: Browser, tmp_path: Path) -> None:
+def test_the_usage_screen_without_usage_shows_the_empty_state(browser: Browser, tmp_path: Path) -> None:
     with open_priced_server(tmp_path) as unused, open_app(browser, unused) as app:
         page = app.open_window("/usage")
         expect(page.get_by_role("heading", name="No usage yet")).to_be_visible()
@@ -134,7 +134,7 @@ def test_usage_is_grouped_and_the_url_keeps_the_choice(app: WebApp) -> None:
     expect(page.get_by_text("$1.50").first).to_be_visible()
 
 
-def test_a_chart_is_redrawn_in_the_colors_of_another_theme(app: WebApp) -> None:
+def test_a_usage_chart_is_redrawn_in_the_colors_of_another_theme(app: WebApp) -> None:
     spend(app.server, "ada")
     page = app.open_window("/usage")
     expect(page.locator("canvas")).to_have_count(2)
@@ -147,7 +147,7 @@ def test_a_chart_is_redrawn_in_the_colors_of_another_theme(app: WebApp) -> None:
     assert first.evaluate("each => each.toDataURL()") != before
 
 
-def test_budgets_show_the_amount_spent_and_link_to_their_setting(app: WebApp) -> None:
+def test_the_usage_screen_shows_the_amount_spent_of_each_budget_and_links_to_its_setting(app: WebApp) -> None:
     spend(app.server, "ada")
     page, other = app.open_window("/usage"), app.open_window("/usage", size="phone")
     [cap, run] = app.server.do("usage.budgets")["budgets"]

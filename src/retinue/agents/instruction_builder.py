@@ -1,8 +1,8 @@
 """Builds the system prompt of a run from files, templates and the store.
 
-Called for every run. Files are read once per conversation and stored with it, so an agent's
-instructions do not change during a conversation. Everything else is current. If nothing has changed
-since the last run, the prompt is not rendered again. A new text is stored before it is used.
+Called for every run. Files are read once per conversation and stored with it, so an agent's instructions do not change
+during a conversation. Everything else is read again for each run. If nothing has changed since the last run, the prompt
+is not rendered again. A new prompt is stored before it is used.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from retinue.store.sessions.instructions import StoredInstructions
 
 log = logging.getLogger(__name__)
 
-CACHED_SESSIONS_MAX = 1_000  # whose prompt is cached
+CACHED_SESSIONS_MAX = 1_000  # sessions whose prompt is cached
 CACHED_AGENTS_MAX = 1_000
 APPROVAL_KIND = "instructions"  # in the table of approved hashes
 SHARED_TEMPLATE = ""  # stands for the shared template in a mapping by agent
-SHARED_TEMPLATE_SCOPE = "instance"  # stands for it in the table of approved hashes
+SHARED_TEMPLATE_SCOPE = "instance"  # stands for the shared template in the table of approved hashes
 
 _encode = msgspec.json.Encoder().encode
 _snapshot_decoder = msgspec.json.Decoder(InstructionSnapshot)
 
 
 class SectionSize(NamedTuple):
-    """The size of one section. Text of a template outside its sections counts under the name `template`."""
+    """The size of one section of a prompt. Template text outside all sections counts under the name `template`."""
 
     name: str
     chars: int
@@ -86,7 +86,7 @@ class SystemPrompt(Struct, frozen=True):
 class PromptScope(Struct, frozen=True):
     """The agent and session that a prompt is for.
 
-    Without a session, it is for a conversation that is about to start.
+    If there is no session, the prompt is for a conversation that is about to start.
     """
 
     agent: Agent
@@ -96,7 +96,7 @@ class PromptScope(Struct, frozen=True):
 
     @property
     def conversation_key(self) -> str:
-        """Key of the conversation. A reset or a summary starts another conversation."""
+        """A key for the current conversation. Each reset or summary of a session starts another conversation."""
         return f"{self.session.context_start_seq}/{self.session.compactions}" if self.session is not None else ""
 
     @property
@@ -163,7 +163,7 @@ class SystemPromptBuilder:
     async def build(self, scope: PromptScope, context: PromptContext) -> SystemPrompt:
         """Return the system prompt of a run.
 
-        `context` is passed without files, which come from the session's snapshot.
+        The caller passes `context` without files. The files are added from the session's snapshot.
         """
         assert scope.session is not None
         known = await self._get_session_prompt(scope)
@@ -179,9 +179,9 @@ class SystemPromptBuilder:
     async def preview(
         self, scope: PromptScope, context: PromptContext, *, template: InstructionTemplate | None = None
     ) -> SystemPrompt:
-        """Return the prompt that a run would get now, and change nothing.
+        """Return the prompt that a run would get now, without storing or changing anything.
 
-        `template` is tried in place of the agent's own.
+        `template` is used in place of the agent's own template.
         """
         known = await self._get_session_prompt(scope, remember=False)
         situation = _with_files(context, known.snapshot)
@@ -256,7 +256,7 @@ class SystemPromptBuilder:
         return self._share_snapshot(scope, snapshot)
 
     def _share_snapshot(self, scope: PromptScope, snapshot: InstructionSnapshot) -> InstructionSnapshot:
-        """Return the snapshot in memory if it equals the given one, so that an agent's conversations share it."""
+        """Return the cached snapshot if it equals the given one, so that an agent's conversations share one object."""
         lately = self._latest_by_agent.get(scope.agent.name)
         return lately.snapshot if lately is not None and lately.snapshot == snapshot else snapshot
 
@@ -272,7 +272,7 @@ class SystemPromptBuilder:
         try:
             made = self._render(context, template)
         except InvalidTemplate as broken:
-            # It passed its check and fails now: keep the session's last prompt, or else use the built-in one.
+            # The template passed its check but fails now: keep the session's last prompt, else use the built-in one.
             await self._templates.report_error(scope.agent.name, broken)
             made = known.prompt or self._render(context, None)
         if len(self._latest_by_agent) >= CACHED_AGENTS_MAX:
@@ -390,7 +390,7 @@ class TemplateLoader:
         return template
 
     async def report_error(self, agent: str, error: InvalidTemplate) -> None:
-        """Log the error and notify the owner, once for each error."""
+        """Log an invalid template and notify the owner, once for each error."""
         log.error("template invalid", extra={"agent": agent, "error": error.sentence, "because": error.because})
         what = hashlib.sha256(f"{error.sentence}\0{error.because}".encode()).hexdigest()[:32]
         at_ms = self._now_ms()
@@ -426,13 +426,13 @@ def _store_valid_template(conn: sa.Connection, *, scope: str, template: Instruct
 def _notify(conn: sa.Connection, *, notification: Notification, at_ms: int) -> None:
     if people.find(conn, notification.person) is None:
         return
-    page = Transaction(conn, at_ms)
-    notifications.add(page, notification)
-    page.close()
+    tx = Transaction(conn, at_ms)
+    notifications.add(tx, notification)
+    tx.close()
 
 
 def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[str, list[RenamedName]]:
-    """Return the old names in the templates on disk by agent, for `doctor`.
+    """Return the outdated names that templates on disk use, by agent. `doctor` reports them.
 
     See `find_invalid_templates` for the keys.
     """
@@ -453,7 +453,10 @@ def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[s
 def find_invalid_templates(
     data_dir: Path, agents: Sequence[str], sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS
 ) -> dict[str, InvalidTemplate]:
-    """Return the invalid templates on disk by agent, for `doctor`. The shared one has the key `SHARED_TEMPLATE`."""
+    """Return the invalid templates on disk by agent.
+
+    `doctor` reports them. The shared template has the key `SHARED_TEMPLATE`.
+    """
     folder = data_dir / instruction_templates.TEMPLATES_FOLDER
     found: dict[str, InvalidTemplate] = {}
     if not folder.is_dir():

@@ -231,7 +231,7 @@ def open_connection() -> tuple[http.client.HTTPConnection, str]:
 def build_headers(options: argparse.Namespace) -> dict[str, str]:
     token = os.environ.get("RETINUE_TOKEN", "").strip()
     if not token:
-        because, try_this = "RETINUE_TOKEN is not set", "create a token: retinue token create NAME"
+        because, try_this = "RETINUE_TOKEN is not set", "create a token: retinue token create"
         raise SkillCliError(
             EXIT_CONFIG, "config.no_token", "not signed in: the token is missing", because=because, try_this=try_this
         )

@@ -1,8 +1,8 @@
-"""Finds skills on disk, with their files and a hash of them.
+"""Finds skills on disk, reads their files and hashes them.
 
-Files are read at the start of each run, so they are never out of date. A skill is data until a
-person has approved it (see `skill_selection`). Links must not lead out of the folder that is
-searched. Everything has a limit, so a large folder cannot block the server.
+Files are read at the start of each run, so changes apply from the next run. A skill is not used until a person has
+approved it (see `skill_selection`). Links must not lead out of the folder that is searched. The number and size of
+files are limited, so a large folder cannot block the server.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from retinue.domain.storable_text import is_storable
 
 SKILLS_FOLDER = "skills"  # in a workspace, an agent directory or the data directory
 DEPTH_MAX = 5
-FOLDERS_MAX = 2_000  # searched below one root
-SKILLS_MAX = 200  # found below one root
+FOLDERS_MAX = 2_000  # folders searched below one root
+SKILLS_MAX = 200  # skills found below one root
 FILES_MAX = 200  # per skill
-FILE_BYTES_MAX = 256 * 1024  # of a SKILL.md
+FILE_BYTES_MAX = 256 * 1024  # size of a SKILL.md
 SKILL_BYTES_MAX = 4 * 1024 * 1024  # all files of a skill together
 ROOT_BYTES_MAX = 64 * 1024 * 1024  # all skills below one root together
-CONTENT_CHARS_MAX = 200_000  # shown of a skill before its approval
+CONTENT_CHARS_MAX = 200_000  # length of the text shown before a skill is approved
 OWNER_HASH_CHARS = 12
 
 DEPENDENCY_FOLDERS = frozenset(
@@ -46,7 +46,7 @@ class SkillRoot(Struct, frozen=True, kw_only=True):
 
 
 class InvalidSkill(Struct, frozen=True):
-    """A folder that is not a valid skill, and why."""
+    """A folder that is not a valid skill, and the reason."""
 
     folder: Path
     source: SkillSource
@@ -54,7 +54,10 @@ class InvalidSkill(Struct, frozen=True):
 
 
 class FoundSkills(Struct, frozen=True, kw_only=True):
-    """The skills found: the one used for each name, sorted by name; those that it shadows; and the invalid folders."""
+    """The result of a search: the skill used for each name, the skills that it shadows, and the invalid folders.
+
+    Skills are sorted by name.
+    """
 
     skills: tuple[Skill, ...] = ()
     shadowed: tuple[Skill, ...] = ()
@@ -70,7 +73,7 @@ def skill_roots_of(
     plugins: Sequence[tuple[str, Path]] = (),
     extra: Iterable[str] = (),
 ) -> tuple[SkillRoot, ...]:
-    """Return every folder that may have skills for an agent. Without an agent, return those of the instance."""
+    """Return every folder that may have skills for an agent. Without an agent, return the folders of the instance."""
     roots: list[SkillRoot] = []
     if workspace is not None and workspace != agent_directory:
         roots.append(
@@ -119,16 +122,15 @@ def find_skills(roots: Sequence[SkillRoot], *, with_contents: bool = False) -> F
 
 
 class _Search(Struct):
-    """The progress of a search below one root."""
+    """The state of a search below one root: what was visited, and what counts toward the limits."""
 
     root: Path
     folders: int = 0
 
     def enter(self, folder: Path, parent: Path | None) -> Path | None:
-        """Return the resolved path of a folder if it may be searched.
+        """Return the resolved path of a folder if it may be searched, or None.
 
-        It must be inside the root and must not lead back to a parent, and the limit on folders must
-        not be reached.
+        The folder must be inside the root and must not lead back to a parent. The number of folders is limited.
         """
         try:
             real = folder.resolve(strict=True)
@@ -146,7 +148,7 @@ def _skills_in_root(root: SkillRoot, real: Path, *, with_contents: bool) -> Iter
     read_bytes = 0
     for count, folder in enumerate(_skill_folders(real, None, search, DEPTH_MAX)):
         if count >= SKILLS_MAX or read_bytes > ROOT_BYTES_MAX:
-            because = f"it has more than {SKILLS_MAX} skills, or {ROOT_BYTES_MAX:,} bytes: the rest is ignored"
+            because = f"it has more than {SKILLS_MAX} skills, or {ROOT_BYTES_MAX:,} bytes: the other skills are ignored"
             yield InvalidSkill(root.path, root.source, because)
             return
         try:
@@ -158,11 +160,13 @@ def _skills_in_root(root: SkillRoot, real: Path, *, with_contents: bool) -> Iter
         except OSError as error:
             yield InvalidSkill(folder, root.source, f"it cannot be read ({error.strerror})")
     if search.folders >= FOLDERS_MAX:
-        yield InvalidSkill(root.path, root.source, f"it holds more than {FOLDERS_MAX} folders: the rest is left out")
+        yield InvalidSkill(
+            root.path, root.source, f"it holds more than {FOLDERS_MAX} folders: the other folders are ignored"
+        )
 
 
 def _skill_folders(folder: Path, parent: Path | None, search: _Search, depth: int) -> Iterator[Path]:
-    """Yield the folders with a SKILL.md, in order of their names. A skill folder is not searched further."""
+    """Yield the folders with a SKILL.md, sorted by name. Folders inside a skill are not searched."""
     real = search.enter(folder, parent)
     if real is None:
         return
@@ -201,7 +205,7 @@ def _read_files(folder: Path, search: _Search) -> list[_File]:
 
 
 def _list_files(top: Path, folder: Path, search: _Search, depth: int) -> Iterator[tuple[str, Path]]:
-    """Yield each file by its path in the skill and its resolved path. A link out of the root is refused."""
+    """Yield each file of a skill: its path in the skill and its resolved path. A link out of the root is refused."""
     for name in _list_names(folder):
         path = folder / name
         if not is_storable(str(path)):
@@ -252,12 +256,15 @@ def _build_skill(root: SkillRoot, folder: Path, files: Sequence[_File], *, with_
 
 
 def cli_name(skill: str) -> str:
-    """Return the file name of the command line of a bundle."""
+    """Return the file name of a bundle's command line."""
     return f"{skill}-cli"
 
 
 def _hash_files(files: Sequence[_File]) -> str:
-    """Hash the files with their names and lengths, so that one file cannot have the hash of two."""
+    """Return one hash of all files.
+
+    Names and lengths are included, so two different sets of files never share a hash.
+    """
     whole = hashlib.sha256()
     for path, can_run, data in sorted(files):
         name = path.encode()
@@ -266,7 +273,10 @@ def _hash_files(files: Sequence[_File]) -> str:
 
 
 def _reviewable_content(files: Sequence[_File]) -> str:
-    """Return the text that a person reviews before approval. A file that is not shown is named with its hash."""
+    """Return the text that a person reviews before approval.
+
+    A file that cannot be shown is replaced by its name and hash.
+    """
     shown: list[str] = []
     left = CONTENT_CHARS_MAX
     for path, can_run, data in sorted(files, key=lambda each: (each[0] != SKILL_FILE, each)):

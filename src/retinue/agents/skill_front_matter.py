@@ -1,10 +1,9 @@
 """Parses the front matter of a SKILL.md: a strict subset of YAML.
 
-A line is `key: value`. A value is a text, plain or quoted; true or false; a JSON list or object on
-one or several lines; `[a, b]`; a text block after `|` or `>`; or an indented block below, with keys
-or a list with `-`.
+A line is `key: value`. A value is a text, plain or quoted; true or false; a JSON list or object on one or several
+lines; `[a, b]`; a text block after `|` or `>`; or an indented block of keys or of list items with `-`.
 
-Anchors, tags and other YAML features are refused, so there is only one way to read a file.
+Anchors, tags and other YAML features are refused, so every reader understands a file in the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
         raise SkillFrontMatterInvalid(1, "the file must start with front matter, between two lines ---")
     end = next((n for n, line in enumerate(lines[1 : LINES_MAX + 2], 1) if line.rstrip() == FENCE), None)
     if end is None:
-        raise SkillFrontMatterInvalid(1, f"its front matter does not end within {LINES_MAX} lines")
+        raise SkillFrontMatterInvalid(1, f"its front matter has more than {LINES_MAX} lines, or no closing line ---")
     return _parse_lines(lines[1:end]), "\n".join(lines[end + 1 :]).strip("\n")
 
 
@@ -66,7 +65,7 @@ def _is_empty(row: _Line) -> bool:
 
 
 def _parse_table(rows: Sequence[_Line], indent: int, depth: int) -> tuple[dict[str, Any], Sequence[_Line]]:
-    """Return the keys at this indentation, and the remaining rows."""
+    """Return the keys and values at this indentation, and the rows that follow them."""
     if depth > DEPTH_MAX:
         raise SkillFrontMatterInvalid(rows[0].number, f"keys are nested more than {DEPTH_MAX} deep")
     found: dict[str, Any] = {}
@@ -82,7 +81,7 @@ def _parse_table(rows: Sequence[_Line], indent: int, depth: int) -> tuple[dict[s
             raise SkillFrontMatterInvalid(row.number, "a line must be `key: value`")
         key, value = fits[1], (fits[2] or "").strip()
         if key in found:
-            raise SkillFrontMatterInvalid(row.number, f"`{key}` is there twice")
+            raise SkillFrontMatterInvalid(row.number, f"the key `{key}` occurs twice")
         found[key], rows = _parse_value(value, row, rows[1:], depth)
     return found, rows
 
@@ -147,7 +146,7 @@ def _parse_scalar(text: str, number: int) -> Any:
         return value
     if text[:1] == "'":
         if len(text) < 2 or text[-1] != "'" or "'" in text[1:-1].replace("''", ""):
-            raise SkillFrontMatterInvalid(number, "text in single quotes must end with one")
+            raise SkillFrontMatterInvalid(number, "text that begins with a single quote must end with one")
         return text[1:-1].replace("''", "'")
     plain = re.split(r"\s#", text, maxsplit=1)[0].rstrip()
     if plain[:1] and plain[0] in _RESERVED_STARTS:
@@ -171,6 +170,6 @@ def _parse_flow(text: str, number: int) -> Any:
 
 
 def _parse_multiline_flow(row: _Line, rows: Sequence[_Line]) -> tuple[Any, Sequence[_Line]]:
-    """Parse an object over several lines. Trailing commas, which JSON forbids, are allowed."""
+    """Parse a JSON object that spans several lines. Trailing commas, which JSON forbids, are allowed."""
     text, rest = _parse_block("|", row, rows)
     return _parse_flow(_TRAILING_COMMA.sub(lambda found: found[1] or found[2], text), row.number), rest

@@ -11,7 +11,7 @@ PATH_SHOWN_CHARS = 200
 
 
 class RouteNotFound(NotFound):
-    """No route has this path. `form` is the form of similar paths, and `use` is a path that works."""
+    """No route has this path. `form` shows the form of similar paths, and `use` is a path that exists."""
 
     code = "route.not_found"
 
@@ -57,7 +57,7 @@ class OperationRenamed(NotFound):
 
 
 class WrongMethod(RetinueError):
-    """The path exists, but does not support this method."""
+    """The path exists, but does not support the HTTP method of the request."""
 
     code = "route.method_not_allowed"
 
@@ -71,7 +71,7 @@ class WrongMethod(RetinueError):
 
 
 class InternalError(RetinueError):
-    """An unexpected exception, which is in the log."""
+    """An unexpected exception ended a request. The log has the details."""
 
     code = "server.internal_error"
 
@@ -87,7 +87,7 @@ class InternalError(RetinueError):
 
 
 class ListenAddressExposed(Invalid):
-    """The server would listen on an address that other machines reach, without TLS in front of it."""
+    """Other machines can reach the listen address, and no proxy with TLS is in front of it."""
 
     code = "listen.exposed"
 
@@ -183,7 +183,10 @@ class SignInCodeInvalid(RetinueError):
 
 
 class CookieHeaderMissing(NotAllowed):
-    """A request signed in by a cookie is not a GET, and lacks the header that pages of other sites cannot send."""
+    """A request that is signed in by a cookie lacks the header that pages of other sites cannot send.
+
+    Only GET requests need no such header.
+    """
 
     code = "auth.header_missing"
 
@@ -212,7 +215,7 @@ class CookieOriginMissing(NotAllowed):
 
 
 class RetryLater(RetinueError):
-    """A limit was reached that passes with time. `retry_after_s` is the time to wait."""
+    """A limit was reached that ends after a while. `retry_after_s` is the time to wait."""
 
     def __init__(self, sentence: str, *, because: str, try_this: str, retry_after_s: float) -> None:
         super().__init__(sentence, because=because, try_this=try_this)
@@ -220,7 +223,7 @@ class RetryLater(RetinueError):
 
 
 class TooManyRequests(RetryLater):
-    """A rate limit was reached. `noun` is what is counted, and `sender` who sent it."""
+    """A rate limit was reached. `noun` names what is counted, and `sender` the caller."""
 
     code = "rate.too_many"
 
@@ -235,7 +238,7 @@ class TooManyRequests(RetryLater):
 
 
 class AddressLockedOut(RetryLater):
-    """Too many wrong secrets came from one address."""
+    """Too many invalid tokens, codes or other secrets came from one address."""
 
     code = "auth.locked_out"
 
@@ -265,7 +268,7 @@ class TooManyEventStreams(RetryLater):
 
 
 class TooManyConnections(RetinueError):
-    """The server has as many connections as the limit allows, and all are in use."""
+    """The server has reached its limit on connections, and none of them can be closed."""
 
     code = "request.too_many_connections"
 
@@ -304,14 +307,14 @@ class RequestTooSlow(Invalid):
 
 
 class RequestNotHttp(Invalid):
-    """The bytes are not an HTTP/1.1 request."""
+    """A client sent bytes that are not an HTTP/1.1 request."""
 
     code = "request.not_http"
 
     def __init__(self) -> None:
         super().__init__(
             "the request is not HTTP/1.1",
-            because="the first bytes are not an HTTP request; TLS ends at a proxy in front of the server",
+            because="the first bytes are not an HTTP request; only a proxy in front of the server can accept TLS",
             try_this="use http:// for this address, or https:// for the address of the proxy",
         )
 
@@ -396,7 +399,7 @@ class EventFilterTooLong(Invalid):
 
 
 class WindowOwnerInvalid(Invalid):
-    """A principal that is not a person reported browser windows of the web app."""
+    """A caller that is not a person reported open windows of the web app."""
 
     code = "window.not_a_person"
 

@@ -1,7 +1,7 @@
-"""MCP server over streamable HTTP at `/mcp`, stateless: one request, one response.
+"""MCP server over streamable HTTP at `/mcp`. It is stateless: one request, one response.
 
-Without sessions and streams the protocol is small, so this is our own implementation. Permissions
-and policy are the same as in every other interface.
+Without sessions and streams the protocol is so small that no library is needed. Permissions and policy are the same as
+in every other interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INSTRUCTIONS = "Operations of a retinue server, and tools of its agents. An error names its reason and a next step."
 IDEMPOTENCY_KEY_META = "retinue/idempotency_key"
-"""Key in the `_meta` of a call with an effect: a repeated call with the same idempotency key is performed once."""
+"""Name of the idempotency key in the `_meta` of a call. A call repeated with the same key is performed once."""
 _OLD_IDEMPOTENCY_KEY_META = "retinue/key"
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
@@ -63,21 +63,21 @@ class InitializeParams(msgspec.Struct):
 
 
 def check_headers(headers: Mapping[bytes, bytes]) -> None:
-    """Require a token.
+    """Require that an MCP request has a token.
 
-    Cookies are not accepted, because pages of any site could send them along.
+    Cookies are not accepted, because a browser also sends them with requests from pages of other sites.
     """
     if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         raise ForeignOrigin(is_mcp=True)
     if b"authorization" not in headers:
         raise NotSignedIn(
             because="the request has no token",
-            try_this="send `Authorization: Bearer TOKEN`; create a token: retinue token create NAME",
+            try_this="send `Authorization: Bearer TOKEN`; create a token: retinue token create",
         )
 
 
 async def answer_message(endpoint: McpEndpoint, body: bytes) -> bytes | None:
-    """Return the response to one message; None for a notification."""
+    """Return the response to one message, or None for a notification."""
     id_: str | int | None = None
     try:
         message = _parse_message(body)
@@ -131,9 +131,9 @@ async def _handle_method(endpoint: McpEndpoint, method: str, params: dict[str, A
 
 
 async def _call_tool(endpoint: McpEndpoint, params: ToolCallParams) -> dict[str, Any]:
-    """Call a tool.
+    """Call a tool and return its result.
 
-    An error is returned as the result, so that the calling model reads the reason.
+    An error is returned as a result too, so that the calling model reads the reason.
     """
     meta = params.meta or {}
     if _OLD_IDEMPOTENCY_KEY_META in meta:  # to ignore it would perform a repeated call twice

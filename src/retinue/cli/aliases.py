@@ -98,14 +98,14 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "allow": (
         "approval.answer",
-        "Approve a request of an agent.",
+        "Approve a request from an agent.",
         "retinue allow 9c8d7e6f",
         (),
         (("allow", True),),
     ),
     "deny": (
         "approval.answer",
-        "Deny a request of an agent.",
+        "Deny a request from an agent.",
         "retinue deny 9c8d7e6f",
         (),
         (("allow", False),),
@@ -193,10 +193,10 @@ def split_command(operation: str) -> tuple[str, str]:
     return noun, verb
 
 
-# Descriptions for the overview. A noun that is missing here is listed without one.
+# Descriptions for the overview. A noun that is missing here is listed without a description.
 NOUN_SUMMARIES: dict[str, str] = {
     "agent": "agents and their settings",
-    "approval": "requests of agents that need your approval",
+    "approval": "requests from agents that need your approval",
     "audit": "tamper-evident log of decisions and actions",
     "binding": "which agent answers in which channel",
     "config": "server settings",
@@ -204,15 +204,15 @@ NOUN_SUMMARIES: dict[str, str] = {
     "credential": "API keys of model providers, and their status",
     "delegation": "work that agents have given to other agents",
     "envelope": "stored messages",
-    "grant": "permissions granted to agents beyond their rules",
+    "grant": "permissions that agents have in addition to their rules",
     "heartbeat": "periodic check-ins of agents",
     "hook": "local programs that run after events",
     "identity": "platform ids linked to people",
     "inbox": "your unread messages",
     "mcp": "MCP servers whose tools agents can use",
-    "model": "models of agents",
+    "model": "models that agents use",
     "notification": "your notifications",
-    "pairing": "access requests of unknown senders",
+    "pairing": "access requests from unknown senders",
     "person": "people and their roles",
     "plugin": "installed plugins",
     "poison-message": "inbound messages that could not be processed",
@@ -221,14 +221,14 @@ NOUN_SUMMARIES: dict[str, str] = {
     "questionnaire": "forms that agents ask you to fill in",
     "reminder": "messages to a person at a set time",
     "run": "runs and their results",
-    "schedule": "envelopes sent at set times",
+    "schedule": "messages sent at set times, mostly to agents",
     "server": "the server",
-    "session": "conversations of agents",
+    "session": "conversations with agents",
     "skill": "folders with instructions for agents",
-    "slash-command": "slash commands of a conversation",
-    "subagent": "agents that were started by runs of other agents",
+    "slash-command": "slash commands that you can use in a conversation",
+    "subagent": "agents that other agents have started",
     "token": "access tokens",
-    "tool": "tools of agents",
+    "tool": "tools that agents use",
     "usage": "usage, cost and budgets",
     "wakeup": "messages to a conversation at a set time, which wake its agent",
 }

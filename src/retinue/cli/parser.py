@@ -1,4 +1,4 @@
-"""Parses the command line. Only the parser of the typed command is built, to start fast."""
+"""Parses the command line. Only the parser of the typed command is built, so that a command starts fast."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LOG_LINES_DEFAULT = 50
 DRY_RUN_DAYS_DEFAULT = 30
 SHELLS = ("bash", "zsh", "fish")
 NULL = object()
-"""Stands for a value that is removed, unlike one that was not given."""
+"""Marks a parameter whose value the user removes. A parameter that was not given is absent instead."""
 
 
 class CliHelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help formatter with a known width: argparse would import `shutil` to find it, at every start."""
+    """Help formatter with a fixed width. Otherwise argparse would import `shutil` at every start to find the width."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=_get_columns())
@@ -71,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the command, its operation and its options. Help is a command too."""
+    """Return the typed command, its operation and its options. A request for help is a command too."""
     words = list(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -118,7 +118,7 @@ def _find_command(noun: str, verb: str) -> Operation:
 
 
 def list_operations() -> tuple[Operation, ...]:
-    """Return the built-in operations, and those of plugins if they were loaded."""
+    """Return the built-in operations, and the operations of plugins if they were loaded."""
     return (*OPERATIONS, *_plugin_operations) if _plugin_operations else OPERATIONS
 
 
@@ -126,10 +126,10 @@ _plugin_operations: list[Operation] = []
 
 
 def _load_plugin_operations() -> None:
-    """Load the operations of plugins from the server, because an unknown noun may be theirs.
+    """Load the operations of plugins from the server, because an unknown noun may belong to a plugin.
 
-    They are never cached: plugins come and go, and only the server knows which are enabled. If it
-    does not answer, the noun stays unknown.
+    The operations are never cached: plugins come and go, and only the server knows which are enabled. If the server
+    does not respond, the noun stays unknown.
     """
     from retinue.cli.client import list_plugin_operations
 
@@ -140,7 +140,7 @@ def _load_plugin_operations() -> None:
 
 
 def _to_operation(name: str, summary: str, has_effect: bool, level: str, parameters: Sequence[Parameter]) -> Operation:
-    """Convert an operation from JSON, which has lists instead of tuples."""
+    """Convert an operation from JSON, where tuples are lists."""
     return (name, summary, has_effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
 
 
@@ -241,7 +241,7 @@ def build_alias_parser(alias: str) -> CommandParser:
                 type=int,
                 default=LOG_LINES_DEFAULT,
                 metavar="N",
-                help=f"number of last lines to show (default: {LOG_LINES_DEFAULT})",
+                help=f"number of lines to show, counted from the end (default: {LOG_LINES_DEFAULT})",
             )
             add("--follow", action="store_true", help="continue with new lines as they are written")
         case "restore":
@@ -288,7 +288,7 @@ def build_alias_parser(alias: str) -> CommandParser:
             add("invitation", metavar="INVITATION", help="invitation printed by `retinue person invite`")
             _add_json(parser)
         case "completion":
-            add("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+            add("shell", metavar="SHELL", choices=SHELLS, help="shell: bash, zsh or fish")
         case _:
             pass
     return parser
@@ -338,7 +338,10 @@ def _add_operation(
 
 
 def to_dest(name: str) -> str:
-    """Return the name of the attribute that holds a parameter's value. The prefix avoids clashes with other options."""
+    """Return the attribute name under which argparse stores a parameter.
+
+    The prefix avoids clashes with other options.
+    """
     return f"p_{name}"
 
 

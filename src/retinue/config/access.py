@@ -82,8 +82,8 @@ class AccessSettings:
 
     dm_policy: DmPolicy = setting(
         DmPolicy.CLOSED,
-        "Who may send direct messages: people with linked ids (`closed`), also the ids in `allow_from` "
-        "(`allowlist`), also senders with an accepted pairing code (`pairing`), or everyone (`open`).",
+        "Who may send direct messages: only people with linked ids (`closed`), also the ids in `allow_from` "
+        "(`allowlist`), also senders whose pairing code was accepted (`pairing`), or everyone (`open`).",
         effect=SettingEffect.MESSAGE,
     )
     allow_from: tuple[str, ...] = setting(
@@ -136,15 +136,16 @@ class AccessSettings:
     )
     ambient_messages_max: int = setting(
         50,
-        "Maximum number of ambient messages of a group that are kept, and added to the next message to the agent.",
+        "Maximum number of messages to keep for each group that were not addressed to the agent. They are added "
+        "to the next message to the agent.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=500,
     )
     debounce_ms: int = setting(
         0,
-        "Time to wait for further texts of the same sender, in milliseconds. All of them become one "
-        "envelope. 0: each text becomes an envelope.",
+        "Time to wait for further texts from the same sender, in milliseconds. These texts become one "
+        "envelope. 0: each text becomes its own envelope.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=30_000,
@@ -187,4 +188,4 @@ class AccessSettings:
 
 
 DEFAULT_ACCESS = AccessSettings()
-"""The access rules of a connector whose settings set none."""
+"""The access rules of a connector whose settings contain no access rules."""

@@ -1,4 +1,4 @@
-"""Defaults for agents. An unset value of an agent comes from [defaults], then from the built-in default."""
+"""Defaults for agents. A value that an agent does not set comes from [defaults], or else from the built-in default."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class SubagentDefaults:
 
     model: str | None = setting(
         None,
-        "Model of subagents. Default: the model of the agent that is started.",
+        "Model of subagents. Default: the model of the agent that runs as the subagent.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     )
     effort: str | None = setting(
         None,
-        "Reasoning effort of subagents. Default: the effort of the agent that is started.",
+        "Reasoning effort of subagents. Default: the effort of the agent that runs as the subagent.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_effort,
         example="low",
     )
     run_seconds_max: float | None = setting(
         None,
-        "Maximum time of a subagent's run, in seconds. Default: the limit of the agent that is started.",
+        "Maximum duration of a subagent's run, in seconds. Default: the limit of the agent that runs as the subagent.",
         effect=SettingEffect.MESSAGE,
         least=1,
     )
@@ -73,7 +73,7 @@ class AgentDefaults:
     )
     context_tokens: int | None = setting(
         None,
-        "Context window that is displayed, in tokens. It limits nothing. Default: the model's context window.",
+        "Context window to display, in tokens. It does not limit the context. Default: the model's context window.",
         effect=SettingEffect.MESSAGE,
         least=1,
     )
@@ -86,17 +86,17 @@ class AgentDefaults:
     )
     verbose: Verbosity | None = setting(
         None,
-        "Which tool calls people see while a run works. A session can override it.",
+        "Which tool calls people see while an agent works. A session can override this setting.",
         effect=SettingEffect.MESSAGE,
     )
     elevated: Elevation | None = setting(
         None,
-        "Whether commands request to run outside the sandbox. A session can override it.",
+        "Whether commands of agents request to run outside the sandbox. A session can override this setting.",
         effect=SettingEffect.MESSAGE,
     )
     concurrency: int = setting(CONCURRENCY, "Maximum number of active runs of one agent.", least=1, most=1000)
     run_seconds_max: float = setting(
-        RUN_SECONDS_MAX, "Maximum time of a run, in seconds.", effect=SettingEffect.MESSAGE, least=1
+        RUN_SECONDS_MAX, "Maximum duration of a run, in seconds.", effect=SettingEffect.MESSAGE, least=1
     )
     subagents: SubagentDefaults = SubagentDefaults()
     heartbeat: HeartbeatDefaults = HeartbeatDefaults()
@@ -115,14 +115,17 @@ class AgentDefaults:
         return own.with_defaults(DisplayOptions(verbose=self.verbose, elevated=self.elevated))
 
     def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
-        """Return the agent's workspace: the one that the agent sets, else a folder in the default
-        workspace, else its agent directory."""
+        """Return the agent's workspace.
+
+        This is the workspace that the agent sets, or else a folder in the default workspace, or else the agent
+        directory.
+        """
         if agent.workspace:
             return agent_directory / Path(agent.workspace).expanduser()
         return agent_directory if self.workspace is None else self.workspace / agent.name
 
     def subagents_of(self, agent: Agent) -> SubagentRules:
-        """Return the subagent rules of an agent, with unset values from these defaults."""
+        """Return the subagent rules of an agent. Values that the agent does not set come from these defaults."""
         own, defaults = agent.subagents, self.subagents
         return SubagentRules(
             allow=own.allow,

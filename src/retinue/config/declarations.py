@@ -1,10 +1,9 @@
-"""Declarations in the settings file: agents and templates, people, bindings, schedules. `retinue
-apply` applies them.
+"""Parses declarations in the settings file: agents and templates, people, bindings, schedules.
 
-A template has keys that agents inherit. `extends` names one template or a list. Later templates
-override earlier ones, and the keys of the agent override all of them. Tables are merged key by key;
-any other value is replaced. `clear = ["instructions", "tools.ask"]` removes inherited values,
-because TOML has no null.
+`retinue apply` applies the declarations. A template has keys that agents inherit. `extends` names one template or a
+list. Later templates override earlier ones, and the keys of the agent override all of them. Tables are merged key by
+key; any other value is replaced. `clear = ["instructions", "tools.ask"]` removes inherited values, because TOML has no
+null.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="anthropic/claude-opus-5-5",
     ),
     "fallbacks": SettingRule(
-        description="Models to use when the model before them fails, in order.",
+        description="Fallback models, in order. Each is used if the model before it fails.",
         check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
     ),
@@ -59,8 +58,12 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         check=validators.check_effort_or_default,
         example="medium",
     ),
-    "verbose": SettingRule(description="Which tool calls people see while a run works. A session can override it."),
-    "elevated": SettingRule(description="Whether commands request to run outside the sandbox. `off`: they never do."),
+    "verbose": SettingRule(
+        description="Which tool calls people see while the agent works. A session can override this setting."
+    ),
+    "elevated": SettingRule(
+        description="Whether the agent's commands request to run outside the sandbox. `off`: they never do."
+    ),
     "display_name": SettingRule(
         description="Name that people see. Default: the agent's name.",
         check=validators.check_display_name,
@@ -77,7 +80,9 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "external.timeout_s": SettingRule(
         description="Maximum time to wait for the external agent's answer, in seconds.", least=1, most=30 * 86_400
     ),
-    "external.retries": SettingRule(description="Maximum number of retries of a failed request.", least=0, most=20),
+    "external.retries": SettingRule(
+        description="Maximum number of retries of a failed request to the external agent.", least=0, most=20
+    ),
     "workspace": SettingRule(
         description="Workspace: an absolute path, or a path relative to the agent directory. Default: the workspace "
         "from [defaults], otherwise the agent directory.",
@@ -90,10 +95,12 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="docs/*.md",
     ),
     "instructions_mode": SettingRule(
-        description="Size of the system prompt: `full`, `minimal` (no persona, no skills), or `none` (only the agent's "
-        "name)."
+        description="How much the system prompt contains: `full`, `minimal` (no persona, no skills), or `none` "
+        "(only the agent's name)."
     ),
-    "sandbox.mode": SettingRule(description="Which commands run in a sandbox, if stricter than the server's setting."),
+    "sandbox.mode": SettingRule(
+        description="Which commands run in a sandbox. The server's setting applies if it is stricter."
+    ),
     "sandbox.image": SettingRule(
         description="Image of the agent's containers.", check=validators.check_image, example="debian:stable-slim"
     ),
@@ -105,7 +112,9 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "concurrency": SettingRule(least=1, most=1000),
     "queue.cap": SettingRule(least=1, most=100_000),
     "queue.debounce_s": SettingRule(
-        description="Time without a new message before the waiting messages are processed.", least=0, most=60
+        description="Time without a new message before the waiting messages are processed, in seconds.",
+        least=0,
+        most=60,
     ),
     "reset.daily_at": SettingRule(
         description="Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset.",
@@ -118,7 +127,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         most=IDLE_MINUTES_MAX,
     ),
     "reset.context_tokens_max": SettingRule(
-        description="Maximum size of a context, in tokens. If it is larger, the next run resets it. 0: no limit.",
+        description="Maximum size of a context, in tokens. The next run resets a larger context. 0: no limit.",
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
     ),
@@ -130,7 +139,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Agents that `delegation.allow` matches, but that this agent cannot see or write to."
     ),
     "delegation.depth_max": SettingRule(
-        description="Maximum delegation depth below a run that a person or a schedule started.",
+        description="Maximum delegation depth, counted from the run that a person or a schedule started.",
         least=0,
         most=DELEGATION_DEPTH_LIMIT,
     ),
@@ -138,7 +147,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Maximum number of open delegations of one session.", least=1, most=1000
     ),
     "delegation.exchanges_max": SettingRule(
-        description="Maximum number of replies between two sessions in one exchange.", least=0, most=100
+        description="Maximum number of replies that two sessions send each other in one exchange.", least=0, most=100
     ),
     "delegation.allow_cycles": SettingRule(
         description="Whether work may be delegated back to an agent that delegated it."
@@ -150,14 +159,14 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         description="Agents that this agent may start as subagents, besides itself: names, or patterns with `*`."
     ),
     "subagents.model": SettingRule(
-        description="Model of the agent's subagents. Default: the model of the agent that is started.",
+        description="Model of the agent's subagents. Default: the model of the agent that runs as the subagent.",
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
     "subagents.effort": SettingRule(
         description="Reasoning effort of the agent's subagents.", check=validators.check_effort, example="low"
     ),
-    "subagents.run_seconds_max": SettingRule(description="Maximum time of a subagent's run, in seconds.", least=1),
+    "subagents.run_seconds_max": SettingRule(description="Maximum duration of a subagent's run, in seconds.", least=1),
     "subagents.archive_after_s": SettingRule(
         description="Time until the session of a finished subagent is archived, in seconds. 0: never.", least=0
     ),
@@ -222,16 +231,18 @@ class Declarations:
 
 
 def normalize_id(text: str) -> str:
-    """Return the form of an id for comparisons: lower case, with a single hyphen for all characters
-    between letters and digits. It is never empty."""
+    """Normalize an id for comparisons: lower case, with a single hyphen for each run of other characters.
+
+    The result is never empty.
+    """
     return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN_AGENT
 
 
 def choose_default_agent(configured: str | None, names: Iterable[str]) -> str | None:
-    """Return the default agent: the configured one, otherwise `main`, otherwise the first. None if there are no agents.
+    """Return the default agent: the configured agent, otherwise `main`, otherwise the first.
 
-    A configured name that is not among `names` is returned unchanged, because the store may have an
-    agent of that name.
+    None if there are no agents. A configured name that is not among `names` is returned unchanged, because the store
+    may have an agent of that name.
     """
     spelled: dict[str, str] = {}
     for name in names:
@@ -244,10 +255,10 @@ def choose_default_agent(configured: str | None, names: Iterable[str]) -> str | 
 def parse_declarations(
     tree: Table, faults: FaultCollector, *, runners: frozenset[str] = RUNNERS, allow_unknown: bool = False
 ) -> Declarations:
-    """Parse the declarations of a settings tree.
+    """Parse the declarations in the content of the settings files.
 
-    With `allow_unknown`, an unknown runner is no error, because a plugin may provide it. `retinue
-    apply` checks it again.
+    With `allow_unknown`, an unknown runner is no error, because a plugin may provide it. `retinue apply` checks the
+    runner again.
     """
     known = None if allow_unknown else runners
     templates = _TemplateResolver(_named_tables(tree, "templates", validators.check_name, faults), faults, known)
@@ -263,7 +274,7 @@ def parse_declarations(
 
 @dataclass(frozen=True, slots=True)
 class _NamedTable:
-    """One table whose key is a name that a person chose: its name, path and content."""
+    """One table whose key is a name that a person chose, such as `agents.ada`: its name, path and content."""
 
     name: str
     path: KeyPath
@@ -273,8 +284,10 @@ class _NamedTable:
 def _named_tables(
     tree: Table, section: str, check: Callable[[str], str | None], faults: FaultCollector
 ) -> list[_NamedTable]:
-    """Return the tables of a section. A name is normalized if that makes it valid. Invalid and
-    duplicate names are reported."""
+    """Return the tables of a section.
+
+    A name is normalized if that makes it valid. Invalid and duplicate names are reported.
+    """
     entries: list[_NamedTable] = []
     seen: dict[str, str] = {}
     for key, value in expect_table(tree.get(section, {}), (section,), faults).items():
@@ -305,7 +318,7 @@ def _named_tables(
 
 
 class _TemplateResolver:
-    """Resolves templates: merges each with all templates that it extends. Each is resolved once."""
+    """Merges each template with all templates that it extends. Each template is merged only once."""
 
     def __init__(self, entries: list[_NamedTable], faults: FaultCollector, runners: frozenset[str] | None) -> None:
         self._entries = {entry.name.casefold(): entry for entry in entries}
@@ -317,8 +330,10 @@ class _TemplateResolver:
                 self._resolved[name] = self.resolve(entry, ())
 
     def resolve(self, entry: _NamedTable, chain: tuple[str, ...]) -> Table | None:
-        """Return the table of an agent or template, merged with those that it extends. None if one
-        of them cannot be resolved."""
+        """Return the table of an agent or template, merged with all templates that it extends.
+
+        Returns None if one of these templates is missing or invalid.
+        """
         before = self._faults.count
         inherited: Table = {}
         is_whole = True
@@ -415,8 +430,10 @@ def _parse_agents(
 
 
 def _check_agent_table(entry: _NamedTable, faults: FaultCollector, runners: frozenset[str] | None) -> bool:
-    """Whether the keys in this table are valid. Inherited keys are not checked, so an error in a
-    template is reported once."""
+    """Return whether the keys in this table are valid.
+
+    Inherited keys are not checked again, so an error in a template is reported once.
+    """
     before = faults.count
     own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
     for unknown in [key for key in own if key not in _AGENT_KEYS]:
@@ -448,7 +465,7 @@ def _to_agent_fields(table: Table, path: KeyPath, faults: FaultCollector) -> Tab
 
 
 def _split_model(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
-    """Split `model = { primary, fallbacks }` into two keys, and remove values that are `default`."""
+    """Split `model = { primary, fallbacks }` into two keys, and remove values that are the text `default`."""
     own = {
         key: value
         for key, value in table.items()
@@ -591,7 +608,10 @@ def _parse_bindings(entries: list[_NamedTable], names: list[str], faults: FaultC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredGate:
-    """The gate of a declared schedule. The domain type `ScheduleGate` defines what is valid."""
+    """The gate of a declared schedule, as written in the file.
+
+    The domain type `ScheduleGate` defines which gates are valid.
+    """
 
     command: str = ""
     cwd: str = ""
@@ -648,7 +668,7 @@ def _check_trigger(kind: DeclaredScheduleKind, entry: _NamedTable, faults: Fault
         faults.add(
             (*entry.path, wanted),
             "is missing",
-            because=f"a schedule of the kind `{kind}` needs it",
+            because=f"a schedule of the kind `{kind}` needs this key",
             try_this=_TRIGGER_EXAMPLES[wanted],
         )
     for other in sorted(set(_TRIGGER_KEYS.values()) - {wanted}):
@@ -656,7 +676,7 @@ def _check_trigger(kind: DeclaredScheduleKind, entry: _NamedTable, faults: Fault
             faults.add(
                 (*entry.path, other),
                 f"is not valid for the kind `{kind}`",
-                because=f"`{wanted}` times a schedule of this kind",
+                because=f"`{wanted}` sets the times of a schedule of this kind",
                 try_this="remove it",
             )
 
@@ -666,7 +686,10 @@ def _has_required_keys(entry: _NamedTable, keys: tuple[str, ...], faults: FaultC
     for key in missing:
         section = str(entry.path[0])
         faults.add(
-            (*entry.path, key), "is missing", because=f"every [{section}] needs it", try_this=_REQUIRED_EXAMPLES[key]
+            (*entry.path, key),
+            "is missing",
+            because=f"every section [{section}.NAME] needs this key",
+            try_this=_REQUIRED_EXAMPLES[key],
         )
     return not missing
 
@@ -690,7 +713,7 @@ _SCHEDULE_RULES: Mapping[str, SettingRule] = {
     **_AGENT_REFERENCE,
     "every_s": SettingRule(least=1),
     "cron": SettingRule(
-        description="Cron expression of the times at which the schedule runs.",
+        description="Cron expression for the times at which the schedule runs.",
         check=_check_cron_expression,
         example="0 9 * * 1-5",
     ),

@@ -23,7 +23,8 @@ class ExternalAgentSettings:
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Allowed hosts in your own network, or with ports other than 80 and 443, as HOST:PORT.",
+        "Hosts to which requests are allowed although they are in your own network or use ports other than 80 and "
+        "443, as HOST:PORT.",
         effect=SettingEffect.MESSAGE,
         check=check_host_and_port,
         example="127.0.0.1:9000",

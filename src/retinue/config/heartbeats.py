@@ -91,7 +91,8 @@ HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
         example="channel:telegram:42",
     ),
     "ack_chars_max": SettingRule(
-        description="Maximum number of characters besides HEARTBEAT_OK in a reply that notifies no one. Default: 300.",
+        description="Maximum number of characters besides HEARTBEAT_OK in a reply. A longer reply is an alert. "
+        "Default: 300.",
         least=0,
         most=ACK_CHARS_LIMIT,
     ),
@@ -110,9 +111,11 @@ class HeartbeatVisibilitySettings:
     Unset values come from the general ones.
     """
 
-    show_ok: bool | None = setting(None, "Whether a heartbeat without alerts sends a message.")
-    show_alerts: bool | None = setting(None, "Whether alerts are sent.")
-    use_indicator: bool | None = setting(None, "Whether the web app shows that a heartbeat ran.")
+    show_ok: bool | None = setting(
+        None, "Whether the recipient gets a message when a heartbeat finds nothing to report."
+    )
+    show_alerts: bool | None = setting(None, "Whether the recipient gets the alerts of heartbeats.")
+    use_indicator: bool | None = setting(None, "Whether the web app shows when a heartbeat has run.")
 
     @property
     def visibility(self) -> HeartbeatVisibility:
@@ -136,23 +139,25 @@ class HeartbeatDefaults(HeartbeatRules):
     session: ScheduleSession | None = _heartbeat_setting("session")
     target: str | None = _heartbeat_setting("target")
     ack_chars_max: int | None = _heartbeat_setting("ack_chars_max")
-    show_ok: bool = setting(bool(SHOWN.ok), "Whether a heartbeat without alerts sends a message.")
-    show_alerts: bool = setting(bool(SHOWN.alerts), "Whether alerts are sent.")
-    use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows that a heartbeat ran.")
+    show_ok: bool = setting(
+        bool(SHOWN.ok), "Whether the recipient gets a message when a heartbeat finds nothing to report."
+    )
+    show_alerts: bool = setting(bool(SHOWN.alerts), "Whether the recipient gets the alerts of heartbeats.")
+    use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows when a heartbeat has run.")
     platforms: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
-        "The same settings for one platform, such as `telegram`, or for `person`: a person's inbox.",
+        "Heartbeat messages to show on one platform, such as `telegram`. `person` means the inbox of a person.",
         check=validators.check_name,
         example="telegram",
     )
     connectors: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
-        "The same settings for one connector, such as `telegram-2`. They override those of its platform.",
+        "Heartbeat messages to show on one connector, such as `telegram-2`. They override those of its platform.",
         check=validators.check_name,
         example="telegram-2",
     )
 
     @property
     def rules(self) -> HeartbeatRules:
-        """The rules without the visibility settings."""
+        """The heartbeat rules, without the settings for visibility."""
         return self.with_defaults(HeartbeatRules())

@@ -19,5 +19,5 @@ class HookSettings:
         effect=SettingEffect.MESSAGE,
     )
     timeout_s: float = setting(
-        10.0, "Maximum time of one hook, in seconds.", effect=SettingEffect.MESSAGE, least=0.1, most=300
+        10.0, "Maximum duration of one hook, in seconds.", effect=SettingEffect.MESSAGE, least=0.1, most=300
     )

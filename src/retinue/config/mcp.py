@@ -1,4 +1,4 @@
-"""MCP servers whose tools agents may use."""
+"""Settings of the MCP servers whose tools agents may use."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _NO_VARIABLES = cast("Mapping[str, VariableValue | SecretReference]", {})
 
 
 def check_server_name(text: str) -> str | None:
-    """Check the name of an MCP server. It names a folder, and the names of the server's tools begin
-    with it and a `_`."""
+    """Check the name of an MCP server.
+
+    The server's folder has this name, and the names of its tools begin with it and a `_`.
+    """
     if len(text) <= SERVER_NAME_LENGTH_MAX and _SERVER_NAME.fullmatch(text):
         return None
     return f"must have at most {SERVER_NAME_LENGTH_MAX} lowercase letters and digits, with single hyphens between them"
@@ -55,13 +57,13 @@ class McpServerSettings:
     enabled: bool = setting(True, "Whether the MCP server is enabled.", effect=SettingEffect.HOT)
     agents: tuple[str, ...] = setting(
         ("*",),
-        "Agents that may use the server's tools, as globs. An empty list: none.",
+        "Agents that may use the tools of this MCP server, as globs. An empty list: none.",
         effect=SettingEffect.MESSAGE,
         example="ada",
     )
     allow: tuple[str, ...] = setting(
         ("*",),
-        "Tools that are available, as globs over the names that the MCP server uses. An empty list: none.",
+        "Tools that are available, as globs for the names that the MCP server uses. An empty list: none.",
         effect=SettingEffect.HOT,
         example="search_*",
     )
@@ -77,7 +79,7 @@ class McpServerSettings:
     )
     headers: Mapping[str, VariableValue | SecretReference] = setting(
         _NO_VARIABLES,
-        "Headers of each request: texts, or locations of secrets.",
+        "Headers of each request to the MCP server: texts, or locations of secrets.",
         effect=SettingEffect.HOT,
         check=validators.check_header,
         example="Authorization",
@@ -110,7 +112,7 @@ class McpServerSettings:
         most=600,
     )
     call_timeout_s: float = setting(
-        CALL_TIMEOUT_S, "Maximum time of one tool call, in seconds.", effect=SettingEffect.HOT, least=1, most=3600
+        CALL_TIMEOUT_S, "Maximum duration of one tool call, in seconds.", effect=SettingEffect.HOT, least=1, most=3600
     )
     parallel_calls_max: int = setting(
         PARALLEL_CALLS_MAX,

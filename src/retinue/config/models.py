@@ -63,7 +63,7 @@ class WireFormat(StrEnum):
 
 
 class ProviderAuth(StrEnum):
-    """How a key is sent to a provider."""
+    """How requests to a provider contain its key."""
 
     BEARER = "bearer"  # in the header `authorization`
     API_KEY = "api-key"  # in the header `x-api-key`
@@ -107,20 +107,20 @@ class ProviderSettings:
         example="The shed",
     )
     auth: ProviderAuth | None = setting(
-        None, "How the API key is sent. Default: as usual for the format.", effect=SettingEffect.MESSAGE
+        None, "How the API key is sent. Default: the usual way for the API format.", effect=SettingEffect.MESSAGE
     )
     key: SecretReference | None = setting(
         None, "Location of the API key: `env` or `file`.", effect=SettingEffect.MESSAGE
     )
     headers: Mapping[str, str | SecretReference] = setting(
         cast("Mapping[str, str | SecretReference]", {}),
-        "Headers of every request. A secret value is given as its location.",
+        "Headers to send with every request. Write a secret value as its location.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_header,
         example="x-title",
     )
     quirks: tuple[ProviderQuirk, ...] = setting(
-        (), "Deviations of the provider from the format.", effect=SettingEffect.MESSAGE
+        (), "Ways in which the provider deviates from the API format.", effect=SettingEffect.MESSAGE
     )
     window_tokens: int | None = setting(None, "Context window of the provider's models, in tokens.", least=1)
     requests_per_minute: int | None = setting(None, "Maximum number of requests per minute.", least=1)
@@ -133,7 +133,7 @@ class ModelEntry:
 
     alias: str | None = setting(
         None,
-        "Short name of the model.",
+        "Short name that can be used instead of PROVIDER/MODEL.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_alias,
         example="opus",
@@ -155,14 +155,14 @@ class ModelEntry:
     )
     params: Mapping[str, Any] = setting(
         cast("Mapping[str, Any]", {}),
-        "Additional fields of each request, sent unchanged.",
+        "Additional fields of each request to the model, sent unchanged.",
         effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model is called first, and its fallbacks. A plain string is the first."""
+    """Which model is called first, and its fallbacks. A plain string sets only the first model."""
 
     SHORT: ClassVar[str] = "primary"
 
@@ -175,7 +175,7 @@ class ModelChoice:
     )
     fallbacks: tuple[str, ...] = setting(
         (),
-        "Models to use when the model before them fails, in order.",
+        "Fallback models, in order. Each is used if the model before it fails.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
@@ -184,9 +184,9 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoutingSettings:
-    """Which models agents use by default, and facts about single models."""
+    """Which models agents use by default, and facts about individual models."""
 
-    default: ModelChoice = setting(ModelChoice(), "Model of agents for which no model is set.")
+    default: ModelChoice = setting(ModelChoice(), "Model for agents without a model of their own.")
     image: ModelChoice = setting(ModelChoice(), "Model to try first for images that the agent's model does not accept.")
     utility: ModelChoice = setting(
         ModelChoice(), "Model for summaries and other small tasks. Default: the agent's model."
@@ -225,7 +225,7 @@ class MemoryFlushSettings:
 
     enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
     soft_threshold_tokens: int = setting(
-        4_000, "Number of tokens before the compaction limit at which the agent may write to its memory.", least=0
+        4_000, "How many tokens before the compaction limit the agent may write to its memory.", least=0
     )
 
 
@@ -240,7 +240,7 @@ class CompactionSettings:
     )
     start_share: float = setting(0.75, "Share of the context window at which compaction starts.", least=0.1, most=0.95)
     reserve_tokens_floor: int = setting(
-        20_000, "Minimum number of tokens that stay free for a reply, whatever `start_share` is.", least=0
+        20_000, "Minimum number of tokens that stay free for a reply, even if `start_share` leaves fewer.", least=0
     )
     max_history_share: float = setting(
         0.5, "Maximum share of the context window for the records that stay unchanged.", least=0.05, most=0.9
@@ -256,7 +256,7 @@ class PruningMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedToolSettings:
-    """Tools whose results are pruned, as patterns over tool names. `deny` wins."""
+    """Tools whose results are pruned, as patterns for tool names. If both lists match a tool, `deny` wins."""
 
     allow: tuple[str, ...] = setting(("*",), "Tools whose results may be pruned.")
     deny: tuple[str, ...] = setting((), "Tools whose results are never pruned.")
@@ -273,7 +273,7 @@ class SoftTrimSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardClearSettings:
-    """What replaces a tool result that is removed."""
+    """What replaces an old tool result that is removed from the context."""
 
     enabled: bool = setting(True, "Whether whole tool results are removed if trimming is not enough.")
     placeholder: str = setting("[Old tool result content cleared]", "Text that replaces a removed result.")
@@ -281,13 +281,13 @@ class HardClearSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruningSettings:
-    """How old tool results are shortened in what is sent to the model. The store keeps them in full."""
+    """How old tool results are shortened before they are sent to the model. The store keeps them in full."""
 
     mode: PruningMode = setting(
         PruningMode.OFF, "Whether old tool results are pruned after the provider's cache has expired (`cache-ttl`)."
     )
     ttl_s: float = setting(300.0, "Time until the provider's cache expires, in seconds.", least=0)
-    keep_last_assistants: int = setting(3, "Number of latest replies whose tool results are not pruned.", least=0)
+    keep_last_assistants: int = setting(3, "Number of most recent replies whose tool results are not pruned.", least=0)
     soft_trim_ratio: float = setting(
         0.3, "Share of the context window at which tool results are trimmed.", least=0, most=1
     )
@@ -295,7 +295,7 @@ class PruningSettings:
         0.5, "Share of the context window at which tool results are removed.", least=0, most=1
     )
     min_prunable_chars: int = setting(
-        50_000, "Minimum number of prunable characters. Below it, no tool result is removed.", least=0
+        50_000, "Minimum number of characters that pruning could remove. Below it, no tool result is removed.", least=0
     )
     tools: PrunedToolSettings = PrunedToolSettings()
     soft_trim: SoftTrimSettings = SoftTrimSettings()
@@ -343,4 +343,4 @@ class BudgetSettings:
         least=0,
         most=USD_MAX,
     )
-    warn_share: float = setting(0.8, "Share of a budget at which its owner is warned.", least=0.01, most=1)
+    warn_share: float = setting(0.8, "Share of a budget at which a run reports a warning.", least=0.01, most=1)

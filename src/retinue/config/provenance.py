@@ -1,6 +1,7 @@
-"""`[provenance]`: rules about where the values of tool arguments may come from. `policy/provenance` applies them.
+"""Settings in `[provenance]`: rules about where the values of tool arguments may come from.
 
-A rule names tools and arguments by globs. Results of a tool that no rule names explain no values.
+`policy/provenance` applies the rules. A rule names tools and arguments by globs. A value cannot be explained by the
+results of a tool that no rule names.
 """
 
 from __future__ import annotations
@@ -37,25 +38,28 @@ class ValueKind(StrEnum):
 
 
 class ValueType(Struct, frozen=True):
-    """A kind of value. For ids, it also has the type of object, because the id of a file is not the id of an event."""
+    """The type of a value, such as an email address or an id.
+
+    The type of an id includes its object, because the id of a file is not the id of an event.
+    """
 
     kind: ValueKind
     id_type: str = ""
 
 
 def parse_value_type(text: str) -> ValueType:
-    """Parse a type such as `email` or `id:file`."""
+    """Parse the type of a value, such as `email` or `id:file`."""
     kind, _, of = text.partition(":")
     return ValueType(ValueKind(kind), of)
 
 
 def parse_value_types(text: str) -> tuple[ValueType, ...]:
-    """Parse types such as `account|name`. A value has the first of the types that it matches."""
+    """Parse alternative types of a value, such as `account|name`. A value has the first type that it matches."""
     return tuple(parse_value_type(each) for each in text.split("|"))
 
 
 class StandingExplanation(StrEnum):
-    """Ways to explain an argument besides the owner's words. A rule of the owner permits them."""
+    """How an argument may be explained other than by the owner's words, if a rule of the owner permits it."""
 
     TODAY = "today"  # today's date
     QUOTED = "quoted"  # verbatim from something that the owner named; not for content that is sent out
@@ -81,7 +85,7 @@ def _check_kind(text: str) -> str | None:
 
 
 def _check_kinds(text: str) -> str | None:
-    """Check the kinds of an argument, separated by `|`. An empty text is valid: no kind is set."""
+    """Check the kinds of an argument, separated by `|`. An empty text sets no kind and is valid."""
     if not text or all(_is_kind(each) for each in text.split("|")):
         return None
     return f"must be {_KINDS_TEXT}, or several of them, as in account|name"
@@ -100,11 +104,13 @@ def _check_pattern(text: str) -> str | None:
 
 
 def _required_metadata(description: str, **rule: Any) -> Mapping[str, SettingRule]:
-    """Return the metadata of a required key."""
+    """Return the metadata of a key that must be set."""
     return {"rule": SettingRule(description=description, effect=SettingEffect.MESSAGE, **rule)}
 
 
-_TOOLS_METADATA = _required_metadata("Tools, as a glob.", check=validators.check_glob, example="calendar_*")
+_TOOLS_METADATA = _required_metadata(
+    "Glob for the names of the tools.", check=validators.check_glob, example="calendar_*"
+)
 _KIND_RULE = SettingRule(description="Kind of value in the field.", check=_check_kind, example="id:file")
 _WORD_RULE = SettingRule(description="Words of the owner.", check=_check_words, example="sent")
 _NO_TEXTS = cast("Mapping[str, str]", {})
@@ -124,15 +130,15 @@ class SourceRule:
     )
     fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Typed fields of a result, each with its kind. Only these explain a value. `<item>` is each item of "
-        "a list. `<key>` and `<value>` are the keys and values of an object.",
+        "Typed fields of a result, each with its kind. Only these fields can explain a value. `<item>` is each item "
+        "of a list. `<key>` and `<value>` are the keys and values of an object.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
     patterns: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Regular expressions that find typed values at the beginning of a field that only the tool writes. "
-        "Each named group is one of `fields`.",
+        "Regular expressions that find typed values in fields that only the tool writes. Each is matched from the "
+        "beginning of its field. Each named group is one of `fields`.",
         effect=SettingEffect.MESSAGE,
         values=SettingRule(
             description="Regular expression, matched from the beginning of the field.",
@@ -142,21 +148,21 @@ class SourceRule:
     )
     field_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "Words that select a field if a value could be in several fields: a value that was `sent` is a sender.",
+        "Words of the owner that select one field when several could be meant. For example, `sent` selects a sender.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     owner_field: str = setting(
         "",
-        "Field that says whether the owner wrote the content: if it has one of `owner_values`.",
+        "Field that says who wrote the content. The owner wrote it if the field has one of `owner_values`.",
         effect=SettingEffect.MESSAGE,
     )
     owner_values: tuple[str, ...] = setting(
-        (), "Values of `owner_field` that mean the owner.", effect=SettingEffect.MESSAGE
+        (), "Values of `owner_field` that mean that the owner wrote the content.", effect=SettingEffect.MESSAGE
     )
     owner_content_fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Fields that are typed only in content of the owner.",
+        "Fields that are typed only if the owner wrote the content.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
@@ -180,11 +186,13 @@ class SourceRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRule:
-    """The kind of an argument, and what may explain it besides the owner's text."""
+    """What kind of value an argument has, and what may explain the value besides the owner's text."""
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     argument: str = dataclasses.field(
-        metadata=_required_metadata("Argument, as a glob.", check=validators.check_glob, example="recipient*")
+        metadata=_required_metadata(
+            "Glob for the names of the arguments.", check=validators.check_glob, example="recipient*"
+        )
     )
     kind: str = setting(
         "",
@@ -196,12 +204,12 @@ class ArgumentRule:
     )
     explanations: tuple[StandingExplanation, ...] = setting(
         cast("tuple[StandingExplanation, ...]", ()),
-        "Ways to explain the argument in addition to the owner's text.",
+        "Ways to explain the argument's value, in addition to the owner's text.",
         effect=SettingEffect.MESSAGE,
     )
     choice_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "Words of the owner for each choice. The key `all` has the words that request each value.",
+        "Words with which the owner requests each choice. The key `all` has the words that request every value.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
@@ -212,15 +220,15 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequestRule:
-    """The words by which an owner asks for some tools.
+    """The words with which the owner requests certain tools.
 
-    Without a rule, these are all the words of the tool's name.
+    Without a rule, the words in a tool's name request that tool.
     """
 
     tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     words: tuple[str, ...] = dataclasses.field(
         metadata=_required_metadata(
-            "Words that request these tools; any one is enough. `*`: they need no request.",
+            "Words that request these tools; any one is enough. `*`: the tools need no request.",
             check=_check_words,
             example="pay",
         )
@@ -229,10 +237,12 @@ class ToolRequestRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRule:
-    """The field that words such as `largest` compare, and whether they mean its maximum or minimum."""
+    """The field that a word such as `largest` compares, and whether the word means the maximum or the minimum."""
 
     words: str = dataclasses.field(
-        metadata=_required_metadata("Words that select by size.", check=_check_words, example="largest")
+        metadata=_required_metadata(
+            "Words that select by size, such as `largest`.", check=_check_words, example="largest"
+        )
     )
     field: str = dataclasses.field(
         metadata=_required_metadata("Field that is compared.", check=_check_words, example="size")
@@ -266,7 +276,9 @@ class ProvenanceSettings:
         cast("tuple[ToolRequestRule, ...]", ()), "Words that request a tool.", effect=SettingEffect.MESSAGE
     )
     measure: tuple[MeasureRule, ...] = setting(
-        cast("tuple[MeasureRule, ...]", ()), "Words that select by size.", effect=SettingEffect.MESSAGE
+        cast("tuple[MeasureRule, ...]", ()),
+        "Words that select by size, such as `largest`.",
+        effect=SettingEffect.MESSAGE,
     )
     explaining_trust: tuple[Trust, ...] = setting(
         (Trust.OWNER,), "Trust levels of text that can explain the value of an argument.", effect=SettingEffect.MESSAGE
@@ -274,7 +286,7 @@ class ProvenanceSettings:
 
 
 def parse_provenance_rules(table: Table) -> ProvenanceSettings:
-    """Parse rules that are not in a settings file. Raises InvalidSettings with all errors."""
+    """Parse provenance rules that do not come from a settings file. Raises `InvalidSettings` with all errors."""
     faults, path = FaultCollector(), ("provenance",)
     found = parse_table(ProvenanceSettings, expect_table(table, path, faults), path, faults)
     if faults.count:

@@ -1,6 +1,6 @@
-"""Reply delivery settings: chunking, pauses, streaming, typing indicator and reactions in chats.
+"""Settings for reply delivery in chats: chunking, pauses, streaming, typing indicator and reactions.
 
-`[replies]` applies to all connectors; `[connectors.NAME.replies]` overrides it for one.
+`[replies]` applies to all connectors. `[connectors.NAME.replies]` overrides it for one connector.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class ReplyDeliverySettings:
     )
     quoting: QuoteMode | None = setting(
         None,
-        "Which messages of an answer quote the message they answer, in the same chat: `off`, `first` or "
-        "`all`. Default: `first`.",
+        "Which messages of an answer quote the message that it answers, if both are in the same chat: none (`off`), "
+        "the `first` or `all`. Default: `first`.",
         effect=SettingEffect.MESSAGE,
     )
     prefix: str | None = setting(
         None,
-        "Text before each answer. {identity.name}, {agent}, {model}, {modelFull} and {provider} are replaced.",
+        "Text before each answer. Placeholders: {identity.name}, {agent}, {model}, {modelFull} and {provider}.",
         effect=SettingEffect.MESSAGE,
         check=check_prefix,
         example="[{identity.name}]",
@@ -92,13 +92,13 @@ class ReplyDeliverySettings:
     )
     interim: bool | None = setting(
         None,
-        "Whether text that an agent writes between its tool calls is sent at once. Default: yes.",
+        "Whether the text that an agent writes between its tool calls is sent at once. Default: yes.",
         effect=SettingEffect.MESSAGE,
     )
     stream: StreamMode | None = setting(
         None,
-        "What is shown of an unfinished answer: `off`, `blocks` (short messages) or `preview` (one message "
-        "that grows, if the platform supports it). Default: `off`.",
+        "How people see an unfinished answer: not at all (`off`), as short messages (`blocks`), or as one message "
+        "that grows, if the platform supports it (`preview`). Default: `off`.",
         effect=SettingEffect.MESSAGE,
     )
     block_min: int | None = setting(
@@ -138,12 +138,12 @@ class ReplyDeliverySettings:
     )
     ack_scope: AckScope | None = setting(
         None,
-        "Which messages get the reaction: `off`, `direct`, `group-mentions`, `group-all` or `all`. Default: "
+        "Which messages get the reaction `ack`: `off`, `direct`, `group-mentions`, `group-all` or `all`. Default: "
         "`group-mentions`.",
         effect=SettingEffect.MESSAGE,
     )
     remove_ack: bool | None = setting(
-        None, "Whether the reaction is removed after the answer. Default: no.", effect=SettingEffect.MESSAGE
+        None, "Whether the reaction `ack` is removed after the answer. Default: no.", effect=SettingEffect.MESSAGE
     )
 
     def with_defaults(self, defaults: ReplyDelivery = DEFAULT_REPLY_DELIVERY) -> ReplyDelivery:

@@ -31,7 +31,7 @@ class SandboxKind(StrEnum):
 
 
 def check_allowed_host(text: str) -> str | None:
-    """Check a text of the form HOST, *.HOST or HOST:PORT. An IPv6 address with a port needs brackets."""
+    """Check an allowed host of the form HOST, *.HOST or HOST:PORT. An IPv6 address with a port needs brackets."""
     name, port = split_host_and_port(text)
     if port is not None and not 0 < port <= validators.PORT_MAX:
         return "must have a port from 1 to 65535 after the :"
@@ -42,8 +42,10 @@ def check_allowed_host(text: str) -> str | None:
 
 
 def split_host_and_port(text: str) -> tuple[str, int | None]:
-    """Split a text into host and port. The port is None if there is none, and -1 if the text after
-    the colon is no port."""
+    """Split a text into host and port.
+
+    The port is None if the text has none, and -1 if the text after the colon is not a port number.
+    """
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -81,7 +83,7 @@ class CommandLimitSettings:
     """Resource limits of one command."""
 
     seconds: float = setting(
-        1800.0, "Maximum time of a command, in seconds.", effect=SettingEffect.MESSAGE, least=1, most=86_400
+        1800.0, "Maximum duration of a command, in seconds.", effect=SettingEffect.MESSAGE, least=1, most=86_400
     )
     memory_mib: int = setting(
         2048,
@@ -95,7 +97,7 @@ class CommandLimitSettings:
     )
     file_mib: int = setting(
         1024,
-        "Maximum size of a file that a command writes, in MiB.",
+        "Maximum size of each file that a command writes, in MiB.",
         effect=SettingEffect.MESSAGE,
         least=1,
         most=MIB_MAX,
@@ -114,7 +116,7 @@ class DockerSettings:
 
     image: str = setting(
         "debian:stable-slim",
-        "Image of the containers. It must exist locally: the server downloads none.",
+        "Image of the containers. It must exist locally, because the server does not download images.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_image,
         example="debian:stable-slim",
@@ -160,7 +162,7 @@ class SecretRule:
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Hosts whose requests get the secret from the proxy, as HOST or HOST:PORT.",
+        "Hosts for which the proxy adds the secret to requests, as HOST or HOST:PORT.",
         effect=SettingEffect.MESSAGE,
         check=check_allowed_host,
         example="api.example.com",
@@ -182,7 +184,7 @@ class SecretRule:
     )
     commands: tuple[str, ...] = setting(
         (),
-        "Paths of commands that get the variable, such as `/usr/bin/gh`. Default: none.",
+        "Paths of the commands that get `variable`, such as `/usr/bin/gh`. Default: none.",
         effect=SettingEffect.MESSAGE,
         example="/usr/bin/gh",
     )

@@ -28,7 +28,7 @@ def check_key_prefix(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetSettings(ResetRules):
-    """When a context is reset automatically, by whichever rule applies first. The history stays."""
+    """When a context is reset automatically. The first rule that applies resets it. The history stays."""
 
     daily_at: str | None = setting(
         None,
@@ -46,7 +46,7 @@ class ResetSettings(ResetRules):
     )
     context_tokens_max: int | None = setting(
         None,
-        "Maximum size of a context, in tokens. If it is larger, the next run resets it. 0: no limit.",
+        "Maximum size of a context, in tokens. The next run resets a larger context. 0: no limit.",
         effect=SettingEffect.MESSAGE,
         least=0,
         most=CONTEXT_TOKENS_LIMIT,
@@ -55,7 +55,7 @@ class ResetSettings(ResetRules):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionResetSettings(ResetSettings):
-    """When contexts are reset, for all sessions and for some kinds and channels.
+    """When contexts are reset: rules for all sessions, for one kind of session and for one connector.
 
     An agent's own rules come first, then those for the connector, the chat type and the kind of
     session. An unset value comes from the next level.
@@ -80,24 +80,26 @@ class SessionResetSettings(ResetSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRuleSettings(SendRule):
-    """A rule on what is sent to channels. It applies if all its set conditions match."""
+    """A rule that decides which replies are sent to channels. It applies if all conditions that it sets match."""
 
     action: SendAction = setting(
         SendAction.DENY,
-        "What happens to replies that match: `allow` sends them, `deny` does not.",
+        "What happens to replies that match this rule: `allow` sends them, `deny` only stores them.",
         effect=SettingEffect.MESSAGE,
     )
     channel: str | None = setting(
         None,
-        "Connector of the replies that match.",
+        "Connector through which a reply must go to match the rule.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_name,
         example="telegram",
     )
-    chat_type: ChatType | None = setting(None, "Chat type of the replies that match.", effect=SettingEffect.MESSAGE)
+    chat_type: ChatType | None = setting(
+        None, "Type of chat that a reply must be in to match the rule.", effect=SettingEffect.MESSAGE
+    )
     key_prefix: str | None = setting(
         None,
-        "Prefix of the session keys that match, case-insensitive.",
+        "Prefix that the key of the reply's session must have to match the rule, case-insensitive.",
         effect=SettingEffect.MESSAGE,
         check=check_key_prefix,
         example="channel:telegram:-100",
@@ -108,7 +110,7 @@ class SendRuleSettings(SendRule):
 class SendSettings:
     """Whether replies are sent to channels.
 
-    Runs happen in any case, and replies that are not sent are stored.
+    Runs take place in any case, and replies that are not sent are stored.
     """
 
     default: SendAction = setting(
@@ -131,13 +133,13 @@ class SessionSettings:
 
     dm_scope: DmScope = setting(
         DmScope.PER_ACCOUNT_CHANNEL_PEER,
-        "Which direct messages share a session: all (`main`), those of one person (`per-peer`), separately per "
-        "platform (`per-channel-peer`), or per platform and account (`per-account-channel-peer`).",
+        "Which direct messages share a session: all (`main`), or those with the same person (`per-peer`), person and "
+        "platform (`per-channel-peer`), or person and connector (`per-account-channel-peer`).",
         effect=SettingEffect.MESSAGE,
     )
     identity_links: Mapping[str, tuple[str, ...]] = setting(
         cast("Mapping[str, tuple[str, ...]]", {}),
-        "Names that replace platform ids in session keys, each with the ids of one person, as `PLATFORM:ID`.",
+        "Names that replace platform ids in session keys. Each name has the ids of one person, as `PLATFORM:ID`.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_name,
         example="maria",

@@ -1,4 +1,4 @@
-"""All settings. Each field has a description, limits, and the time at which a change takes effect."""
+"""Declares all settings. Each field has a description, limits, and when a change takes effect."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class ListenSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimitSettings:
-    """Rate and size limits for one caller."""
+    """Rate and size limits for requests."""
 
     body_bytes_max: int = setting(16 * MIB, "Maximum size of a request body, in bytes.", least=1024, most=1024 * MIB)
     requests_per_minute: int = setting(600, "Maximum number of requests of one principal per minute.", least=1)
     envelopes_per_minute: int = setting(60, "Maximum number of envelopes that one principal sends per minute.", least=1)
     calls_per_minute: int = setting(600, "Maximum number of tool calls of one agent per minute.", least=1)
     sign_in_attempts_max: int = setting(
-        5, "Maximum number of failed sign-ins from one address before it is locked out.", least=1, most=1000
+        5, "Maximum number of failed sign-ins from one address before the server locks it out.", least=1, most=1000
     )
     lockout_s: float = setting(900.0, "Time that an address stays locked out, in seconds.", least=1, most=86_400)
     websockets_max: int = setting(64, "Maximum number of open WebSockets of one principal.", least=1, most=10_000)
@@ -82,7 +82,7 @@ class RequestLimitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What is logged, and how much of it is kept."""
+    """What the server logs, and how many log files it keeps."""
 
     level: LogLevel = setting(LogLevel.INFO, "Minimum level of log messages.")
     file: bool = setting(
@@ -106,7 +106,7 @@ class RetentionSettings:
     """How long finished work stays in the store. An unset value means forever."""
 
     done_days: int | None = setting(
-        None, "Days to keep envelopes after their outcome. Default: forever.", least=1, most=DAYS_MAX
+        None, "Days to keep envelopes after they are done. Default: forever.", least=1, most=DAYS_MAX
     )
     events_days: int | None = setting(
         None,
@@ -135,10 +135,12 @@ class MirrorSettings:
 class SlotSettings:
     """How many runs may be active at once, per lane kind."""
 
-    main: int = setting(4, "Maximum number of concurrent runs for people, agents and channels.", least=1, most=1000)
+    main: int = setting(
+        4, "Maximum number of concurrent runs that answer people, agents and channels.", least=1, most=1000
+    )
     subagent: int = setting(8, "Maximum number of concurrent runs of subagents.", least=1, most=1000)
     background: int = setting(4, "Maximum number of concurrent background jobs.", least=1, most=32)
-    schedule: int = setting(2, "Maximum number of concurrent runs of schedules.", least=1, most=1000)
+    schedule: int = setting(2, "Maximum number of concurrent runs that schedules start.", least=1, most=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ class Settings:
     )
     default_agent: str | None = setting(
         None,
-        "Agent that answers if none is named. Default: the agent `main`, otherwise the first declared agent.",
+        "Agent that gets messages that name no agent. Default: the agent `main`, otherwise the first declared agent.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_agent_name,
         example="ada",
@@ -195,20 +197,20 @@ class Settings:
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "Host names at which the server answers, in addition to those of this machine and `public_url`.",
+        "Host names that requests may use to reach the server, besides those of this machine and `public_url`.",
         check=validators.check_host,
         example="agents.example",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
-        "Addresses or networks of proxies whose headers about the client are trusted.",
+        "Addresses or networks of reverse proxies. The server trusts what their headers say about the client.",
         effect=SettingEffect.RESTART,
         check=validators.check_network,
         example="10.0.0.0/8",
     )
     permission_policy: Mapping[str, PermissionLevel] = setting(
         cast("Mapping[str, PermissionLevel]", {}),
-        "Permission level that an operation requires, by its name. Default: the built-in level of the operation.",
+        "Permission level that each operation requires, by operation name. Default: the operation's built-in level.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_operation,
         example="agent.set",

@@ -23,17 +23,17 @@ _PAGE_HEADER = f"""<!-- Made from the code by `make generate`. -->
 
 # Settings
 
-The settings are in `retinue.toml` in the data directory. All of them have a default, so the file is optional.
+The settings are in `retinue.toml` in the data directory. Every setting has a default, so the file is optional.
 [Configure the server](../guides/configure.md) explains how to write it, with an example.
 
-An unknown key, or a value of a wrong type or out of range, is refused with its path, file and line. A change takes
-effect:
+The server refuses an unknown key, a value of the wrong type and a value out of range. The error names the path, file
+and line. The column *effect* says when a changed setting takes effect:
 
 | effect | when |
 | --- | --- |
 | `message` | with the next message |
-| `hot` | when the file is read again |
-| `restart` | when the server is restarted; until then it is reported as pending |
+| `hot` | when the server reads the file again |
+| `restart` | when the server is restarted; until then, the change is reported as pending |
 | `apply` | with `retinue apply`, because the database holds the agents and the file only declares them |
 
 ## Environment variables
@@ -41,18 +41,18 @@ effect:
 | variable | meaning |
 | --- | --- |
 | `RETINUE_HOME` | data directory. Default: `~/.retinue` |
-| `RETINUE_CONFIG` | settings file, which must exist. Default: `retinue.toml` in the data directory |
+| `RETINUE_CONFIG` | path of the settings file, which must exist. Default: `retinue.toml` in the data directory |
 | `RETINUE_STORE` | overrides `server.store` |
 | `RETINUE_ZONE` | overrides `server.zone` |
 | `RETINUE_LISTEN` | `HOST:PORT` or `off`; overrides `server.listen` |
-| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | key of a provider, found by the name of the variable |
+| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | API key of the provider that the variable is named after |
 
 ## File
 
 | key | meaning |
 | --- | --- |
 | `config_version` | version of the file format: 2, which is also the default |
-| `include` | other files, by name or pattern; at most {INCLUDE_DEPTH_MAX} levels and {FILES_MAX} files |
+| `include` | other settings files, by name or pattern; at most {INCLUDE_DEPTH_MAX} levels and {FILES_MAX} files |
 | `[server]` | settings of the server |
 | `[providers.NAME]` | a model provider: key, URL, limits |
 | `[models]` | which models agents use; `[models.entries."PROVIDER/MODEL"]` describes one |
@@ -66,25 +66,26 @@ effect:
 | `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` by kind; `zone`, `enabled`, \
 `session`, `deliver_to`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
-In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a literal
-`${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar takes no text, but
-`{{ env = "NAME" }}` or `{{ file = "PATH" }}`; only its owner may have access to that file.
+In any text, `${{NAME}}` is replaced by the value of the environment variable, which must be set and not empty.
+`$${{` is a literal `${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar does not accept
+text: write `{{ env = "NAME" }}` or `{{ file = "PATH" }}` instead. Only you may have access to that file.
 """
 
 _AGENT_HEADER = f"""
 ## `[agents.NAME]` and `[templates.NAME]`
 
-`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`. The model `default` is the server's.
+`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`. The model `default` is the default model of the
+server.
 
 In addition to the keys below, `extends` names one template or a list of them, `clear` lists keys that are not
 inherited, and `external.secret`, the key that signs requests to an external agent, is `{{ env }}` or `{{ file }}`.
-Runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take effect with `retinue apply`.
+The runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take effect with `retinue apply`.
 The parameters of [`agent.set`](operations.md#agentset) describe the same keys, with `_` instead of a dot.
 """
 
 
 def render_settings_page() -> str:
-    """Return the page. It is deterministic."""
+    """Return the reference page of all settings. The same declarations always give the same page."""
     lines = [_PAGE_HEADER, *_render_section(Settings, "server", leave_out=TOP_LEVEL_SECTIONS)]
     hints = typing.get_type_hints(Settings)
     for name in TOP_LEVEL_SECTIONS:
@@ -96,7 +97,7 @@ def render_settings_page() -> str:
 
 
 def _render_platforms() -> Iterator[str]:
-    """Yield the additional keys of each built-in platform."""
+    """Yield the part of the page about each built-in platform: the keys that only its connectors have."""
     for name in PLATFORM_NAMES:
         group = load_platform_settings(name)
         yield f'\n### `platform = "{name}"`\n'
@@ -109,7 +110,7 @@ def _render_platforms() -> Iterator[str]:
 def _render_section(
     cls: type[Any], path: str, *, leave_out: Iterable[str] = (), is_list: bool = False
 ) -> Iterator[str]:
-    """Yield the table of a section, then its subsections. With `is_list`, the section is a list of tables."""
+    """Yield the table of a settings section, then its subsections. With `is_list`, the section is a list of tables."""
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
     rows = list(_render_rows(cls, path, leave_out=leave_out))
@@ -132,7 +133,7 @@ def _render_section(
 
 
 def _render_subsections(cls: type[Any], path: str) -> Iterator[str]:
-    """Yield the subsections of a flat group. Its own keys are listed with the group that contains it."""
+    """Yield the subsections of a group whose own keys are listed with the group that contains it."""
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         group, inner = _settings_class_at(hints[each.name], f"{path}.{each.name}")
@@ -141,7 +142,7 @@ def _render_subsections(cls: type[Any], path: str) -> Iterator[str]:
 
 
 def _settings_class_at(hint: Any, path: str) -> tuple[Any, str]:
-    """Return the settings class at a path, and the path of its keys. The class is None for a single value."""
+    """Return the settings class at a path, and the path of its keys. The class is None if a single value is there."""
     if is_dataclass(hint) and not hasattr(hint, "SHORT"):
         return hint, path
     if typing.get_origin(hint) is tuple and is_dataclass(several := typing.get_args(hint)[0]):

@@ -39,7 +39,7 @@ def check_plugin_name(text: str) -> str | None:
 
 
 class OperationExposure(StrEnum):
-    """How an agent uses operations: as tools, through the command lines of skills, or either."""
+    """How an agent uses operations: as tools, through the command lines of skills, or both."""
 
     TOOLS = "tools"
     SKILLS = "skills"
@@ -47,7 +47,7 @@ class OperationExposure(StrEnum):
 
 
 class TrustedSkillSource(StrEnum):
-    """Sources of skills. The skills of a trusted source may be used without an approval."""
+    """A source of skills that can be trusted. Skills of a trusted source may be used without an approval."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"
@@ -57,7 +57,7 @@ class TrustedSkillSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillLists:
-    """Which skills are used, as globs over their names.
+    """Which skills are used, as glob patterns for their names.
 
     An empty list matches nothing, as in every setting.
     """
@@ -79,16 +79,16 @@ class SkillLists:
     )
     exposure: OperationExposure = setting(
         OperationExposure.TOOLS,
-        "How agents use operations: as `tools`, by the command lines of `skills`, or both (`mixed`).",
+        "How agents use operations of the server: as `tools`, through commands in `skills`, or both (`mixed`).",
         effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableValue:
-    """The value of a variable: a text, or where a secret is.
+    """The value of an environment variable: a text, or the location of a secret.
 
-    A name that looks secret allows only the latter.
+    If the name of the variable looks secret, only a location is allowed.
     """
 
     SHORT: ClassVar[str] = "value"
@@ -126,7 +126,7 @@ class SkillSettings(SkillLists):
     )
     trusted: tuple[TrustedSkillSource, ...] = setting(
         (),
-        "Sources whose skills are used without approval: `instance`, `extra` (`folders`), `agent`, `workspace`.",
+        "Sources whose skills need no approval: `instance`, `extra` (the skills in `folders`), `agent`, `workspace`.",
         effect=SettingEffect.MESSAGE,
     )
     entries: Mapping[str, SkillEntry] = field(default_factory=dict[str, SkillEntry])
@@ -139,7 +139,7 @@ class PluginSettings:
 
     plugin: str | None = setting(
         None,
-        "Name of the installed plugin. Default: the name of this section.",
+        "Name of the installed plugin. Default: the NAME in [plugins.NAME].",
         check=check_plugin_name,
         example="diary",
     )

@@ -25,13 +25,13 @@ class SpeechMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCommand:
-    """A program that converts speech or text. It runs in the sandbox, without a shell."""
+    """A program that speaks, transcribes or summarizes. It runs in the sandbox, without a shell."""
 
     command: tuple[str, ...] = setting(
         (),
         "Program and its arguments. `{input}` is the file to read and `{output}` the file to write. A "
-        "speaker also has `{voice}`, `{speed}` and `{model}`, and a summarizer has `{chars}`. Without `{input}` the "
-        "program reads standard input. Without `{output}` its standard output is used.",
+        "speaker also has `{voice}`, `{speed}` and `{model}`, and a summarizer has `{chars}`. Without `{input}`, the "
+        "program reads standard input. Without `{output}`, the server reads its standard output.",
         effect=SettingEffect.MESSAGE,
         example="piper",
     )
@@ -41,9 +41,9 @@ class SpeechCommand:
     file_extension: str = setting(
         "ogg", "File name extension of the audio that a speaker writes.", effect=SettingEffect.MESSAGE
     )
-    voice: str = setting("", "Value of `{voice}`.", effect=SettingEffect.MESSAGE)
-    speed: str = setting("1.0", "Value of `{speed}`.", effect=SettingEffect.MESSAGE)
-    model: str = setting("", "Value of `{model}`.", effect=SettingEffect.MESSAGE)
+    voice: str = setting("", "Value of `{voice}` in `command`.", effect=SettingEffect.MESSAGE)
+    speed: str = setting("1.0", "Value of `{speed}` in `command`.", effect=SettingEffect.MESSAGE)
+    model: str = setting("", "Value of `{model}` in `command`.", effect=SettingEffect.MESSAGE)
     hosts: tuple[str, ...] = setting(
         (), "Hosts that the program may reach. Default: no network.", effect=SettingEffect.MESSAGE
     )
@@ -100,7 +100,7 @@ class SpeechSettings:
         10, "Minimum length of a spoken answer, in characters.", effect=SettingEffect.MESSAGE, least=0, most=1_000
     )
     timeout_s: float = setting(
-        30.0, "Maximum time of one program, in seconds.", effect=SettingEffect.MESSAGE, least=0.1, most=600
+        30.0, "Maximum duration of one program, in seconds.", effect=SettingEffect.MESSAGE, least=0.1, most=600
     )
     audio_bytes_max: int = setting(
         25 * MIB,

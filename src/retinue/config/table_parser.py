@@ -22,7 +22,7 @@ from retinue.config.toml_source import Table, format_value
 from retinue.domain.errors import Invalid
 from retinue.domain.times import load_zone
 
-UNKNOWN_KEY_REASON = "unknown keys are refused, because a typo would otherwise have no effect"
+UNKNOWN_KEY_REASON = "unknown keys are refused, so that a typo does not go unnoticed"
 
 Rules = Mapping[str, SettingRule]
 
@@ -36,14 +36,16 @@ INVALID = _Invalid()
 
 @runtime_checkable
 class SelfCheckedSettings(Protocol):
-    """A settings class that also checks whether its values fit each other. `check` is called if each value is valid."""
+    """A settings class that also checks whether its values fit together. `check` is called if each value is valid."""
 
     def check(self, path: KeyPath, faults: FaultCollector) -> None: ...
 
 
 def expect_table(value: object, path: KeyPath, faults: FaultCollector) -> Table:
-    """Return the value as a table. If it is not a table, report that and return an empty table.
-    None was already reported."""
+    """Return the value if it is a table. Otherwise report an error and return an empty table.
+
+    None is not reported, because the caller has already done so.
+    """
     if isinstance(value, dict):
         return cast(Table, value)
     if value is not None:
@@ -71,7 +73,7 @@ def parse_table(
     rules: Rules | None = None,
     leave_out: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the valid values of a table, by field name of `cls`. Invalid values are reported and left out."""
+    """Return the valid values of a table by the field names of `cls`. Invalid values are reported and left out."""
     hints = cached_type_hints(cls)
     known = {each.name: each for each in fields(cls) if each.name not in leave_out and setting_rule(each).in_file}
     found: dict[str, Any] = {}
@@ -89,8 +91,7 @@ def parse_table(
 
 @functools.cache
 def cached_type_hints(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields of a class. They are cached, because computing them takes
-    longer than parsing a table."""
+    """Return the types of a class's fields. They are cached: computing them takes longer than parsing a table."""
     return typing.get_type_hints(cls)
 
 
@@ -174,7 +175,7 @@ def _parse_value(
 
 
 def _parse_group(cls: type[Any], table: Table, path: KeyPath, faults: FaultCollector, rules: Rules) -> object:
-    """Parse a nested table. If a required key is missing or invalid, returns `INVALID`."""
+    """Parse a nested table. Returns `INVALID` if a required key is missing or invalid."""
     before = faults.count
     found = parse_table(cls, table, path, faults, rules=rules)
     needed = [each for each in fields(cls) if is_required(each)]
@@ -233,7 +234,7 @@ def _parse_mapping(hint: Any, value: object, path: KeyPath, faults: FaultCollect
 
 
 def _parse_json_value(value: object, path: KeyPath, faults: FaultCollector) -> object:
-    """Parse a value that is passed on without a check. It may be anything that JSON can express."""
+    """Parse a value that is passed on unchecked. Any value that JSON can express is allowed."""
     match value:
         case str():
             return str(value)
@@ -261,8 +262,10 @@ def _parse_json_value(value: object, path: KeyPath, faults: FaultCollector) -> o
 
 
 def _parse_named_values(hint: Any, value: object, path: KeyPath, faults: FaultCollector, rule: SettingRule) -> object:
-    """Parse a table whose keys are names. A name with a dot may be unquoted: `agent.set = "boss"`
-    is a nested table in TOML."""
+    """Parse a table whose keys are names.
+
+    A name with a dot may be written without quotes. TOML reads `agent.set = "boss"` as a nested table.
+    """
     read: dict[str, object] = {}
     for key, inner in expect_table(value, path, faults).items():
         if isinstance(inner, dict):

@@ -1,4 +1,4 @@
-"""Tool settings: rules of the server, in addition to those of each agent."""
+"""Tool settings: rules for the whole server, which apply in addition to the rules of each agent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from retinue.domain.agent import ToolLists
 
 
 class CommandLocation(StrEnum):
-    """Where commands run. The strictest value is first."""
+    """Where commands run. The strictest location is listed first."""
 
     SANDBOX = "sandbox"
     HOST = "host"
 
 
 class CommandSecurity(StrEnum):
-    """Which commands may run. The strictest value is first."""
+    """Which commands may run. The strictest value is listed first."""
 
     DENY = "deny"
     ALLOWLIST = "allowlist"
@@ -28,7 +28,7 @@ class CommandSecurity(StrEnum):
 
 
 class CommandAsk(StrEnum):
-    """When a person is asked. The strictest value is first.
+    """When a person is asked to approve a command. The strictest value is listed first.
 
     With `off`, a command that the allowlist does not name is denied.
     """
@@ -39,7 +39,7 @@ class CommandAsk(StrEnum):
 
 
 class ElevatedPolicy(StrEnum):
-    """What happens to a command that asks to leave the sandbox, if all gates are open."""
+    """What happens to a command that asks to run outside the sandbox, if every other rule allows it."""
 
     OFF = "off"
     ASK = "ask"
@@ -48,7 +48,7 @@ class ElevatedPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolListSettings(ToolLists):
-    """Tool rules of one level. Each level can only remove tools that the other levels leave."""
+    """Tool rules that apply together with those of the whole server. A tool must be allowed by all of them."""
 
     profile: str | None = setting(
         None,
@@ -79,7 +79,7 @@ class ToolListSettings(ToolLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelToolSettings(ToolListSettings):
-    """Tool rules for senders on one channel. `*` applies to channels without rules."""
+    """Tool rules for senders on one channel. `*` applies to channels that have no rules of their own."""
 
     by_sender: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
 
@@ -120,7 +120,7 @@ class ExecSettings:
     ask: CommandAsk = setting(
         CommandAsk.ON_MISS,
         "When a command outside a sandbox needs approval: `always`, or if the allowlist does not name it (`on-miss`). "
-        "With `off`, such a command is denied.",
+        "With `off`, a command that the allowlist does not name is denied.",
         effect=SettingEffect.MESSAGE,
     )
     sandbox_security: CommandSecurity = setting(
@@ -132,7 +132,7 @@ class ExecSettings:
     sandbox_ask: CommandAsk = setting(
         CommandAsk.OFF,
         "When a command in a sandbox needs approval: `always`, or if the allowlist does not name it (`on-miss`). With "
-        "`off`, such a command is denied.",
+        "`off`, a command that the allowlist does not name is denied.",
         effect=SettingEffect.MESSAGE,
     )
     elevated: ElevatedPolicy = setting(
@@ -162,7 +162,7 @@ class ToolSettings(ToolListSettings):
     )
     invoke_allow: tuple[str, ...] = setting(
         (),
-        "Tools that may be called directly, outside a run, although this is normally denied.",
+        "Tools that may be called directly, outside a run, although direct calls to them are denied by default.",
         effect=SettingEffect.MESSAGE,
         example="write",
     )
@@ -193,7 +193,7 @@ class ApprovalSettings:
     )
     escalate_to: tuple[str, ...] = setting(
         cast("tuple[str, ...]", ()),
-        "People who are asked if the person before them does not answer, in order.",
+        "People to ask next, in order. Each is asked if the person before does not answer.",
         effect=SettingEffect.MESSAGE,
         example="maria",
     )

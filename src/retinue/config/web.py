@@ -14,7 +14,7 @@ BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"
 
 
 def check_host_and_port(text: str) -> str | None:
-    """Check a host of the owner's network: a name or IP address, without wildcards, with or without a port."""
+    """Check a host in the owner's network: a name or IP address without wildcards, with or without a port."""
     host, colon, port = text.rpartition(":")
     if colon and port.isascii() and port.isdigit() and not (host.count(":") and not host.startswith("[")):
         if not 0 < int(port[:6]) <= validators.PORT_MAX:
@@ -67,7 +67,11 @@ class WebSettings:
         most=64 * MIB,
     )
     ports: tuple[int, ...] = setting(
-        (80, 443), "Ports that agents may reach.", effect=SettingEffect.MESSAGE, least=1, most=validators.PORT_MAX
+        (80, 443),
+        "Ports of web servers that agents may reach.",
+        effect=SettingEffect.MESSAGE,
+        least=1,
+        most=validators.PORT_MAX,
     )
     private_hosts: tuple[str, ...] = setting(
         (),
@@ -86,7 +90,7 @@ class WebSettings:
     )
     brave_key: SecretReference | None = setting(
         None,
-        f"Location of the key for Brave Search: `env` or `file`. Default: ${BRAVE_KEY_VARIABLE}.",
+        f"Location of the key for Brave Search: `env` or `file`. Default: the variable `{BRAVE_KEY_VARIABLE}`.",
         effect=SettingEffect.MESSAGE,
     )
     browser: BrowserSettings = BrowserSettings()

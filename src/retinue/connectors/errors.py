@@ -1,4 +1,7 @@
-"""Errors of connectors and their settings: one class for each code. Those of delivery and connection are in `base`."""
+"""Errors of connectors and their settings: one class for each code.
+
+Errors of deliveries and connections are in `base`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 
 
 class ConnectorNameMismatch(Invalid):
-    """The factory of a platform returned a connector with another name than the requested one."""
+    """The factory of a platform returned a connector with another name than requested."""
 
     code = "connector.name_mismatch"
 
@@ -48,7 +51,7 @@ class ConnectorSecretMissing(Invalid):
 
 
 class PlatformImportFailed(RetinueError):
-    """A built-in platform cannot be imported. The server continues without it."""
+    """The code of a built-in platform cannot be imported. The server continues without the platform."""
 
     code = "connector.platform_broken"
 
@@ -105,13 +108,13 @@ class PoisonMessageNotFound(NotFound):
 
 
 class PoisonMessageClosed(Conflict):
-    """The poison message (unprocessed message) is closed already."""
+    """The poison message (unprocessed message) is already closed."""
 
     code = "poison_message.closed"
 
     def __init__(self, state: PoisonMessageState) -> None:
         super().__init__(
-            "the unprocessed message is closed already",
+            "the unprocessed message is already closed",
             because=f"its state is {state}",
             try_this="list the unprocessed messages: retinue poison-message list",
         )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 
 class RetinueError(Exception):
-    """An error that can be explained to a person.
+    """Base of all errors that people can read: each has a code, a sentence, a reason and a next step.
 
-    `code` is stable and documented; `because` says why; `try_this` is what to do next.
+    `code` is stable and documented. `because` is the reason, and `try_this` is what to do next.
     """
 
     code = "server.error"
@@ -37,7 +37,7 @@ class Invalid(RetinueError):
 
 
 class InvalidFields(Invalid):
-    """Several input fields are invalid: `fields` maps each field name to what is wrong."""
+    """Several input fields are invalid. `fields` maps each field name to what is wrong."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class InvalidFields(Invalid):
 
 
 class NotFound(RetinueError):
-    """It does not exist, or the caller may not see it."""
+    """The requested object does not exist, or the caller may not see it."""
 
     code = "resource.not_found"
 
@@ -77,7 +77,7 @@ class TooLarge(RetinueError):
 
 
 class AmbiguousId(RetinueError):
-    """A short id matches several objects. `matches` is their number, and `candidates` are the ids to show."""
+    """A short id matches several objects. `matches` is how many, and `candidates` are the ids to show."""
 
     code = "id.ambiguous"
 
@@ -86,7 +86,7 @@ class AmbiguousId(RetinueError):
         left_out = f" and {matches - len(candidates)} more" if matches > len(candidates) else ""
         super().__init__(
             f"the id '{prefix}' is ambiguous: it matches {shown}{left_out}",
-            because=f"a short id must match exactly one thing, and this one matches {matches}",
+            because=f"a short id must match exactly one object, and this id matches {matches}",
             try_this="use one of these longer ids",
         )
         self.prefix = prefix
@@ -95,7 +95,7 @@ class AmbiguousId(RetinueError):
 
 
 class StoreError(RetinueError):
-    """The store cannot perform the operation; nothing is left half-written."""
+    """The store cannot perform the operation. No change is stored partially."""
 
     code = "store.unusable"
 

@@ -10,7 +10,7 @@ NAME_SHOWN_CHARS = 80
 
 
 def shorten_name(name: str) -> str:
-    """Return a name from a request as an error shows it."""
+    """Shorten a name from a request, so that an error can show it."""
     return name if len(name) <= NAME_SHOWN_CHARS else f"{name[: NAME_SHOWN_CHARS - 1]}…"
 
 
@@ -42,7 +42,10 @@ class PersonNotFound(NotFound):
 
 
 class SessionNotFound(NotFound):
-    """No session has this id or name, or the caller may not see it. `agent` is set if it must belong to that agent."""
+    """No session has this id or name, or the caller may not see it.
+
+    `agent` is set if the session must belong to that agent.
+    """
 
     code = "session.not_found"
 
@@ -124,7 +127,7 @@ class KeyInvalid(Invalid):
 
 
 class CursorInvalid(Invalid):
-    """The cursor is not one that the server returned."""
+    """The text is not a cursor that the server returned."""
 
     code = "cursor.invalid"
 
@@ -252,7 +255,10 @@ class PermissionDenied(NotAllowed):
 
 
 class DelegationRefused(NotAllowed):
-    """An agent may not delegate to this agent, or the maximum delegation depth is reached. `setting` decides."""
+    """An agent may not delegate to this agent, or the maximum delegation depth is reached.
+
+    `setting` is the setting that decides.
+    """
 
     code = "delegation.refused"
 
@@ -286,5 +292,5 @@ class NotSignedIn(RetinueError):
         super().__init__(
             "not signed in: the token is missing or invalid",
             because=because,
-            try_this=try_this or "use the token in RETINUE_HOME/owner-token, or create one: retinue token create NAME",
+            try_this=try_this or "use the token in RETINUE_HOME/owner-token, or create one: retinue token create",
         )

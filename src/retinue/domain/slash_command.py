@@ -1,8 +1,8 @@
 """Slash commands: messages to the server itself, written in a conversation. No model reads them.
 
-Most commands must be a whole message. Two kinds may also stand within a message. A directive
-applies to that message only, and is removed before the agent reads it. A shortcut is answered by
-the server, separately from the message.
+Most commands must be a whole message. Two kinds may also be part of a message. A directive applies to that message
+only, and is removed before the agent reads the message. A shortcut is answered by the server, separately from the
+message.
 """
 
 from __future__ import annotations
@@ -61,13 +61,16 @@ SUMMARIES = {
     CommandName.RESET: ("/reset [WORDS]", "reset the context, and keep WORDS in it"),
     CommandName.STOP: ("/stop", "stop the current run, and discard waiting messages"),
     CommandName.ABORT: ("/abort", "same as /stop"),
-    CommandName.COMPACT: ("/compact [WORDS]", "replace the context by a summary, with WORDS as instructions"),
+    CommandName.COMPACT: (
+        "/compact [WORDS]",
+        "replace the context with a summary, with WORDS as instructions for the summary",
+    ),
     CommandName.CONTEXT: ("/context [list|detail|json]", "show the size of the context and its parts"),
     CommandName.USAGE: (
         "/usage [off|tokens|full|cost]",
         "show the usage of this conversation, or show it below each answer",
     ),
-    CommandName.MODEL: ("/model [NAME]", "list the models, or use another one"),
+    CommandName.MODEL: ("/model [NAME]", "list the models, or choose another model"),
     CommandName.THINK: ("/think [LEVEL]", "set the effort of the model"),
     CommandName.VERBOSE: (
         "/verbose [off|on|full]",
@@ -77,7 +80,7 @@ SUMMARIES = {
         "/reasoning [off|on|stream]",
         "send the model's reasoning before the answer, or stream it",
     ),
-    CommandName.ELEVATED: ("/elevated [off|on|ask|full]", "run commands outside the sandbox"),
+    CommandName.ELEVATED: ("/elevated [off|on|ask|full]", "set whether commands run outside the sandbox"),
     CommandName.QUEUE: (
         "/queue [MODE] [debounce:2s] [cap:25] [drop:summarize]",
         "set what happens to messages that arrive while the agent works",
@@ -126,10 +129,10 @@ _INLINE_COMMAND = re.compile(
 
 
 class SlashCommand(Struct, frozen=True):
-    """One command. `name` is None for an unknown command; `word` is the word after the slash.
+    """One command. `name` is None for an unknown command. `word` is the word after the slash.
 
-    `raw` is the original text. `is_bare`: the message is a word or number without a slash, such as
-    `stop`. It is a command only while there is something to stop or to answer.
+    `raw` is the original text. With `is_bare`, the message is a word or number without a slash, such as `stop`. It is a
+    command only while there is something to stop or to answer.
     """
 
     name: CommandName | None
@@ -140,8 +143,10 @@ class SlashCommand(Struct, frozen=True):
 
 
 class ParsedCommands(Struct, frozen=True):
-    """The commands and plain text of a message, in order. `has_leading_slash`: the message begins
-    with a slash."""
+    """The commands and plain text of a message, in order.
+
+    `has_leading_slash` means that the message begins with a slash.
+    """
 
     pieces: tuple[str | SlashCommand, ...]
     has_leading_slash: bool = True
@@ -152,11 +157,14 @@ class ParsedCommands(Struct, frozen=True):
 
     @property
     def is_only_commands(self) -> bool:
-        """Whether nothing is left for the agent to read except whitespace and punctuation."""
+        """Whether the message has only commands. Whitespace and punctuation between them do not count as text."""
         return all(isinstance(piece, SlashCommand) or not piece.strip(_SEPARATORS) for piece in self.pieces)
 
     def text_without(self, commands: Iterable[SlashCommand]) -> str:
-        """Return the text without these commands. The whitespace around a removed command becomes a single space."""
+        """Return the text without the given commands.
+
+        The whitespace around a removed command becomes a single space.
+        """
         out = list(commands)
         text, gap = "", False
         for piece in self.pieces:
@@ -177,7 +185,7 @@ def _close_gap(before: str, after: str) -> str:
 
 
 class SkillCommand(Struct, frozen=True, kw_only=True):
-    """A skill that has its own slash command.
+    """A skill that people can call with a slash command.
 
     With a `tool`, the text goes directly to that tool as its `argument`, and no model is called.
     """
@@ -190,7 +198,7 @@ class SkillCommand(Struct, frozen=True, kw_only=True):
 
     @property
     def short_description(self) -> str:
-        """The description, shortened for a list."""
+        """The skill's description, shortened for a list."""
         description = self.description
         return (
             description
@@ -200,10 +208,10 @@ class SkillCommand(Struct, frozen=True, kw_only=True):
 
 
 def parse_commands(text: str) -> ParsedCommands | None:
-    """Parse the commands in a text; None if it is a plain message. `//text` is a plain message that
-    begins with a slash.
+    """Parse the commands in a text. Returns None if the text is a plain message.
 
-    A path (`/etc/hosts`) is plain text too: a command is one word.
+    `//text` is a plain message that begins with a slash. A path (`/etc/hosts`) is plain text too: a command is one
+    word.
     """
     if "/" not in text:
         return _parse_abort_word(text)
@@ -242,8 +250,10 @@ def _parse_abort_word(text: str) -> ParsedCommands | None:
 
 
 def parse_number(text: str) -> ParsedCommands | None:
-    """Parse a message that is a single digit. In a channel with a numbered question it is the
-    answer; in any other it is plain text."""
+    """Parse a message that is a single digit.
+
+    In a channel with a numbered question, the digit is the answer. In any other channel, it is plain text.
+    """
     found = _NUMBER.fullmatch(text) if len(text) <= _ABORT_LENGTH_MAX else None
     return (
         ParsedCommands((SlashCommand(CommandName.APPROVE, found[1], raw=text, is_bare=True),), has_leading_slash=False)
@@ -253,8 +263,7 @@ def parse_number(text: str) -> ParsedCommands | None:
 
 
 def _parse_inline(text: str, at: int = 0, *, limit: int = INLINE_COMMANDS_MAX) -> Iterator[str | SlashCommand]:
-    """Yield the plain text and the commands within it. A directive without a valid value is plain
-    text."""
+    """Yield the plain text and the commands within a message. A directive without a valid value is plain text."""
     for found in _INLINE_COMMAND.finditer(text, at):
         if found[1] is None or found.start() < at:
             continue
@@ -275,7 +284,10 @@ def _parse_inline(text: str, at: int = 0, *, limit: int = INLINE_COMMANDS_MAX) -
 
 
 def _take_arguments(name: CommandName | None, text: str, at: int) -> tuple[str, int] | None:
-    """Return the arguments of a directive and where they end; None if the text that follows is no argument for it."""
+    """Return the arguments of a directive and where they end.
+
+    Returns None if the text after the directive is not a valid argument.
+    """
     if _NOTHING_MORE.match(text, at):
         return "", len(text)
     if name is CommandName.QUEUE:

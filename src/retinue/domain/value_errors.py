@@ -8,7 +8,7 @@ TEXT_SHOWN_CHARS = 80
 
 
 def shorten_value(text: str, *, chars_max: int = TEXT_SHOWN_CHARS) -> str:
-    """Return an invalid value as an error shows it: quoted, on one line and not too long."""
+    """Format an invalid value for an error: quoted, on one line and shortened."""
     return repr(text[:chars_max])
 
 
@@ -29,7 +29,7 @@ class IdInvalid(Invalid):
 
 
 class NameInvalid(Invalid):
-    """The text cannot be a name. `kind` says of what, with its article: `an agent`."""
+    """The text is not a valid name. `kind` says whose name, with an article: `an agent`."""
 
     code = "name.invalid"
 
@@ -221,7 +221,7 @@ class ScheduleTextTooLarge(TooLarge):
 
 
 class ScheduleGateInvalid(Invalid):
-    """The gate of a schedule cannot be used."""
+    """The gate of a schedule is invalid."""
 
     code = "schedule.gate_invalid"
 
@@ -230,7 +230,7 @@ class ScheduleGateInvalid(Invalid):
 
 
 class HeartbeatTaskIdInvalid(Invalid):
-    """The text cannot be the id of a heartbeat task."""
+    """The text is not a valid id of a heartbeat task."""
 
     code = "heartbeat.id_invalid"
 
@@ -246,7 +246,7 @@ class HeartbeatTaskIdInvalid(Invalid):
 
 
 class SessionNameInvalid(Invalid):
-    """The text cannot be the name of a session."""
+    """The text is not a valid name of a session."""
 
     code = "session.name_invalid"
 
@@ -280,7 +280,7 @@ class SessionAttributesTooDeep(TooLarge):
         super().__init__(
             "these attributes are nested too deeply",
             because=f"the limit is {depth_max} levels",
-            try_this="keep large values in files, and their paths here",
+            try_this="keep large values in files, and set attributes to the paths of the files",
         )
 
 
@@ -301,7 +301,7 @@ class PermissionInvalid(Invalid):
 
 
 class PermissionPathInvalid(Invalid):
-    """The path of a permission cannot be used."""
+    """The path of a permission is invalid."""
 
     code = "permission.path_invalid"
 

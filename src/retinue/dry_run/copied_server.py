@@ -79,7 +79,7 @@ _busy_sessions_query = sa.union(
 
 
 OnProgress = Callable[[datetime, int], None]
-"""Told every so often: the time it is there, and how many runs there were."""
+"""Called at intervals to report progress: the simulated time, and the number of runs so far."""
 
 
 def ignore_progress(now: datetime, runs: int) -> None:
@@ -87,7 +87,7 @@ def ignore_progress(now: datetime, runs: int) -> None:
 
 
 class DryRunContext(Struct, frozen=True, kw_only=True):
-    """The schedules, agents and estimates before the dry run starts."""
+    """The schedules, agents and run estimates, read before the simulation starts."""
 
     schedules: Sequence[StoredSchedule]
     agents: Sequence[Agent]
@@ -95,7 +95,7 @@ class DryRunContext(Struct, frozen=True, kw_only=True):
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
-    """The result of a simulation, apart from what is stored in the copy."""
+    """The results of a simulation that are not stored in the copy."""
 
     until: datetime
     stopped_because: str  # why it ended early, or empty
@@ -106,7 +106,7 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDirectoryDefaults(AgentDefaults):
-    """Uses the agent directory in the copy as every workspace, so that no agent works in the owner's folders."""
+    """Agent defaults that use the copied agent directory as every workspace. No agent works in the owner's folders."""
 
     def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
         return agent_directory
@@ -139,7 +139,7 @@ class NullConnectorMap(Mapping[str, Connector]):
 
 
 class SeededIds:
-    """Deterministic ids: a repeated dry run has the same ids. `seed` keeps them apart from those in the store."""
+    """Generates the same ids in every dry run. `seed` makes them differ from the ids in the store."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"ids {seed}")
@@ -149,12 +149,12 @@ class SeededIds:
 
 
 async def assume_gate_open(schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
-    """Return an open gate without running its command."""
+    """Return an open gate result without running the gate's command."""
     return GateResult(is_open=True, output=GATE_OUTPUT, trust=Trust.PRIVATE)
 
 
 def open_copy(path: Path) -> InlineStore:
-    """Open the copied store. The copy is disposable, so skip fsync."""
+    """Open the copied store. The copy is disposable, so fsync is skipped."""
     store = open_inline_store(path, yields=False)
     raw: Any = store.connection.connection.dbapi_connection
     raw.execute("PRAGMA synchronous = OFF")
@@ -163,7 +163,7 @@ def open_copy(path: Path) -> InlineStore:
 
 
 def read_context(store: InlineStore, plan: DryRunPlan) -> DryRunContext:
-    """Read the schedules, agents and estimates from the copy."""
+    """Read the schedules, agents and run estimates from the copy."""
     conn = store.connection
     kept = schedules.list_all(conn, limit=SCHEDULES_MAX)
     agents_found = agents.list_all(conn)
@@ -279,7 +279,7 @@ def _with_agent_directories(defaults: AgentDefaults) -> AgentDefaults:
 async def _cancel_pending_work(store: Store, engine: EmbeddedEngine, clock: Clock) -> frozenset[str]:
     """Cancel the runs in progress and the envelopes that are due. Returns the ids of the cancelled runs.
 
-    Envelopes with a later due time are kept and processed at that time.
+    Envelopes with a later due time stay, and are processed at that time.
     """
     left_out: set[str] = set()
     for _ in range(CANCEL_ROUNDS_MAX):
@@ -298,12 +298,12 @@ def _find_busy_sessions(conn: sa.Connection, *, now_ms: int) -> list[str]:
 
 def _restart_schedules(conn: sa.Connection, *, now_ms: int) -> None:
     """Restart the enabled schedules at the later start time. Earlier occurrences are neither simulated nor missed."""
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     for kept in schedules.list_all(conn, limit=SCHEDULES_MAX):
         waiting = schedules.get_open_occurrence(conn, kept.id)
         if kept.enabled and (waiting is None or waiting.state is OccurrenceState.WAITING):
-            schedules.enable(page, kept)
-    page.close()
+            schedules.enable(tx, kept)
+    tx.close()
 
 
 def _install_recording(conn: sa.Connection) -> None:

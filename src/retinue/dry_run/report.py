@@ -54,7 +54,7 @@ NOTES_MAX = 20
 
 
 class TotalsCounter:
-    """Accumulates totals."""
+    """Adds up the totals of runs, skips, tokens and costs."""
 
     def __init__(self) -> None:
         self._numbers: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def build_report(
     notes: Sequence[str],
     duration_s: float,
 ) -> DryRunReport:
-    """Build the report."""
+    """Build the report of a dry run from the copy."""
     zone = settings.zone
     names: dict[str, str] = {each.id: _schedule_name(each.schedule) for each in context.schedules}
     runs = _list_runs(conn, plan, result, names, zone)
@@ -200,7 +200,7 @@ def _schedule_name(schedule: Schedule) -> str:
 
 
 def _schedule_agent(schedule: Schedule) -> str:
-    """Return the agent of a schedule, or an empty string if it is for a person or a channel."""
+    """Return the agent that a schedule writes to, or an empty string if it writes to a person or a channel."""
     return schedule.to.name if schedule.to.kind is AddressKind.AGENT else ""
 
 
@@ -210,7 +210,7 @@ def _schedule_agent(schedule: Schedule) -> str:
 def _list_runs(
     conn: sa.Connection, plan: DryRunPlan, result: SimulationResult, names: Mapping[str, str], zone: ZoneInfo
 ) -> list[SimulatedRun]:
-    """Return all runs by start time, and the occurrences without a run, which go to a person or a channel."""
+    """Return all runs by start time, and the occurrences without a run, whose envelopes go to a person or a channel."""
     since = {"since": to_ms(plan.start)}
     slots: dict[str, CopyRow] = {
         row.envelope: row for row in conn.execute(_occurrences_query) if row.state != OccurrenceState.SKIPPED
@@ -228,13 +228,15 @@ def _list_runs(
 
 
 def _summarize_run(
-    run: CopyRow, slot: CopyRow | None, cost: CopyRow | None, names: Mapping[str, str], zone: ZoneInfo
+    run: CopyRow, occurrence: CopyRow | None, cost: CopyRow | None, names: Mapping[str, str], zone: ZoneInfo
 ) -> SimulatedRun:
     return SimulatedRun(
-        at=_format_ms(slot.occurs_ms if slot is not None else run.started_ms, zone),
+        at=_format_ms(occurrence.occurs_ms if occurrence is not None else run.started_ms, zone),
         started_at=_format_ms(run.started_ms, zone),
         ended_at=_format_ms(run.ended_ms, zone) if run.ended_ms is not None else None,
-        schedule=names.get(slot.schedule, short_id(slot.schedule)) if slot is not None else ENVELOPE_LABEL,
+        schedule=names.get(occurrence.schedule, short_id(occurrence.schedule))
+        if occurrence is not None
+        else ENVELOPE_LABEL,
         agent=run.agent,
         session=short_id(run.session),
         state=_STATES_BY_STATUS.get(run.status, OccurrenceState.WORKING).value,
@@ -259,19 +261,19 @@ def _cost_of(cost: CopyRow | None) -> int | None:
     return None if cost.cost_unknown else cost.settled_microusd
 
 
-def _summarize_occurrence(slot: CopyRow, names: Mapping[str, str], zone: ZoneInfo) -> SimulatedRun:
+def _summarize_occurrence(occurrence: CopyRow, names: Mapping[str, str], zone: ZoneInfo) -> SimulatedRun:
     """Return the summary of an occurrence without a run, whose envelope goes to a person or a channel."""
-    state = getattr(slot, "state", OccurrenceState.WORKING)
-    ended = getattr(slot, "ended_ms", None)
+    state = getattr(occurrence, "state", OccurrenceState.WORKING)
+    ended = getattr(occurrence, "ended_ms", None)
     return SimulatedRun(
-        at=_format_ms(slot.occurs_ms, zone),
-        started_at=_format_ms(slot.started_ms or slot.occurs_ms, zone),
+        at=_format_ms(occurrence.occurs_ms, zone),
+        started_at=_format_ms(occurrence.started_ms or occurrence.occurs_ms, zone),
         ended_at=_format_ms(ended, zone) if ended is not None else None,
-        schedule=names.get(slot.schedule, short_id(slot.schedule)),
+        schedule=names.get(occurrence.schedule, short_id(occurrence.schedule)),
         agent="",
         session="",
         state=str(state),
-        because=getattr(slot, "because", ""),
+        because=getattr(occurrence, "because", ""),
         model="",
         input_tokens=0,
         output_tokens=0,
@@ -425,7 +427,7 @@ def _summarize_budgets(
 
 
 def _was_refused_by(run: SimulatedRun, what: str, owner: str) -> bool:
-    """Whether this budget refused a run, judged by the text of the error."""
+    """Whether this budget refused a run. The text of the run's error decides."""
     named = f"agent '{owner}'" if owner else "this server"
     period = "today" if what.endswith("day") else "this month"
     return f"{named} for {period} " in run.because
@@ -444,9 +446,9 @@ def _find_delays(runs: Sequence[SimulatedRun]) -> DelayedRuns:
 
 
 def _busiest_minutes(runs: Sequence[SimulatedRun]) -> list[BusyMinute]:
-    """Return the minutes with the most runs in progress, busiest first.
+    """Return the minutes with the most runs in progress, starting with the busiest.
 
-    If the runs continue for several minutes, only the first minute is returned.
+    If the same runs continue for several minutes, only the first minute is returned.
     """
     changes: Counter[datetime] = Counter()
     for run in runs:

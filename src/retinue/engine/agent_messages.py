@@ -1,7 +1,7 @@
-"""Agent messages from one session to another: their recipient and the lineage of the run they start.
+"""Sends agent messages from one session to another: finds the recipient and the lineage of the run that it starts.
 
-An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the
-person of the receiving session. The sending agent gets no answer.
+An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the person of the receiving
+session. The sending agent gets no answer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PERSON_KINDS = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
 def send_agent_message(
     conn: sa.Connection, *, message: AgentMessage, now_ms: int
 ) -> tuple[AgentMessageReceipt, tuple[Wake, ...]]:
-    """The commit of a call that sends an agent message. A repeated call returns the first result."""
+    """Send an agent message in one commit. A repeated tool call returns the first result."""
     id_ = EnvelopeId(derive_id(message.run, f"word/{message.call}"))
     sent = envelopes.get(conn, id_)
     if sent is not None and sent.session is not None:
@@ -62,9 +62,9 @@ def send_agent_message(
         return AgentMessageReceipt(
             envelope=id_, agent=sent.recipient.name, session=sent.session, refused_because=refused
         ), ()
-    page = Transaction(conn, now_ms)
-    heard = _send(page, message, id_)
-    page.close()
+    tx = Transaction(conn, now_ms)
+    heard = _send(tx, message, id_)
+    tx.close()
     return heard
 
 
@@ -142,7 +142,7 @@ def _latest_foreground(tx: Transaction) -> Sequence[Session]:
 def _latest_reachable(
     tx: Transaction, run: Run, session: Session, sender: Agent, newest_first: Sequence[Session]
 ) -> Session | None:
-    """Return the latest session to which the sender may write, other than the sender's, or None.
+    """Return the latest other session to which the sender may write, or None.
 
     Sessions of the run principal come first, then other sessions that the run principal may see.
     """
@@ -161,7 +161,10 @@ def _may_message_session(tx: Transaction, sender: Agent, session: Session) -> bo
 def _find_named(
     tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, current: Session, sender: Agent
 ) -> Session | None:
-    """Find the session that the message names. If it names an agent, that is the session with this agent."""
+    """Find the session that the message names.
+
+    If the message names an agent, return that agent's session with the sender's session.
+    """
     name = message.recipient.removeprefix("agent:")
     target = agents.find(tx.conn, name)
     if target is not None:
@@ -192,9 +195,9 @@ def _find_named(
 
 
 def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, target: Agent) -> Session:
-    """Return the target agent's latest session with the session `current`, or start one.
+    """Return the target agent's latest session with the session `current`, or start such a session.
 
-    That session contains no messages from other sessions.
+    It has only messages from the session `current`, and none from other sessions.
     """
     origin = Origin(OriginKind.AGENT, str(address.agent_address(current.agent, current.id)))
     found = sessions.get_latest_by_origin(tx.conn, target.name, origin)
@@ -213,7 +216,7 @@ def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, tar
 def _switch_target(
     tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, session: Session, sender: Agent
 ) -> tuple[Session, Agent]:
-    """Return the conversation to which the person moves."""
+    """Return the conversation to which a switch moves the person."""
     if not session.origin.kind.is_foreground or run.lineage is not None or run.sender.kind not in PERSON_KINDS:
         raise SwitchWithoutPerson
     # With restricted level, so that even the owner moves only within their own conversations.
@@ -242,7 +245,7 @@ def _delegating_session(tx: Transaction, run: Run, session: Session) -> SessionI
 
 
 def _delegation_of_run(tx: Transaction, run: Run, session: Session) -> Delegation | None:
-    """Return the delegation that this run works on, or for which its session was made.
+    """Return the delegation that this run works on, or the delegation for which its session was created.
 
     A message that another agent once wrote into a session does not make its later runs delegated.
     """

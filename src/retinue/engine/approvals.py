@@ -1,7 +1,6 @@
-"""Approvals: whom to ask, what a decision does, and whom to ask next.
+"""Approvals: decides whom to ask and whom to ask next, and carries out decisions.
 
-A question is an envelope, and so is its answer. Both survive a restart, and the first answer
-counts.
+A question is an envelope, and so is its answer. Both survive a restart, and the first answer counts.
 """
 
 from __future__ import annotations
@@ -84,42 +83,42 @@ def suspend_run(
     now_ms: int,
     settings: ApprovalSettings,
 ) -> tuple[bool, tuple[Wake, ...]]:
-    """The commit that suspends a run and, if calls need an approval, asks a person.
+    """Suspend a run in one commit and, if calls need an approval, ask a person.
 
     Returns whether envelopes already wait for the lane, and the wake-ups.
     """
-    page = Transaction(conn, now_ms)
-    append = RecordAppender(claim.session, page, claim.run)
+    tx = Transaction(conn, now_ms)
+    append = RecordAppender(claim.session, tx, claim.run)
     write_pending(append, pending)
-    waits = _is_lane_needed(page, claim.session.id)
+    waits = _is_lane_needed(tx, claim.session.id)
     sessions.update_fenced(
         conn,
         claim.session.id,
         epoch=claim.session.epoch,
         record_seq=append.last_seq,
         wakefulness=SessionActivity.ACTIVE if waits else SessionActivity.SLEEPING,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
     )
     if append.records:
         records.add(conn, append.records)
     envelopes.suspend(conn, claim.run.id)
-    shown = send_progress(page, claim, pending)
+    shown = send_progress(tx, claim, pending)
     if claim.reply_delivery is not None:
-        shown += (*send_interim_replies(page, claim, pending), *flush_held_reply(page, claim))
-    approval, wakes = _ask_about_calls(page, claim, suspended, settings) if suspended.calls else (None, ())
+        shown += (*send_interim_replies(tx, claim, pending), *flush_held_reply(tx, claim))
+    approval, wakes = _ask_about_calls(tx, claim, suspended, settings) if suspended.calls else (None, ())
     moments = [suspended.until] if suspended.until is not None else []
     if approval is not None:
         moments.append(min(approval.requested_at + timedelta(seconds=claim.agent.approval_wait_s), approval.expires_at))
     wake_ms = to_ms(min(moments))
     runs.suspend(conn, claim.run.id, wake_ms=wake_ms)
-    page.emit(
+    tx.emit(
         EventKind.RUN_SUSPENDED,
         session=claim.session.id,
         run=claim.run.id,
         approval=approval.id if approval is not None else None,
         waits=list(suspended.waiting_calls),
     )
-    page.close()
+    tx.close()
     return waits, (*shown, *wakes, TimerWake(wake_ms))
 
 
@@ -159,17 +158,17 @@ def request_permission(
     `agent` gets the permission, and may differ from the requesting agent. A repeated call does not
     ask again.
     """
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     run = runs.get(conn, run_id)
     session = sessions.get(conn, run.session) if run is not None else None
     if run is None or session is None:
         raise ApprovalWithoutSession
     id_ = ApprovalId(derive_id(run_id, f"request/{call}/{agent}/{permission}"))
     for_another = "" if agent == session.agent else agent
-    if (seen := approvals.get(conn, id_) or _find_same_request(page, session, for_another, permission)) is not None:
+    if (seen := approvals.get(conn, id_) or _find_same_request(tx, session, for_another, permission)) is not None:
         return seen, ()
     approval, wakes = _open_approval(
-        page,
+        tx,
         run,
         session,
         id_=id_,
@@ -183,12 +182,12 @@ def request_permission(
         reply_to=None,
     )
     approvals.release_approval(conn, approval.id)
-    page.close()
+    tx.close()
     return replace(approval, is_released=True), (*wakes, TimerWake())
 
 
 def _find_same_request(tx: Transaction, session: Session, other_agent: str, permission: Permission) -> Approval | None:
-    """Return an open request for the same permission. An agent must not flood a person with requests."""
+    """Return an open request for the same permission, so that an agent cannot flood a person with requests."""
     waiting = approvals.list_open_in_session(tx.conn, session.id, limit=OPEN_IN_SESSION_MAX)
     for each in waiting:
         if not each.calls and each.agent == other_agent and each.grant_permissions == (permission,):
@@ -295,7 +294,7 @@ def _can_decide(tx: Transaction, person: Address) -> bool:
 
 
 def _only_owner_wrote(tx: Transaction, session: Session) -> bool:
-    """Whether only the owner writes in this channel, as far as the records read show."""
+    """Whether only the owner has written in this channel, according to the records read."""
     first = max(1, session.record_seq - RECORDS_READ_MAX)
     found, damaged = records.read_range(tx.conn, session.id, first=first, last=session.record_seq)
     people_said = {record.trust for record in found if record.kind is RecordKind.USER} - {Trust.AGENT, Trust.PRIVATE}
@@ -351,7 +350,9 @@ def _describe(approval: Approval) -> str:
 def _notify_other_session(
     tx: Transaction, approval: Approval, requesting_session: Session, other_session: Session, purpose: str, text: str
 ) -> tuple[Wake, ...]:
-    """Send a silent notice to the agent that the person talks to. The person may ask it about the approval."""
+    """Send a silent notice to the agent that the person is talking to, so that the person may ask it about the
+    approval.
+    """
     if other_session.id == requesting_session.id:
         return ()
     draft = EnvelopeDraft(
@@ -369,7 +370,10 @@ def _notify_other_session(
 
 
 def _trust_of_context(tx: Transaction, session: Session) -> Trust:
-    """Return the trust of an agent's text, from the trust of its context. A context too long to check is untrusted."""
+    """Return how far an agent's text is trusted, from the trust of its context.
+
+    A context too long to check is untrusted.
+    """
     first = session.context_start_seq
     found, damaged = records.read_range(tx.conn, session.id, first=first, last=first + RECORDS_READ_MAX)
     doubted = damaged or len(found) > RECORDS_READ_MAX or least_trust_in(found) is Trust.UNTRUSTED
@@ -381,7 +385,10 @@ def _notice_key(purpose: str) -> str:
 
 
 def _is_lane_needed(tx: Transaction, session_id: SessionId) -> bool:
-    """Whether an envelope is due for which a suspended run gives up its lane: a late decision or a non-silent one."""
+    """Whether an envelope is due for which a suspended run must give up its lane.
+
+    It is a late decision or an envelope that is not silent.
+    """
     first = envelopes.list_due(tx.conn, session_id, tx.at_ms, limit=1)
     decision = any(envelope.kind is EnvelopeKind.DECISION for envelope in first)
     return decision or envelopes.count_due(tx.conn, session_id, tx.at_ms) > 0
@@ -391,7 +398,7 @@ def _is_lane_needed(tx: Transaction, session_id: SessionId) -> bool:
 
 
 def _next_approver(tx: Transaction, already_asked: Sequence[Address], settings: ApprovalSettings) -> Address | None:
-    """Return the next person to ask, among those configured who exist and may decide."""
+    """Return the next person in the settings who exists and may decide, or None."""
     line = (address.person_address(name) for name in settings.escalate_to)
     return find_next_approver(already_asked, [who for who in line if _can_decide(tx, who)])
 
@@ -405,7 +412,7 @@ def _escalation_time(
 
 
 def escalate_overdue(tx: Transaction, settings: ApprovalSettings) -> tuple[Wake, ...]:
-    """Ask the next person if an approval was unanswered for too long. Those asked before may still answer."""
+    """Ask the next person if an approval has waited too long. The people asked before may still answer."""
     wakes: list[Wake] = []
     now = from_ms(tx.at_ms)
     for approval in approvals.list_to_escalate(tx.conn, tx.at_ms, limit=ESCALATED_PER_COMMIT_MAX):
@@ -424,7 +431,10 @@ def escalate_overdue(tx: Transaction, settings: ApprovalSettings) -> tuple[Wake,
 
 
 def expire_overdue(tx: Transaction) -> tuple[Wake, ...]:
-    """Expire unanswered approvals. An agent that did not wait is notified that no answer will come."""
+    """Expire approvals that no person answered in time.
+
+    An agent that did not wait is notified that no answer will come.
+    """
     wakes: list[Wake] = []
     for approval in approvals.list_expired(tx.conn, tx.at_ms, limit=ESCALATED_PER_COMMIT_MAX):
         approvals.decide(tx.conn, approval.id, ApprovalState.EXPIRED, by="server", at_ms=tx.at_ms)
@@ -458,7 +468,7 @@ def _notify_requester(tx: Transaction, approval: Approval, session: Session, tex
 def _notify_other_session_again(
     tx: Transaction, approval: Approval, requesting_session: Session, text: str
 ) -> tuple[Wake, ...]:
-    """Send the second silent notice, to the session that got the first."""
+    """Send the second silent notice about an approval, to the session that got the first notice."""
     first = envelopes.get(tx.conn, derive_id(approval.id, _notice_key("asked")))
     beside = sessions.get(tx.conn, first.session) if first is not None and first.session is not None else None
     return (
@@ -491,11 +501,14 @@ def answer_approval(
     scope: GrantScope = GrantScope.ONCE,
     comment: str = "",
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """Record a person's decision. The first decision counts. Its envelope goes to the head of the agent's lane."""
-    page = Transaction(conn, now_ms)
+    """Record a person's decision about an approval. Only the first decision counts.
+
+    The envelope with the decision goes to the head of the agent's lane.
+    """
+    tx = Transaction(conn, now_ms)
     approval = approvals.get_by_short_id(conn, approval_id)
-    decided = decide_approval(page, approval, allow=allow, by=by, envelope_id=envelope_id, scope=scope, comment=comment)
-    page.close()
+    decided = decide_approval(tx, approval, allow=allow, by=by, envelope_id=envelope_id, scope=scope, comment=comment)
+    tx.close()
     return decided
 
 
@@ -509,7 +522,7 @@ def decide_approval(
     scope: GrantScope = GrantScope.ONCE,
     comment: str = "",
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """Like `answer_approval`, within an open transaction."""
+    """Record a person's decision like `answer_approval`, within an open transaction."""
     conn = tx.conn
     person = by.address.name
     scope = _check_entitled(approval, by, allow=allow, scope=scope)
@@ -562,7 +575,7 @@ def decide_approval(
 
 
 def _missing_recipient(tx: Transaction, approval: Approval, session: Session) -> str:
-    """Return why a decision has no recipient any more, or an empty string."""
+    """Return why a decision no longer has a recipient, or an empty string."""
     for name in (session.agent, _grantee(approval, session)):
         if agents.find(tx.conn, name) is None:
             return f"the agent {name} was deleted"
@@ -584,7 +597,7 @@ def _check_entitled(approval: Approval, by: Principal, *, allow: bool, scope: Gr
 def _store_grants(
     tx: Transaction, approval: Approval, session: Session, *, by: str, scope: GrantScope, comment: str
 ) -> str:
-    """Store a grant if the decision lasts longer than one call. Returns a sentence about it, or an empty string.
+    """Store a grant if the decision lasts longer than one call. Returns a sentence about the grant, or an empty string.
 
     A permission that was requested without a call lasts at least for the session.
     """

@@ -1,6 +1,6 @@
-"""Button presses below questions: the decision, and the reply that only the presser sees.
+"""Handles button presses below questions: the decision, and the reply that only the person who pressed sees.
 
-A press decides like a command, in one commit. Sending the reply is tried once, in the background.
+A press decides like a command, in one commit. The reply is sent in the background and never retried.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ UNKNOWN_BUTTON = "This button no longer works."
 
 
 class PressResult(Struct, frozen=True):
-    """The result of a press: the reply to the presser, and the lanes to wake."""
+    """The result of a button press: the reply to the person, and the lanes to wake."""
 
     text: str
     wakes: tuple[Wake, ...] = ()
 
 
 class ButtonPresses:
-    """Handles button presses from connectors, and replies where the platform can."""
+    """Handles button presses from connectors, and replies to them if the platform can."""
 
     def __init__(
         self, store: Store, clock: Clock, wake: Callable[[Wake], None], connectors: Mapping[str, Connector]
@@ -64,16 +64,16 @@ class ButtonPresses:
         self._replies: set[asyncio.Task[None]] = set()
 
     async def handle(self, press: ButtonPress) -> None:
-        """Handle a press. Once this returns, the decision is stored.
+        """Handle a button press. When this returns, the decision is stored.
 
-        Raises if the store fails, and then the platform delivers the press again.
+        Raises an error if the store fails. The platform then delivers the press again.
         """
         body = partial(handle_press, press=press, now_ms=to_ms(self._clock.now()))
         pressed = await self._store.write(body, point="decide", then=self._wake_all)
         self._reply_soon(press.connector, press.press_id, pressed.text)
 
     async def refuse(self, connector_name: str, press_id: str) -> None:
-        """Reply to a presser without access. The intake has already audited it."""
+        """Reply to a person without access who pressed a button. The intake has already written the audit entry."""
         self._reply_soon(connector_name, press_id, NOT_ALLOWED)
 
     def abandon(self) -> None:
@@ -104,18 +104,18 @@ async def _reply(connector: SupportsPressAnswers, connector_name: str, press_id:
 
 
 def handle_press(conn: sa.Connection, *, press: ButtonPress, now_ms: int) -> PressResult:
-    """The commit of a press. A button is valid only in the channel that its question was sent to."""
+    """Carry out a button press in one commit. A button is valid only in the channel that its question was sent to."""
     found = _find_question(conn, press)
     if found is None:
         log.info("unknown button pressed", extra={"connector": press.connector})
         return PressResult(UNKNOWN_BUTTON)
     question, subject, option = found
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     try:
         if isinstance(subject, Questionnaire):
-            pressed = _answer_questionnaire(page, press, question, subject, option)
+            pressed = _answer_questionnaire(tx, press, question, subject, option)
         else:
-            pressed = _decide_approval(page, press, question, subject, option)
+            pressed = _decide_approval(tx, press, question, subject, option)
     except StoreError:
         raise
     except NotAllowed as error:
@@ -126,12 +126,12 @@ def handle_press(conn: sa.Connection, *, press: ButtonPress, now_ms: int) -> Pre
         line = approval_refused(
             approval.id, by=who, agent=question.sender.name, run=approval.run, because=error.because
         )
-        audit.append(page, approval.session, [line])
-        page.close()
+        audit.append(tx, approval.session, [line])
+        tx.close()
         return PressResult(f"{NOT_ALLOWED} ({error.because})")
     except RetinueError as error:
         return PressResult(f"{error.sentence} ({error.because})" if error.because else error.sentence)
-    page.close()
+    tx.close()
     return pressed
 
 
@@ -152,7 +152,7 @@ def _decide_approval(
 def _answer_questionnaire(
     tx: Transaction, press: ButtonPress, question: Envelope, questionnaire: Questionnaire, option: AnswerOption
 ) -> PressResult:
-    """Answer a questionnaire of one question with one press. The agent's answer goes to the same channel."""
+    """Answer a questionnaire that has one question with a button press. The agent's answer goes to the same channel."""
     check_answerable(questionnaire, press.principal, from_ms(tx.at_ms))
     field = questionnaire.fields[0]
     answer = option.keyword == YES_OPTION if field.kind is QuestionnaireFieldKind.YES_NO else option.label

@@ -1,7 +1,7 @@
-"""Delegate work to another session: the request envelope, the delegation and its result.
+"""Delegates work to another session: the request envelope, the delegation and its result.
 
-A delegating call may be repeated after a crash or a suspension. The delegation id derives from the
-call, so a repeated call finds the delegation that it made.
+A delegating call may be repeated after a crash or a suspension. The delegation id is derived from the call, so a
+repeated call finds the delegation that it made.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def delegation_id(run: str, call: str) -> EnvelopeId:
 def delegate(
     conn: sa.Connection, *, request: DelegationRequest, now_ms: int, defaults: AgentDefaults = BUILT_IN_AGENT_DEFAULTS
 ) -> tuple[DelegationStatus, tuple[Wake, ...]]:
-    """The commit of a delegating call: create the delegation, or return its status if the call is repeated."""
-    page = Transaction(conn, now_ms)
+    """Create a delegation in one commit, or return its status if the call is repeated."""
+    tx = Transaction(conn, now_ms)
     seen = delegations.get(conn, delegation_id(request.run, request.call))
-    done = _status_of_repeated_call(page, seen) if seen is not None else _create(page, request, defaults)
-    page.close()
+    done = _status_of_repeated_call(tx, seen) if seen is not None else _create(tx, request, defaults)
+    tx.close()
     return done
 
 
@@ -157,7 +157,7 @@ def _find_or_start_session(
     delegating_agent: Agent,
     target: Agent,
 ) -> Session:
-    """Return the session in which the work is done."""
+    """Return the session in which the delegated work is done. Start the session if it does not exist."""
     if request.kind is DelegationKind.BACKGROUND:
         made = background_jobs.start_job_session(tx, id_, target, session.id, task=request.text)
         return sessions.get(tx.conn, made) or session
@@ -188,10 +188,10 @@ def _find_or_start_session(
 def _may_write(
     tx: Transaction, request: DelegationRequest, run: Run, session: Session, delegating_agent: Agent, chosen: Session
 ) -> bool:
-    """Whether the run may write into the chosen session.
+    """Whether the run may delegate work to the chosen session.
 
-    It always may if that session descends from the session of the run. Otherwise the owner must
-    allow it for the agent, and the run principal must be able to see that session.
+    It always may if that session descends from the session of the run. Otherwise the owner must allow it for the agent,
+    and the run principal must be able to see that session.
     """
     target = agents.find(tx.conn, chosen.agent)
     return (
@@ -224,7 +224,10 @@ def _session_not_found(target: Agent, session: str) -> SessionNotFound:
 
 
 def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) -> DelegationRequest:
-    """Return the request of a subagent with the workspace that was requested for the delegating run, if any."""
+    """Return a subagent's run request.
+
+    If the delegating run requested a workspace, the subagent gets the same workspace.
+    """
     if request.kind not in SUBAGENT_DELEGATIONS:
         return request
     held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)
@@ -255,7 +258,7 @@ def _build_request_envelope(
 
 
 def _status_of_repeated_call(tx: Transaction, delegation: Delegation) -> tuple[DelegationStatus, tuple[Wake, ...]]:
-    """Return the status of a delegation. After a `sessions_send` call the two sessions may continue the exchange."""
+    """Return the status of a delegation for a repeated call. After `sessions_send`, the exchange may also continue."""
     status = _status(tx, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
     envelope = (
@@ -273,7 +276,7 @@ def _request_context(request: DelegationRequest) -> EnvelopeContext:
 
 
 def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
-    """Return the status of a delegation. Collects a result that has arrived, and ends a wait that has expired."""
+    """Return the status of a delegation. Takes a result that has arrived, and ends a wait that has expired."""
     is_started = delegation.kind in SUBAGENT_DELEGATIONS and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:
         # No call returns the result, so it is read as a message, also when the call is repeated.

@@ -1,4 +1,7 @@
-"""The embedded engine: in-process wake-ups over the store, and one asyncio task for each active lane."""
+"""The embedded engine: wakes lanes within the process, and runs one asyncio task for each active lane.
+
+Work is read from the store.
+"""
 
 from __future__ import annotations
 
@@ -76,37 +79,36 @@ FAR_FUTURE_MS = 2**62  # later than any real time
 
 
 class Engine(Protocol):
-    """The engine interface for the rest of the server."""
+    """What the rest of the server can ask the engine to do."""
 
     async def start(self) -> None:
-        """Resume interrupted runs, then start runs for everything that is due."""
+        """Resume interrupted runs, then start runs for all envelopes that are due."""
         ...
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
-        """Claim nothing more and wait up to `drain_s` for active runs. The next start resumes unfinished runs."""
+        """Claim no more work and wait up to `drain_s` for active runs. The next start resumes unfinished runs."""
         ...
 
     def wake(self, wake: Wake) -> None:
-        """Report that something may have changed.
+        """Tell the engine that something may have changed.
 
-        A wake-up is only a hint: the store is authoritative, and the alarm finds due work without
-        it.
+        A wake-up is only a hint: the store is authoritative, and the alarm also finds due work without a wake-up.
         """
         ...
 
     def reserve_slot(self, agent: str, lane: LaneKind) -> SlotReservation | None:
         """Reserve a free slot for an envelope that is being accepted.
 
-        An engine may return None at any time. Then the run starts one commit later.
+        An engine may always return None. In that case, the run starts one commit later.
         """
         ...
 
     def slot_status(self) -> SlotStatus:
-        """Return slot usage and the waiting lanes."""
+        """Return how many slots are in use, and which lanes wait."""
         ...
 
     def agent_changed(self, name: str, concurrency: int | None) -> None:
-        """Apply the concurrency of an agent that was added or changed."""
+        """Apply the concurrency limit of an agent that was added or changed."""
         ...
 
     def agent_removed(self, name: str) -> None:
@@ -136,7 +138,7 @@ class Engine(Protocol):
     async def reset(self, session: SessionId, *, by: str, message: str = "") -> CancelResult: ...
 
     def stop_workers(self, result: CancelResult | None) -> None:
-        """Stop the workers of runs that a commit has already ended."""
+        """Stop the workers of runs that a commit has already ended in the store."""
         ...
 
     async def answer_approval(
@@ -174,9 +176,9 @@ class _SlotReservation:
         self.lane: LaneKind = lane
         self.run_id = run_id
 
-    def start_run(self, page: Transaction, session: Session, agent: Agent, envelope: Envelope) -> ClaimedRun:
+    def start_run(self, tx: Transaction, session: Session, agent: Agent, envelope: Envelope) -> ClaimedRun:
         return start_run_on_accept(
-            page, session, agent, envelope, run_id=self.run_id, settings=self._engine.claim_settings
+            tx, session, agent, envelope, run_id=self.run_id, settings=self._engine.claim_settings
         )
 
     def after_commit(self, started_run: object | None) -> None:
@@ -200,11 +202,11 @@ class DueWork(Struct, frozen=True):
 
 
 async def ignore_session_end(_session: SessionId, _reason: str) -> None:
-    """Do nothing. For servers whose sessions leave no processes running."""
+    """Do nothing when a session ends. For servers whose sessions leave no processes running."""
 
 
 class EmbeddedEngine:
-    """An engine for one process and one database."""
+    """Runs the engine in one process, on one database."""
 
     def __init__(
         self,
@@ -235,11 +237,10 @@ class EmbeddedEngine:
         faults: CrashPoints = NO_FAULTS,
     ) -> None:
         """`session_ended` ends processes of a session that is deleted or cleaned up.
-        `answers_by_number` returns whether a connector's questions are answered with numbers.
-        `synthesize_voice` makes the voice message of an answer.
 
-        `tick_max_s` is the maximum time between two checks for due work. It may be long if the
-        clock cannot jump.
+        `answers_by_number` returns whether a connector's questions are answered with numbers. `synthesize_voice` makes
+        the voice message of an answer. `tick_max_s` is the maximum time between two checks for due work. It may be long
+        if the clock cannot jump.
         """
         self._store = store
         self._session_ended = session_ended
@@ -321,7 +322,7 @@ class EmbeddedEngine:
         await asyncio.gather(*tasks, *self._side_tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Stop at once, as a crash would. The next start resumes from the store."""
+        """Stop at once, as in a crash. The next start resumes from the store."""
         self._is_stopping = True
         self._alarm.abandon()
         self._scheduler.abandon()
@@ -335,7 +336,7 @@ class EmbeddedEngine:
 
     @property
     def active_lanes(self) -> int:
-        """Number of lanes with an active task."""
+        """The number of lanes with an active task."""
         return len(self._lanes)
 
     def wake(self, wake: Wake) -> None:
@@ -356,7 +357,7 @@ class EmbeddedEngine:
         return seat
 
     def end_reservation(self, reservation: _SlotReservation, started_run: ClaimedRun | None) -> None:
-        """End a slot reservation after its commit: work on the started run, or release the slot."""
+        """End a slot reservation after its commit: work on the run that started, or release the slot."""
         if started_run is None or self._is_stopping:
             # A run that started during shutdown is resumed at the next start.
             self._owned_runs.discard(reservation.run_id)
@@ -386,7 +387,7 @@ class EmbeddedEngine:
         self._dispatch()
 
     def agent_removed(self, name: str) -> None:
-        """Remove the agent. Its lanes still run once, to settle the envelopes that wait."""
+        """Stop work for a deleted agent. Its lanes run once more, to settle the envelopes that wait."""
         self._concurrency.pop(name, None)
 
     async def cancel(self, session: SessionId, *, by: str, reason: str, clear_due: bool = False) -> CancelResult:
@@ -500,7 +501,7 @@ class EmbeddedEngine:
         lane.task = asyncio.create_task(self._run_lane(lane))
 
     async def _run_lane(self, lane: _Lane) -> None:
-        """Work on a lane until nothing is due, or until another lane waits for its slot."""
+        """Work on a lane until nothing is due in it, or until another lane waits for its slot."""
         wake = lane.wake
         more = False
         try:
@@ -532,7 +533,7 @@ class EmbeddedEngine:
                 self._dispatch()
 
     async def _work_through_lane(self, lane: _Lane) -> bool:
-        """Claim and execute runs. Returns whether more may be due."""
+        """Claim and execute the runs of a lane. Returns whether more work may be due."""
         lane.is_woken_again = False
         claimed: ClaimedRun | NothingClaimed | None = lane.take_started_run() or await self._claim(lane.wake.session)
         more = False
@@ -619,7 +620,7 @@ class EmbeddedEngine:
         }
 
     def stop_workers(self, result: CancelResult | None) -> None:
-        """Stop the workers of runs that a commit has ended. Their epoch is outdated, so they can write nothing more."""
+        """Stop the workers of runs that a commit has ended. Their epoch is outdated, so they can no longer write."""
         if result is None:
             return
         for session_id, run in zip(result.sessions, result.runs, strict=True):
@@ -636,7 +637,7 @@ class EmbeddedEngine:
     # The clock
 
     async def _on_alarm(self) -> float | None:
-        """Wake everything that became due. Returns the seconds until the next alarm."""
+        """Wake everything that has become due. Returns the seconds until the next alarm."""
         now_ms = self._now_ms()
         self._next_alarm_ms = (
             FAR_FUTURE_MS  # a commit during the scan may be missed, so any wake-up must trigger the alarm
@@ -652,8 +653,8 @@ class EmbeddedEngine:
             raise
         for lane in look.lanes:
             self.wake(lane)
-        for room in look.channels:
-            self._deliver(room)
+        for channel in look.channels:
+            self._deliver(channel)
         self._lane_queue.has_overflowed = self._lane_queue.has_overflowed or look.is_incomplete
         self._scanned_until_ms = look.latest_ms
         if look.has_overdue:
@@ -689,11 +690,10 @@ class EmbeddedEngine:
 
 
 def find_due_work(conn: sa.Connection, *, since_ms: int, now_ms: int, include_active: bool = False) -> DueWork:
-    """Return everything that is due now, and the next time to check.
+    """Return all work that is due now, and the next time to check.
 
-    Scans from `since_ms` on, inclusive. A new envelope may have the same time as the last commit
-    that the previous scan saw, but never an earlier one. `include_active` finds every lane that has
-    something to do.
+    Scans from `since_ms` on, inclusive. A new envelope may have the same time as the last commit that the previous scan
+    saw, but never an earlier time. `include_active` finds every lane that has something to do.
     """
     newest_ms = latest_ms(conn)
     at_ms = max(now_ms, newest_ms)  # the same time that a claim uses: the server's time never goes back
@@ -729,14 +729,14 @@ def settle_overdue(conn: sa.Connection, *, now_ms: int, approval_settings: Appro
 
     Also delivers scheduled envelopes for people that are due, and escalates approvals.
     """
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
     expired: list[Envelope] = envelopes.list_expired(conn, now_ms, limit=CLOSED_PER_COMMIT_MAX)
     for envelope in expired:
         because = "it expired before its turn came"
-        wakes += settle_and_notify(page, envelope, Outcome.EXPIRED, because=because, text=f"Not processed: {because}.")
-    deliver_due(page)
-    wakes += expire_overdue(page)
-    wakes += escalate_overdue(page, approval_settings)
-    page.close()
+        wakes += settle_and_notify(tx, envelope, Outcome.EXPIRED, because=because, text=f"Not processed: {because}.")
+    deliver_due(tx)
+    wakes += expire_overdue(tx)
+    wakes += escalate_overdue(tx, approval_settings)
+    tx.close()
     return (*wakes, TimerWake())

@@ -52,7 +52,7 @@ class RunInternalError(RetinueError):
 
 
 class ModelNotSelectable(RetinueError):
-    """No model can be chosen, because the server was built with a fixed model."""
+    """The server was built with a fixed model, so no other model can be chosen."""
 
     code = "model.not_selectable"
 
@@ -294,7 +294,7 @@ class QuestionnaireAnswersInvalid(InvalidFields):
             "invalid answers",
             fields=fields,
             because="; ".join(f"{name}: {fault}" for name, fault in fields.items()),
-            try_this="correct these and send all answers again",
+            try_this="correct these answers, then send all answers again",
         )
 
 

@@ -1,10 +1,10 @@
-"""The journal of one run: each step is written before it is taken, and its result with the next intent.
+"""The journal of one run: each step is written before it is performed, and its result with the next intent.
 
 intent -> commit -> act -> (result + next intent) -> commit -> act -> ... -> (last result + finish)
 -> commit
 
-A read-only call shares its commit: act -> (intent + result + next intent) -> commit. See
-docs/decisions/0013-a-look-shares-its-commit.md.
+A read-only call needs only one commit: act -> (intent + result + next intent) -> commit. See
+docs/decisions/0013-one-commit-for-a-read-only-tool-call.md.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ STEERING_READ_MAX = 50  # due envelopes read: ones that do not steer may precede
 
 
 class RunJournal:
-    """Everything that a run writes, under the epoch of its claim."""
+    """Writes everything that a run stores, under the epoch of its claim."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RunJournal:
 
     @property
     def pending_writes(self) -> Sequence[PendingWrite]:
-        """Writes that are left for the run's last commit."""
+        """The writes that are left for the run's last commit."""
         # Model steps that were opened and not used: a summary started before a crash, or a reply that did not
         # fit.
         left = [AbandonedStep(step) for step in self._open_steps.values() if step.kind is StepKind.MODEL]
@@ -129,7 +129,7 @@ class RunJournal:
 
     @property
     def matches_store(self) -> bool:
-        """Whether the context in memory will match the store once the last commit is made."""
+        """Whether the context in memory will match the store after the last commit."""
         newest = max((record.seq for record in (self._records[:1] + self._records[-1:])), default=0)
         return newest == self.claim.session.record_seq + self._unstored_records and not self._has_silent_reply
 
@@ -255,7 +255,7 @@ class RunJournal:
         return result
 
     def _pending_s_left(self) -> float:
-        """Return how much longer pending results may wait.
+        """Return how much longer results that are not stored yet may wait.
 
         A wall clock that was set back does not extend the wait.
         """
@@ -306,7 +306,7 @@ class RunJournal:
         self._add_result(StepResult(body, _close_step(step), started_ms=started_ms))
 
     def _add_result(self, result: StepResult) -> None:
-        """Add a result to the context now, and to the store with the next commit, under the same number."""
+        """Add a result to the context now. The next commit adds it to the store under the same number."""
         now_ms = to_ms(self._clock.now())
         if not self._pending:
             self._pending_since_ms = now_ms
@@ -372,13 +372,13 @@ class RunJournal:
         return written.granted
 
     def _wake_all(self, written: StepCommit | None) -> None:
-        """Send the wake-ups together with the commit, because the task that waits for it may be cancelled."""
+        """Send the wake-ups together with the commit, because the task that waits for the commit may be cancelled."""
         for wake in written.wakes if written is not None else ():
             self._wake(wake)
 
 
 def _own_records(context: Sequence[Record], run: Run) -> list[Record]:
-    """Return the run's records. The search starts at the end, so its cost does not depend on the history."""
+    """Return the records of this run. The search starts at the end, so its cost does not depend on the history."""
     own: list[Record] = []
     for record in reversed(context):
         if record.seq < run.first_seq:
@@ -403,7 +403,7 @@ def _result_or_note(result: ToolResult, *, stored: bool) -> ToolResult | Note:
 
 
 class StepCommit(Struct, frozen=True):
-    """The result of a step commit: everything that it wrote."""
+    """Everything that a step commit wrote."""
 
     record_seq: int
     envelopes: tuple[Envelope, ...]
@@ -436,9 +436,9 @@ def write_step(
     charge: CallCharge | None,
     notice: str,
 ) -> StepCommit:
-    """The step commit: pending results, the next intent and joining envelopes, all or nothing."""
-    page = Transaction(conn, now_ms)
-    append = RecordAppender(claim.session, page, claim.run)
+    """Write pending results, the next intent and envelopes that join the run in one commit: all of them or none."""
+    tx = Transaction(conn, now_ms)
+    append = RecordAppender(claim.session, tx, claim.run)
     write_pending(append, pending, opening=opening)
     held = claim.envelopes
     joined: tuple[Record, ...] = ()
@@ -446,31 +446,31 @@ def write_step(
         held, joined = _steer(append, claim, zone)
         charge = _charge_with_joined(charge, joined)
     sessions.update_step_fenced(
-        conn, claim.session.id, epoch=claim.session.epoch, record_seq=append.last_seq, at_ms=page.at_ms
+        conn, claim.session.id, epoch=claim.session.epoch, record_seq=append.last_seq, at_ms=tx.at_ms
     )
     if append.records:
         records.add(conn, append.records)
     granted = ModelCallReservation(output_tokens_max=0)
     if opening is not None:
-        runs.open_step(conn, opening, at_ms=page.at_ms)
+        runs.open_step(conn, opening, at_ms=tx.at_ms)
         if charge is not None:
-            granted = _reserve_cost(page, claim.run, opening, charge)
+            granted = _reserve_cost(tx, claim.run, opening, charge)
         emit_step_opened(append, opening)
     if retrying is not None:
         runs.set_step_attempt(conn, retrying)
         if charge is not None:
-            granted = _reserve_cost(page, claim.run, retrying, charge)
-    wakes = _notify_person(page, claim, notice) if notice and opening is not None else ()
+            granted = _reserve_cost(tx, claim.run, retrying, charge)
+    wakes = _notify_person(tx, claim, notice) if notice and opening is not None else ()
     if claim.display != NO_DISPLAY_OPTIONS:
-        wakes += send_progress(page, claim, pending, opening)
+        wakes += send_progress(tx, claim, pending, opening)
     if claim.reply_delivery is not None:
-        wakes += send_interim_replies(page, claim, pending)
-    page.close()
+        wakes += send_interim_replies(tx, claim, pending)
+    tx.close()
     return StepCommit(append.last_seq, held, joined, granted, wakes)
 
 
 def _charge_with_joined(charge: CallCharge | None, joined: Sequence[Record]) -> CallCharge | None:
-    """Add the input of records that are written with the intent to the cost reservation."""
+    """Add records that are written with the intent to the input for which the model call's cost is reserved."""
     if charge is None or not joined:
         return charge
     more = max_input_tokens(sum(weight_of_record(record).size_bytes for record in joined))
@@ -512,21 +512,21 @@ def _reserve_cost(tx: Transaction, run: Run, step: Step, charge: CallCharge) -> 
 def _steer(
     appender: RecordAppender, claim: ClaimedRun, zone: ZoneInfo
 ) -> tuple[tuple[Envelope, ...], tuple[Record, ...]]:
-    """Steering: add due envelopes of the run's sender, or of the owner, to this turn.
+    """Add due envelopes of the run's sender, or of the owner, to this turn (steering).
 
-    Otherwise they would wait for the end of the run.
+    Without steering, they would wait for the end of the run.
     """
-    page = appender.tx
-    due = envelopes.list_due(page.conn, claim.session.id, page.at_ms, limit=STEERING_READ_MAX)
+    tx = appender.tx
+    due = envelopes.list_due(tx.conn, claim.session.id, tx.at_ms, limit=STEERING_READ_MAX)
     mine = [e for e in due if _wants_to_steer(e, claim.queue) and _may_steer(e, claim)][:BATCH_MAX]
     if not mine:
         return claim.envelopes, ()
-    text = turn_input.render_turn(mine, now=from_ms(page.at_ms), zone=zone)
+    text = turn_input.render_turn(mine, now=from_ms(tx.at_ms), zone=zone)
     record = appender.add(
         UserTurn(text=text, envelopes=tuple(e.id for e in mine), attachments=turn_input.collect_attachments(mine)),
         trust=trust_of_envelopes(mine),
     )
-    page.emit(
+    tx.emit(
         EventKind.RUN_JOINED,
         session=claim.session.id,
         run=claim.run.id,
@@ -535,11 +535,11 @@ def _steer(
     )
     ids = [e.id for e in mine]
     if claim.queue.mode is QueueMode.STEER_BACKLOG:
-        envelopes.mark_steered(page.conn, ids, run=claim.run.id)
+        envelopes.mark_steered(tx.conn, ids, run=claim.run.id)
         return claim.envelopes, (record,)
-    envelopes.claim(page.conn, ids, run=claim.run.id, now_ms=page.at_ms)
+    envelopes.claim(tx.conn, ids, run=claim.run.id, now_ms=tx.at_ms)
     held = (*claim.envelopes, *mine)
-    runs.set_envelopes(page.conn, claim.run.id, [e.id for e in held])
+    runs.set_envelopes(tx.conn, claim.run.id, [e.id for e in held])
     return held, (record,)
 
 
@@ -558,7 +558,7 @@ def _may_steer(envelope: Envelope, claim: ClaimedRun) -> bool:
 
 
 class ApprovalAnswers:
-    """Decisions of people about the calls of this run. A decision applies to one exact call, not to another."""
+    """The decisions of people about the calls of this run. A decision applies to exactly one call."""
 
     def __init__(self, approvals: Sequence[Approval]) -> None:
         self._by_call = {(call.id, call_hash(call)): approval for approval in approvals for call in approval.calls}

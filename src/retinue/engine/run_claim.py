@@ -1,4 +1,4 @@
-"""The commit in which a lane claims its next batch, or resumes an interrupted or suspended run."""
+"""Claims the next batch of a lane, or resumes an interrupted or suspended run, in one commit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ DUE_READ_MAX = BATCH_MAX + 40
 
 
 class ClaimSettings(Struct, frozen=True, kw_only=True):
-    """Settings that every claim uses."""
+    """The settings and functions that every claim uses."""
 
     zone: ZoneInfo
     server_started_ms: int  # when the server started; an older envelope waited through a stop
@@ -79,12 +79,12 @@ def claim_lane(
     crashed: bool = True,
     owned_runs: Container[RunId] = (),
 ) -> ClaimedRun | NothingClaimed:
-    """Claim what this lane does next.
+    """Claim the next work of this lane.
 
-    `crashed` says that an open run, if there is one, lost its worker in a crash. Runs in
-    `owned_runs` have a worker in this process.
+    `crashed` means that an open run, if there is one, lost its worker in a crash. Runs in `owned_runs` have a worker in
+    this process.
     """
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     session = sessions.get(conn, session_id)
     if session is None:
         return NothingClaimed()
@@ -94,17 +94,17 @@ def claim_lane(
         return NothingClaimed()
     if agent is None:
         text = f"Not processed: the agent {session.agent} was deleted."
-        result = _close_lane(page, session, run, because="agent-not-found", text=text)
+        result = _close_lane(tx, session, run, because="agent-not-found", text=text)
     elif session.deleted_at is not None:
         text = "Not processed: the conversation was deleted."
-        result = _close_lane(page, session, run, because="session-deleted", text=text)
+        result = _close_lane(tx, session, run, because="session-deleted", text=text)
     elif run is None:
-        result = claim_next_batch(page, session, agent, run_id=run_id, settings=settings)
+        result = claim_next_batch(tx, session, agent, run_id=run_id, settings=settings)
     elif run.status is RunStatus.SUSPENDED:
-        result = _resume_suspended(page, session, agent, run)
+        result = _resume_suspended(tx, session, agent, run)
     else:
-        result = _resume_interrupted(page, session, agent, run, crashed=crashed)
-    page.close()
+        result = _resume_interrupted(tx, session, agent, run, crashed=crashed)
+    tx.close()
     return result
 
 
@@ -121,7 +121,7 @@ def start_run_on_accept(
 def claim_next_batch(
     tx: Transaction, session: Session, agent: Agent, *, run_id: RunId, settings: ClaimSettings
 ) -> ClaimedRun | NothingClaimed:
-    """Start a run over the next batch. This commit also writes the run's user record and first step."""
+    """Start a run that works on the next batch. This commit also writes the run's user record and first step."""
     conn = tx.conn
     found = envelopes.list_due(conn, session.id, tx.at_ms, limit=DUE_READ_MAX)
     wakes, due = _settle_expired(tx, session, agent, found, settings)
@@ -262,8 +262,7 @@ def _start_run(
 def _effective_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Return the delegation lineage that limits the run in addition to its agent's settings.
 
-    A message from another sender does not free a subagent: the rules of the agents that delegated
-    to it always apply.
+    The rules of the agents that delegated to a subagent always apply to it, even if another sender writes to it.
     """
     lineage = _inherited_lineage(tx, session, first, run_id)
     if session.origin.kind not in SPAWNED_ORIGINS or first.id == session.origin.key:
@@ -295,7 +294,7 @@ def _inherited_lineage(tx: Transaction, session: Session, first: Envelope, run_i
 
 
 def _delegation_of(first: Envelope) -> EnvelopeId | None:
-    """Return the id of the delegation envelope behind this work, or None."""
+    """Return the id of the delegation envelope that caused this work, or None."""
     match first.kind:
         case EnvelopeKind.DELEGATION:
             return first.id
@@ -311,14 +310,14 @@ def _lane_of(session: Session, first: Envelope) -> LaneKind:
 
 
 def first_model_step(run: Run, agent: Agent) -> Step:
-    """Return the intent to call the model for the first reply."""
+    """Return the intent of the run's first model call."""
     return Step(run=run.id, turn=0, index=0, kind=StepKind.MODEL, hash=agent.model[:32])
 
 
 def _settle_expired(
     tx: Transaction, session: Session, agent: Agent, due: list[Envelope], settings: ClaimSettings
 ) -> tuple[tuple[Wake, ...], list[Envelope]]:
-    """Settle envelopes that expired, or that are too old for this agent because the server was stopped.
+    """Settle envelopes that have expired, or that became too old for this agent while the server was stopped.
 
     Their senders are notified. Returns the wake-ups and the remaining envelopes.
     """
@@ -369,7 +368,7 @@ def _close_lane(tx: Transaction, session: Session, run: Run | None, *, because: 
 
 
 def _resume_suspended(tx: Transaction, session: Session, agent: Agent, run: Run) -> ClaimedRun | NothingClaimed:
-    """Resume a suspended run: with the decision, or without it if the lane is needed."""
+    """Resume a suspended run after a decision, or without a decision if other work needs the lane."""
     conn = tx.conn
     asked = approvals.list_of_run(conn, run.id)
     waits_for = {approval.id for approval in asked if not approval.is_released}
@@ -436,7 +435,7 @@ def _set_wakefulness(tx: Transaction, session: Session, wakefulness: SessionActi
 def _resume_interrupted(
     tx: Transaction, session: Session, agent: Agent, run: Run, *, crashed: bool
 ) -> ClaimedRun | NothingClaimed:
-    """Resume a run without a worker from its last closed step, or close the run if it must not be retried."""
+    """Resume a run that lost its worker from its last closed step, or close the run if it must not be retried."""
     is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
     if agent.crash_policy is CrashPolicy.AT_MOST_ONCE or is_job:
         what = "The server stopped" if crashed else "The store failed"
@@ -493,7 +492,7 @@ def _resume(
     attempt: int,
     cause: str,
 ) -> ClaimedRun:
-    """Raise the epoch, mark the run as running and return the claim."""
+    """Raise the epoch, mark the run as running and return the new claim."""
     conn = tx.conn
     epoch = session.epoch + 1
     sessions.update_fenced(
@@ -527,7 +526,7 @@ def _resume(
 
 
 def _stored_calls(conn: sa.Connection, held: tuple[Envelope, ...]) -> tuple[tuple[Call, ...], tuple[Approval, ...]]:
-    """Return the calls that a run over a late decision performs first, and their approval."""
+    """Return the stored calls that a run performs first after a late decision, and the approval of these calls."""
     for envelope in held:
         if envelope.kind is EnvelopeKind.DECISION:
             approval = approvals.get(conn, envelope.context.approval)

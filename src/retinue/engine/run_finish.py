@@ -1,4 +1,4 @@
-"""The commits in which a run finishes, fails or is cancelled. Each settles everything the run holds."""
+"""Finishes, fails or cancels a run in one commit, which also settles the run's envelopes and closes its calls."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CONTEXT_TOO_LARGE = "the context no longer fits the model's window, and could no
 
 
 class UnfinishedReply(Struct, frozen=True):
-    """The text streamed so far of a reply that is not stored yet."""
+    """The streamed text of a reply that is not stored yet."""
 
     turn: int
     text: str
@@ -233,14 +233,17 @@ def _build_answer(
 
 
 def _lineage_context(claim: ClaimedRun, to: address.Address) -> EnvelopeContext:
-    """Return a context with the run's lineage if the recipient is an agent, because it continues the same work."""
+    """Return a context with the run's lineage if the recipient is an agent, which continues the same work."""
     if claim.run.lineage is None or to.kind is not address.AddressKind.AGENT:
         return NO_CONTEXT
     return EnvelopeContext(lineage=claim.run.lineage)
 
 
 def _answer_kind(tx: Transaction, envelope: Envelope) -> EnvelopeKind:
-    """Return the kind of the envelope to answer. For a late decision, use the envelope whose run asked for it."""
+    """Return the kind of envelope that the answer is for.
+
+    For a late decision, use the envelope whose run asked for it.
+    """
     if envelope.kind is not EnvelopeKind.DECISION:
         return envelope.kind
     approval = approvals.get(tx.conn, envelope.context.approval)
@@ -250,7 +253,7 @@ def _answer_kind(tx: Transaction, envelope: Envelope) -> EnvelopeKind:
 
 
 def _report_address(tx: Transaction, claim: ClaimedRun) -> tuple[address.Address | None, EnvelopeId | None]:
-    """Return the address for a report on delegated work, and the envelope it replies to.
+    """Return the address for a report on delegated work, and the envelope that the report replies to.
 
     The report goes to the person whose message started the work.
     """
@@ -279,7 +282,7 @@ def _scheduled_answer(
 ) -> tuple[EnvelopeDraft | None, str]:
     """Return the answer that a scheduled run sends, and the reason.
 
-    A recipient that the run already wrote to gets no second message.
+    A recipient that the run has already written to gets no second message.
     """
     schedule = heartbeats.find_heartbeat_schedule(tx.conn, claim.run, claim.envelopes)
     if schedule is not None and not result.is_silent:
@@ -295,11 +298,11 @@ def _scheduled_answer(
 def fail_run(
     conn: sa.Connection, *, claim: ClaimedRun, pending: Sequence[PendingWrite], now_ms: int, error: str, text: str
 ) -> tuple[Wake, ...]:
-    """End a failed run. Its envelopes become dead letters, and the person reads the reason."""
-    page = Transaction(conn, now_ms)
-    session = _write_last_records(page, claim, pending)
+    """End a failed run. Its envelopes become dead letters, and the person gets the reason."""
+    tx = Transaction(conn, now_ms)
+    session = _write_last_records(tx, claim, pending)
     wakes = close_run(
-        page,
+        tx,
         session,
         claim.run,
         RunStatus.FAILED,
@@ -308,12 +311,12 @@ def fail_run(
         text=text,
         note=f"This run failed: {error}",
     )
-    page.close()
+    tx.close()
     return wakes
 
 
 def _write_last_records(tx: Transaction, claim: ClaimedRun, pending: Sequence[PendingWrite]) -> Session:
-    """Write results that are not stored yet. Raises if another worker has claimed the session."""
+    """Write the results that are not stored yet. Raises an error if another worker has claimed the session."""
     append = RecordAppender(claim.session, tx, claim.run)
     write_pending(append, pending)
     sessions.update_fenced(
@@ -341,10 +344,10 @@ def close_run(
     note: str,
     unfinished: UnfinishedReply | None = None,
 ) -> tuple[Wake, ...]:
-    """End an open run without an answer: every open call gets a result, every envelope an outcome.
+    """End an open run without an answer: every open call gets a result, and every envelope an outcome.
 
-    Raises the epoch, so that a worker that still holds the run can write nothing more. The
-    `unfinished` text of a reply that is not stored yet is kept.
+    Raises the epoch, so that a worker that still has the run can no longer write. The `unfinished` text of a reply that
+    is not stored yet is kept.
     """
     conn = tx.conn
     held = envelopes.list_held(conn, run.id)
@@ -397,7 +400,7 @@ def close_run(
 def _notify_senders(
     tx: Transaction, session: Session, run: Run, envelopes_held: Sequence[Envelope], outcome: Outcome, text: str
 ) -> tuple[Wake, ...]:
-    """Notify each sender of the run's envelopes once, including senders that joined."""
+    """Notify each sender of the run's envelopes once, including senders whose envelopes joined the run."""
     newest: dict[address.Address, Envelope] = {}
     for envelope in envelopes_held:
         sender = run.sender if envelope.kind is EnvelopeKind.DECISION else envelope.sender
@@ -417,7 +420,7 @@ def _notify_senders(
 
 
 def interrupted_result(call: str, tool: str) -> ToolResult:
-    """Return the result that a model reads for a call whose end is unknown."""
+    """Return the result that a model reads for a call if it is unknown how the call ended."""
     return ToolResult(
         call=call,
         tool=tool,
@@ -427,7 +430,7 @@ def interrupted_result(call: str, tool: str) -> ToolResult:
 
 
 class CancelResult(Struct, frozen=True):
-    """The effects of a cancellation: the runs it ended, their sessions, and how many due envelopes it cleared."""
+    """The effects of a cancellation: the runs it ended, their sessions, and how many due envelopes it cancelled."""
 
     runs: tuple[RunId, ...]
     sessions: tuple[SessionId, ...]
@@ -450,17 +453,17 @@ def cancel_runs(
     reset: str | None = None,
     unfinished: Mapping[RunId, UnfinishedReply] = NO_UNFINISHED_REPLIES,
 ) -> CancelResult:
-    """End the open run of a session and of every session below it. Scheduled envelopes stay.
+    """End the open runs of a session and of every session below it. Scheduled envelopes stay.
 
-    `only_for_newer` does nothing unless a newer envelope is due (queue mode interrupt). `reset`
-    also appends a reset mark.
+    With `only_for_newer`, nothing happens unless a newer envelope is due (queue mode interrupt). With `reset`, the
+    context is also reset.
     """
-    page = Transaction(conn, now_ms)
-    if only_for_newer and not _is_newer_due(page, session_id):
-        page.close()
+    tx = Transaction(conn, now_ms)
+    if only_for_newer and not _is_newer_due(tx, session_id):
+        tx.close()
         return NOTHING_CANCELLED
     done = cancel_runs_in(
-        page,
+        tx,
         session_id,
         by=by,
         reason=reason,
@@ -469,7 +472,7 @@ def cancel_runs(
         reset=reset,
         unfinished=unfinished,
     )
-    page.close()
+    tx.close()
     return done
 
 
@@ -484,7 +487,7 @@ def cancel_runs_in(
     reset: str | None = None,
     unfinished: Mapping[RunId, UnfinishedReply] = NO_UNFINISHED_REPLIES,
 ) -> CancelResult:
-    """Like `cancel_runs`, within an open transaction."""
+    """End runs like `cancel_runs`, within an open transaction."""
     conn = tx.conn
     ended: list[RunId] = []
     lanes: list[SessionId] = []
@@ -518,7 +521,7 @@ def cancel_runs_in(
 
 
 def cancel_for_newer(tx: Transaction, session: Session, run: Run) -> tuple[Wake, ...]:
-    """Cancel a run that has no worker for a newer envelope (queue mode interrupt)."""
+    """Cancel a run without a worker because a newer envelope is due (queue mode interrupt)."""
     return _cancel_run(tx, session, run, by="server", reason=NEWER_ENVELOPE)
 
 
@@ -555,7 +558,7 @@ def _is_decision_for(tx: Transaction, decision: Envelope, run: Run) -> bool:
 
 
 def may_interrupt(envelope: Envelope) -> bool:
-    """Whether the envelope may interrupt a run. Decisions, answers and notices may not."""
+    """Whether an envelope of this kind may interrupt a run. Decisions, answers and notices may not."""
     asks = not envelope.silent and envelope.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.SYSTEM)
     return asks and envelope.context.when_busy is None
 
@@ -595,7 +598,7 @@ def _cancel_due(
 
 
 def mark_reset(tx: Transaction, session_id: str, message: str = "", *, because: str) -> None:
-    """Reset the context at this point. The new context starts with `message`. Earlier records stay in the history."""
+    """Reset the context here. The new context starts with `message`. Earlier records stay in the history."""
     session = sessions.get(tx.conn, session_id)
     if session is None:
         return

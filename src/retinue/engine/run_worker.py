@@ -1,4 +1,4 @@
-"""Execute one run. Every exception ends here: it fails the run, never the server."""
+"""Executes one run. Every exception ends here: it fails the run, never the server."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from retinue.store.sessions import records, sessions
 log = logging.getLogger(__name__)
 
 SynthesizeVoice = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]]
-"""Of an answer, and whether it answers a voice message: what is shown of it, and a voice message, or none."""
+"""Takes an answer, and whether it answers a voice message. Returns the text to show, and a voice message or None."""
 
 
 class RunEnd(Struct, frozen=True):
     """How the execution of a run ended.
 
-    `next_claim` was claimed in the finishing commit. `more_due` means that the lane has more to do.
+    `next_claim` was claimed in the finishing commit. `more_due` means that the lane has more work.
     """
 
     wakes: tuple[Wake, ...] = ()
@@ -97,10 +97,9 @@ class RunWorker:
         has_new_envelopes: Callable[[], bool],
         is_contended: Callable[[], bool],
     ) -> RunEnd:
-        """Execute a run.
+        """Execute a claimed run to its end.
 
-        Raises only `StaleEpoch`, `StoreError` and cancellation. These leave the run in the store
-        unchanged.
+        Raises only `StaleEpoch`, `StoreError` and cancellation. These leave the run in the store unchanged.
         """
         request = _request_of(claim)
         agent_display = self._claim_settings.defaults().display_options_of(claim.agent)
@@ -142,7 +141,7 @@ class RunWorker:
             )
 
     async def _read_run_records(self, claim: ClaimedRun) -> list[Record] | None:
-        """Read the run's records, if a compaction before an interruption has removed some from its context."""
+        """Read the run's records from the store if a compaction before an interruption removed some of them."""
         if claim.new_records or claim.run.first_seq >= claim.session.context_start_seq:
             return None
         session, first, last = claim.session.id, claim.run.first_seq, claim.session.record_seq
@@ -183,8 +182,8 @@ class RunWorker:
     async def _with_voice(self, claim: ClaimedRun, result: RunAnswer) -> RunAnswer:
         """Add a voice message to an answer for a channel.
 
-        It is made before the commit, so that the stored answer is the one sent. If it fails, the
-        text remains.
+        The voice message is made before the commit, so that the stored answer is what is sent. If making it fails, the
+        answer is text only.
         """
         if self._synthesize_voice is None or claim.reply_delivery is None or result.is_silent or not result.text:
             return result
@@ -271,7 +270,7 @@ class RunWorker:
                 attendance.end()
 
     def _show_typing(self, claim: ClaimedRun) -> RunProgress | None:
-        """Show typing in the channel while the run works. Only for a run over a message from that channel."""
+        """Show the typing indicator in the channel while a run works on a message from that channel."""
         if self._typing is None or claim.reply_delivery is None or not claim.envelopes:
             return None
         newest = claim.envelopes[-1]
@@ -321,7 +320,7 @@ def _request_of(claim: ClaimedRun) -> RunRequest:
 
 
 def _without_wakes(end: RunEnd) -> RunEnd:
-    """Return the end without its wake-ups, which were already sent."""
+    """Return the end of a run without its wake-ups, because they have already been sent."""
     return replace(end, wakes=())
 
 
@@ -343,23 +342,23 @@ def _finish_and_claim(
     next_run_id: RunId | None,
     settings: ClaimSettings,
 ) -> RunEnd:
-    """The finishing commit. It also claims the next batch, unless another lane waits for this slot."""
-    page = Transaction(conn, now_ms)
-    if not envelopes.has_due(conn, claim.session.id, page.at_ms):
+    """Finish a run in one commit. It also claims the next batch, unless another lane waits for this slot."""
+    tx = Transaction(conn, now_ms)
+    if not envelopes.has_due(conn, claim.session.id, tx.at_ms):
         # The usual case. A later envelope finds the session asleep and wakes it.
-        wakes = finish_run(page, claim, pending, result, wakefulness=SessionActivity.SLEEPING)
-        request_reset_if_too_long(page, claim.session, claim.agent, result.context_length, settings.session_settings())
-        page.close()
+        wakes = finish_run(tx, claim, pending, result, wakefulness=SessionActivity.SLEEPING)
+        request_reset_if_too_long(tx, claim.session, claim.agent, result.context_length, settings.session_settings())
+        tx.close()
         return RunEnd(wakes)
-    wakes = finish_run(page, claim, pending, result, wakefulness=SessionActivity.ACTIVE)
-    request_reset_if_too_long(page, claim.session, claim.agent, result.context_length, settings.session_settings())
+    wakes = finish_run(tx, claim, pending, result, wakefulness=SessionActivity.ACTIVE)
+    request_reset_if_too_long(tx, claim.session, claim.agent, result.context_length, settings.session_settings())
     # Read again: the settings of agent and session may have changed since the claim.
     session, agent = sessions.get(conn, claim.session.id), agents.find(conn, claim.agent.name)
     if next_run_id is None or session is None or agent is None:
-        page.close()
+        tx.close()
         return RunEnd(wakes, more_due=True)
-    following = claim_next_batch(page, session, agent, run_id=next_run_id, settings=settings)
-    page.close()
+    following = claim_next_batch(tx, session, agent, run_id=next_run_id, settings=settings)
+    tx.close()
     if isinstance(following, NothingClaimed):
         return RunEnd((*wakes, *following.wakes), more_due=following.look_again or following.retry_after_s > 0)
     return RunEnd((*wakes, *following.wakes), next_claim=replace(following, wakes=()))

@@ -1,4 +1,7 @@
-"""The scheduler: releases the envelope of a due occurrence, or records why not. Gates run before any model call."""
+"""The scheduler: sends the envelope of a due occurrence, or records why it was skipped.
+
+Gates run before any model call.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ STORE_RETRY_S = 1.0
 
 
 async def no_gate_runner(schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
-    """Refuse every gate: this server cannot run commands."""
+    """Refuse every gate. For servers that cannot run commands."""
     return GateResult(is_open=False, because="this server cannot run its gate")
 
 
@@ -79,14 +82,14 @@ class GateRequest(Struct, frozen=True):
 
 
 class FiredOccurrences(Struct, frozen=True):
-    """The result of a firing commit: the lanes to wake, and the gates to run."""
+    """The result of firing due occurrences: the lanes to wake, and the gates to run."""
 
     wakes: tuple[Wake, ...] = ()
     gate_requests: tuple[GateRequest, ...] = ()
 
 
 class Scheduler:
-    """Fires due schedules for the alarm. All state except running gates is in the store."""
+    """Fires due schedules when the alarm asks for it. All state except running gates is in the store."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Scheduler:
         self._gate_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Requeue gates that were running at a crash, and apply the owner's time zone to schedules without one."""
+        """Queue gates again that a crash interrupted, and apply the owner's time zone to schedules without one."""
         if not await self._store.read(schedules.count):
             return
         await self._store.write(schedules.reset_gates, point="clock")
@@ -166,39 +169,41 @@ class Scheduler:
 
 
 def _set_owner_zone(conn: sa.Connection, *, zone: ZoneInfo, after: str, now_ms: int) -> str | None:
-    page = Transaction(conn, now_ms)
-    more = schedules.apply_owner_zone(page, zone, after=after, limit=ZONES_PER_COMMIT_MAX)
-    page.close()
+    tx = Transaction(conn, now_ms)
+    more = schedules.apply_owner_zone(tx, zone, after=after, limit=ZONES_PER_COMMIT_MAX)
+    tx.close()
     return more
 
 
 def fire_due(conn: sa.Connection, *, now_ms: int) -> FiredOccurrences:
-    """The commit in which due occurrences are released, skipped, or marked as waiting for their gate."""
-    page = Transaction(conn, now_ms)
+    """Release or skip due occurrences in one commit, or mark them as waiting for their gate."""
+    tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
     gates: list[GateRequest] = []
-    for slot in schedules.list_due_occurrences(conn, page.at_ms, limit=FIRED_PER_COMMIT_MAX):
-        kept = schedules.get(conn, slot.schedule)
+    for occurrence in schedules.list_due_occurrences(conn, tx.at_ms, limit=FIRED_PER_COMMIT_MAX):
+        kept = schedules.get(conn, occurrence.schedule)
         assert kept is not None  # an occurrence has its schedule
-        if because := _skip_reason(page, kept, slot):
-            wakes += _skip_occurrence(page, slot, because=because)
-        elif kept.schedule.heartbeat is None and (kept.schedule.gate is None or slot.cause is OccurrenceCause.FORCE):
-            wakes += _release_envelope(page, kept.schedule, slot)
+        if because := _skip_reason(tx, kept, occurrence):
+            wakes += _skip_occurrence(tx, occurrence, because=because)
+        elif kept.schedule.heartbeat is None and (
+            kept.schedule.gate is None or occurrence.cause is OccurrenceCause.FORCE
+        ):
+            wakes += _release_envelope(tx, kept.schedule, occurrence)
         else:
-            asked = _prepare_gate(page, kept.schedule, slot)
+            asked = _prepare_gate(tx, kept.schedule, occurrence)
             if isinstance(asked, GateRequest):
                 gates.append(asked)
             else:
                 wakes += asked
-    page.close()
+    tx.close()
     return FiredOccurrences((*wakes, TimerWake()), tuple(gates))
 
 
 def apply_gate_result(
     conn: sa.Connection, *, occurrence: Occurrence, result: GateResult, now_ms: int
 ) -> tuple[Wake, ...]:
-    """Apply the answer of a gate. Does nothing if its occurrence was withdrawn while the gate ran."""
-    page = Transaction(conn, now_ms)
+    """Apply the result of a gate. Does nothing if its occurrence was withdrawn while the gate ran."""
+    tx = Transaction(conn, now_ms)
     current = schedules.get_occurrence_of_envelope(conn, occurrence.envelope or "")
     kept = schedules.get(conn, occurrence.schedule)
     wakes: tuple[Wake, ...] = ()
@@ -207,11 +212,11 @@ def apply_gate_result(
         busy = overlap_reason(conn, kept.id) if occurrence.cause is not OccurrenceCause.FORCE else ""
         because = busy if result.is_open else result.because
         wakes = (
-            _skip_occurrence(page, occurrence, because=because)
+            _skip_occurrence(tx, occurrence, because=because)
             if because
-            else _release_envelope(page, kept.schedule, occurrence, gate_result=result)
+            else _release_envelope(tx, kept.schedule, occurrence, gate_result=result)
         )
-    page.close()
+    tx.close()
     return (*wakes, TimerWake())
 
 
@@ -228,7 +233,7 @@ def _skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence
 
 
 def overlap_reason(conn: sa.Connection, schedule: str) -> str:
-    """Return why a schedule cannot fire now: an occurrence of the schedule is active. Empty if it can fire."""
+    """Return why a schedule cannot fire now, or an empty string. It cannot while one of its occurrences is active."""
     other = schedules.get_running_occurrence(conn, schedule)
     if other is None:
         return ""
@@ -245,7 +250,10 @@ def _skip_occurrence(
 
 
 def _prepare_gate(tx: Transaction, schedule: Schedule, occurrence: Occurrence) -> GateRequest | tuple[Wake, ...]:
-    """Return the gate to run. It runs in the agent's session, with the grants of that session only."""
+    """Return the gate to run for an occurrence.
+
+    It runs in the agent's session, with the grants of that session only.
+    """
     to = schedule.to if schedule.to.kind is AddressKind.AGENT else address.agent_address(schedule.owner.name)
     found = _find_session(tx, replace(schedule, to=to), occurrence)
     if isinstance(found, str):
@@ -259,7 +267,7 @@ def _prepare_gate(tx: Transaction, schedule: Schedule, occurrence: Occurrence) -
 def _release_envelope(
     tx: Transaction, schedule: Schedule, occurrence: Occurrence, *, gate_result: GateResult | None = None
 ) -> tuple[Wake, ...]:
-    """Release the envelope: it is due from now on, like any other envelope."""
+    """Release the envelope of an occurrence: from now on it is due, like any other envelope."""
     text = schedule.text if gate_result is None or gate_result.text is None else gate_result.text
     apart: tuple[Wake, ...] = ()
     recipient, session, wake = schedule.to, None, _wake_for(schedule.to)

@@ -1,7 +1,7 @@
-"""Slash commands, executed and answered in the commit that accepts them.
+"""Executes and answers slash commands in the commit that accepts them.
 
-They are envelopes like any other: stored, settled and answered by an envelope, but without a model
-call. Directives inside other text are removed here, and the rest goes to the agent.
+Commands are envelopes like any other: stored, settled and answered by an envelope, but without a model call. Directives
+inside other text are removed here, and the rest of the text goes to the agent.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ GREETING_PROMPT = (
 )
 
 ListSkillCommands = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCommand]]]
-"""Returns the skills of an agent that people can call in this conversation."""
+"""Returns the skills of an agent that people can call by slash command in a conversation."""
 
 
 async def no_skill_commands(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
-    """Return no skill commands. For servers without skills."""
+    """Return no skill commands. For servers that have no skills."""
     return ()
 
 
 class CommandInputs(Struct, frozen=True, kw_only=True):
-    """Inputs that a commit cannot read from the database: skills on disk and prompt parts."""
+    """What a command needs besides the database: skills on disk and the parts of the system prompt."""
 
     skills: Sequence[SkillCommand] = ()
     prompt_parts: Sequence[PromptPart] = ()
@@ -91,7 +91,7 @@ class CommandInputs(Struct, frozen=True, kw_only=True):
 class CommandResult(Struct, frozen=True):
     """The result of a command: its receipt, the runs it ended and the lanes to wake.
 
-    Without a receipt the text was no command and is an ordinary message.
+    If there is no receipt, the text was not a command but an ordinary message.
     """
 
     receipt: Receipt | None
@@ -106,7 +106,7 @@ class _CommandReply(Struct):
 
 
 class _CommandContext(Struct, frozen=True, kw_only=True):
-    """Everything that one command needs."""
+    """Everything that the execution of one command needs."""
 
     tx: Transaction
     draft: EnvelopeDraft
@@ -121,7 +121,7 @@ class _CommandContext(Struct, frozen=True, kw_only=True):
 
 
 class SlashCommands:
-    """Handles the slash commands of sessions. `on_committed` is called with each commit."""
+    """Handles the slash commands of sessions. `on_committed` is called after each commit."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SlashCommands:
         on_committed: Callable[[CommandResult | None], None],
         answers_by_number: Callable[[str], bool] = lambda _instance: False,
     ) -> None:
-        """`answers_by_number` returns whether questions of a connector are answered with numbers, without buttons."""
+        """`answers_by_number` returns whether people answer a connector's questions with numbers instead of buttons."""
         self._answers_by_number = answers_by_number
         self._store = store
         self._clock = clock
@@ -199,7 +199,7 @@ class SlashCommands:
     async def _load_inputs(
         self, commands: Sequence[SlashCommand], agent: Agent | None, session: Session | None
     ) -> CommandInputs:
-        """Load skills and prompt parts only for commands that need them."""
+        """Load the skills and prompt parts, but only for commands that need them."""
         if agent is None:
             return CommandInputs()
         names = {command.name for command in commands}
@@ -220,7 +220,7 @@ def _find_agent_and_session(conn: sa.Connection, *, draft: EnvelopeDraft) -> tup
 
 
 def _with_skill_request(draft: EnvelopeDraft, skill: SkillCommandRequest) -> EnvelopeDraft:
-    """Return the draft whose run uses the skill, or only makes its call."""
+    """Return the draft with a request to use the skill, or to make only the skill's tool call."""
     request = draft.context.request or NO_RUN_REQUEST
     asked = replace(request, skill=skill.skill) if skill.call is None else replace(request, call=skill.call)
     text = context_line(draft.text) + skill.text if skill.text else draft.text
@@ -228,7 +228,7 @@ def _with_skill_request(draft: EnvelopeDraft, skill: SkillCommandRequest) -> Env
 
 
 def _shortcut_draft(draft: EnvelopeDraft, command: SlashCommand) -> EnvelopeDraft:
-    """Return a shortcut inside other text as a separate draft. A redelivered message gives the same draft id."""
+    """Return a shortcut inside other text as a separate draft. A redelivered message gets the same draft id."""
     id_ = derive_id(f"{draft.source}\n{draft.idempotency_key}", command.word)
     return replace(draft, id=EnvelopeId(id_), idempotency_key=id_, text=command.raw, attachments=())
 
@@ -245,35 +245,35 @@ def execute_commands(
     settings: SessionSettings,
     unfinished_replies: Mapping[RunId, UnfinishedReply],
 ) -> CommandResult:
-    """The commit that executes the commands of one message and answers them."""
+    """Execute and answer the commands of one message in one commit."""
     seen = envelopes.get_by_key(conn, draft.source, draft.idempotency_key)
     if seen is not None:
         return CommandResult(resolve_duplicate(conn, draft, seen).receipt)
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     if (gone := purge.get_purged_key(conn, draft.source, draft.idempotency_key)) is not None:
         return CommandResult(resolve_purged_duplicate(draft, gone).receipt)
-    number = approval_commands.find_numbered_answer(page, draft, commands[0]) if _is_number(commands) else None
-    if commands[0].is_bare and number is None and (_is_number(commands) or not _is_busy(page, draft)):
-        page.close()
+    number = approval_commands.find_numbered_answer(tx, draft, commands[0]) if _is_number(commands) else None
+    if commands[0].is_bare and number is None and (_is_number(commands) or not _is_busy(tx, draft)):
+        tx.close()
         return CommandResult(None)
-    session, agent = store_command(page, draft)
+    session, agent = store_command(tx, draft)
     word = commands[0].word
     if draft.trust not in COMMAND_TRUSTS:
         # Stored but not answered: an unauthorized sender learns nothing.
         because = f"command-not-allowed: /{word} from a sender who may not use commands"
-        _settle_command(page, draft, session, Outcome.REFUSED, because, answer=None)
-        page.close()
-        return CommandResult(_receipt(page, draft, session, Outcome.REFUSED, because))
+        _settle_command(tx, draft, session, Outcome.REFUSED, because, answer=None)
+        tx.close()
+        return CommandResult(_receipt(tx, draft, session, Outcome.REFUSED, because))
     to = get_answer_address(draft.sender, origin=session.origin)
     answer = EnvelopeId(derive_id(draft.id, "answer")) if to is not None else None
     because = f"the server answered /{word}"
     # settle first, so that it does not count as due
-    _settle_command(page, draft, session, Outcome.ANSWERED, because, answer=answer)
+    _settle_command(tx, draft, session, Outcome.ANSWERED, because, answer=answer)
     done = _CommandReply("")
     for command in commands:
         now = sessions.get(conn, session.id) or session  # as the previous command left it
         scene = _CommandContext(
-            tx=page,
+            tx=tx,
             draft=draft,
             session=now,
             agent=agent,
@@ -288,7 +288,7 @@ def execute_commands(
     wakes = list(done.wakes)
     if to is not None and answer is not None:
         wakes += accept_in_transaction(
-            page,
+            tx,
             EnvelopeDraft(
                 id=answer,
                 sender=address.agent_address(agent.name, session.id),
@@ -301,8 +301,8 @@ def execute_commands(
                 trust=Trust.PRIVATE,
             ),
         ).wakes
-    page.close()
-    return CommandResult(_receipt(page, draft, session, Outcome.ANSWERED, because), done.cancelled, tuple(wakes))
+    tx.close()
+    return CommandResult(_receipt(tx, draft, session, Outcome.ANSWERED, because), done.cancelled, tuple(wakes))
 
 
 def _append_reply(reply: _CommandReply, more: _CommandReply) -> None:
@@ -317,7 +317,10 @@ def _is_number(commands: Sequence[SlashCommand]) -> bool:
 
 
 def _is_busy(tx: Transaction, draft: EnvelopeDraft) -> bool:
-    """Whether this session or one that it started has work. If not, a bare word such as `stop` is plain text."""
+    """Whether this session, or a session that it started, has work.
+
+    If not, a bare word such as `stop` is plain text.
+    """
     agent = agents.find(tx.conn, draft.recipient.name)
     session = find_session(tx.conn, draft, agent) if agent is not None else None
     if session is None:
@@ -438,9 +441,9 @@ def _execute_command(command: SlashCommand, command_context: _CommandContext) ->
 
 
 def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
-    """Reset the context. The first word may name a model, and the rest starts a run.
+    """Execute /new: reset the context. The first word may name a model, and the rest starts a run.
 
-    Without text the agent greets, if the settings say so.
+    If there is no text, the agent greets the person if the settings say so.
     """
     page, draft, session = command_context.tx, command_context.draft, command_context.session
     done = _CommandReply(
@@ -474,7 +477,7 @@ def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _Co
 
 
 def _build_envelope(command_context: _CommandContext, purpose: str, text: str) -> EnvelopeDraft:
-    """Return an envelope to the agent that results from a command, from the same sender."""
+    """Return the envelope that a command sends to the agent, from the same sender."""
     return EnvelopeDraft(
         id=EnvelopeId(derive_id(command_context.draft.id, purpose)),
         sender=command_context.draft.sender,
@@ -487,7 +490,10 @@ def _build_envelope(command_context: _CommandContext, purpose: str, text: str) -
 
 
 def _execute_compact(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
-    """Start a run that compacts the session, because a summary needs a model. The answer only announces it."""
+    """Execute /compact: start a run that compacts the session, because a summary needs a model.
+
+    The answer only says that the run starts.
+    """
     context = replace(command_context.draft.context, request=RunRequest(compact=command.arguments))
     envelope = replace(
         _build_envelope(command_context, "compact", "Compact this conversation."),
@@ -501,10 +507,9 @@ def _execute_compact(command: SlashCommand, command_context: _CommandContext) ->
 
 
 def _principal_of(tx: Transaction, draft: EnvelopeDraft) -> Principal:
-    """Return the sender as a principal, with current rights.
+    """Return the sender as a principal, with the sender's current rights.
 
-    The owner is recognized in a channel too. A sender with a linked platform identity is that
-    person.
+    The owner is recognized in a channel too. A sender with a linked platform identity is that person.
     """
     if draft.trust is Trust.OWNER:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER

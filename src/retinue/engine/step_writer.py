@@ -1,4 +1,4 @@
-"""Write the end of a step as part of a larger commit: its record, the closed step and its cost."""
+"""Writes the end of a step as part of a larger commit: its record, the closed step and its cost."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class CallCharge(Struct, frozen=True, kw_only=True):
 
 
 class StepResult(Struct, frozen=True):
-    """A result that has not been written yet. `step` is None for a result that needed no action.
+    """The result of a step that has not been written yet. `step` is None if the result needed no action.
 
-    `started_ms` is set for a read-only call that ended before its intent was written. Intent and
-    result are then written together.
+    `started_ms` is set for a read-only call that ended before its intent was written. Intent and result are then
+    written together.
     """
 
     body: Reply | ToolResult | Note | Summary
@@ -42,7 +42,7 @@ class StepResult(Struct, frozen=True):
 
 
 class CompletedSummaryCall(Struct, frozen=True):
-    """A successful model call for a summary. If it returned a text, the compaction stores that text."""
+    """A successful model call for a summary. If it returned a text, the compaction stores the text."""
 
     step: Step
     charge: CallCharge
@@ -59,7 +59,7 @@ class FailedModelCall(Struct, frozen=True):
 
 
 class AbandonedStep(Struct, frozen=True):
-    """A step that was started and is abandoned, because its result is no longer needed."""
+    """A step that was started and is now given up, because its result is no longer needed."""
 
     step: Step
 
@@ -68,7 +68,7 @@ PendingWrite = StepResult | CompletedSummaryCall | FailedModelCall | AbandonedSt
 
 
 def write_pending(appender: RecordAppender, pending: Sequence[PendingWrite], *, opening: Step | None = None) -> None:
-    """Write the pending results. Also add an audit entry for the step `opening`, which is performed next."""
+    """Write the pending results, and an audit entry for the step `opening`, which is performed next."""
     entries: list[AuditEntry] = []
     for each in pending:
         if isinstance(each, StepResult) and each.started_ms is not None:
@@ -92,7 +92,7 @@ def write_pending(appender: RecordAppender, pending: Sequence[PendingWrite], *, 
 
 
 def _audit_allowed(appender: RecordAppender, step: Step | None) -> Sequence[AuditEntry]:
-    """Return the audit entry of a call that is performed."""
+    """Return the audit entry that a call is allowed, and will be performed."""
     if step is None or step.call is None:
         return ()
     agent = appender.session.agent
@@ -119,7 +119,7 @@ def _audit_end(appender: RecordAppender, pending: PendingWrite) -> AuditEntry | 
 
 
 def _write_result(appender: RecordAppender, result: StepResult) -> None:
-    page = appender.tx
+    tx = appender.tx
     record = appender.add(result.body)
     if isinstance(result.body, Summary):
         _write_compaction(appender, result.body, record_seq=record.seq)
@@ -127,14 +127,14 @@ def _write_result(appender: RecordAppender, result: StepResult) -> None:
     if step is None:
         return
     if result.started_ms is not None:
-        runs.add_ended_step(page.conn, step, record_seq=record.seq, begun_ms=result.started_ms, at_ms=page.at_ms)
+        runs.add_ended_step(tx.conn, step, record_seq=record.seq, begun_ms=result.started_ms, at_ms=tx.at_ms)
         emit_step_opened(appender, step)
     else:
-        runs.close_step(page.conn, step, record_seq=record.seq, at_ms=page.at_ms)
+        runs.close_step(tx.conn, step, record_seq=record.seq, at_ms=tx.at_ms)
     if result.charge is not None and isinstance(result.body, Reply):
         _settle_charge(appender, step, result.charge, result.body.usage)
     if step.kind is StepKind.TOOL or _has_calls(result.body):
-        page.emit(
+        tx.emit(
             EventKind.STEP_CLOSED,
             session=appender.session.id,
             run=step.run,
@@ -160,7 +160,7 @@ def emit_step_opened(appender: RecordAppender, step: Step) -> None:
 
 
 def _write_compaction(appender: RecordAppender, summary: Summary, *, record_seq: int) -> None:
-    """Start the context at the summary, so that it applies even if the run fails before its next step."""
+    """Start a new context with the summary now, so that it applies even if the run fails before its next step."""
     page, session = appender.tx, appender.session
     sessions.compact(page.conn, session.id, kept_from=summary.kept_from, at_ms=page.at_ms)
     page.emit(
@@ -230,7 +230,7 @@ def _require_run(appender: RecordAppender) -> Run:
 
 
 def _has_calls(body: Reply | ToolResult | Note | Summary) -> bool:
-    """Whether a reply contains calls.
+    """Whether a reply contains tool calls.
 
     Only a reply with calls gets an event, because the last reply is in the event of the run's end.
     """

@@ -1,7 +1,7 @@
-"""Archive or delete the session of a finished subagent.
+"""Archives or deletes the session of a finished subagent.
 
-It is cleaned up only after the delegating session has read the result, and while nothing runs or is
-due in it.
+The session is cleaned up only after the delegating session has read the result, and while nothing in it is running or
+due.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ RETRY_AFTER_MS = 10_000  # retry delay if a session was busy or its result unrea
 
 
 def clean_up_due_sessions(conn: sa.Connection, *, now_ms: int) -> tuple[SessionId, ...]:
-    """Clean up due subagent sessions, up to a limit per commit. Returns those that were cleaned up."""
-    page = Transaction(conn, now_ms)
+    """Clean up due subagent sessions, up to a limit per commit. Returns the sessions that were cleaned up."""
+    tx = Transaction(conn, now_ms)
     over: list[SessionId] = []
     for delegation in delegations.list_to_archive(conn, now_ms, limit=SESSIONS_PER_COMMIT_MAX):
         session = sessions.get(conn, delegation.target_session) if delegation.target_session else None
         if session is None or session.deleted_at is not None:
-            delegations.mark_archived(conn, delegation.id, at_ms=page.at_ms)
-        elif _is_busy(page, session) or not _is_result_read(page, delegation):
+            delegations.mark_archived(conn, delegation.id, at_ms=tx.at_ms)
+        elif _is_busy(tx, session) or not _is_result_read(tx, delegation):
             delegations.set_archive_time(conn, delegation.id, at_ms=now_ms + RETRY_AFTER_MS)
         else:
-            _clean_up(page, delegation, session)
+            _clean_up(tx, delegation, session)
             over.append(session.id)
-    page.close()
+    tx.close()
     return tuple(over)
 
 

@@ -1,4 +1,4 @@
-"""Accepts envelopes. Messages of people and agents, schedules and the server's own answers all take this path."""
+"""Accepts envelopes. Messages of people and agents, of schedules, and the server's own answers all take this path."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _FINAL_PURPOSES = frozenset({"overflow", *(outcome.value for outcome in Outcome)
 
 
 class LaneWake(Struct, frozen=True):
-    """Wake-up for a session that has something to do."""
+    """A wake-up for the lane of a session that has something to do."""
 
     session: SessionId
     agent: str
@@ -101,13 +101,13 @@ class LaneWake(Struct, frozen=True):
 
 
 class ChannelWake(Struct, frozen=True):
-    """Wake-up for a channel to which an envelope must be delivered."""
+    """A wake-up for a channel to which an envelope must be delivered."""
 
     channel: str
 
 
 class TimerWake(Struct, frozen=True):
-    """Wake-up for the timer: an envelope waits for a time that may be earlier than the timer's next alarm."""
+    """A wake-up for the timer, because an envelope may be due before the timer's next alarm."""
 
     at_ms: int = 0  # 0: unknown
 
@@ -116,30 +116,33 @@ Wake = LaneWake | ChannelWake | TimerWake
 
 
 class SlotReservation(Protocol):
-    """A slot reserved for an envelope that is being accepted. An idle lane starts its run in the accepting commit."""
+    """A slot reserved for an envelope that is being accepted.
+
+    If the lane is idle, the accepting commit also starts the run.
+    """
 
     run_id: RunId
 
-    def start_run(self, page: Transaction, session: Session, agent: Agent, envelope: Envelope) -> object:
-        """Start the run, within the accepting commit. The return value is passed to `after_commit`."""
+    def start_run(self, tx: Transaction, session: Session, agent: Agent, envelope: Envelope) -> object:
+        """Start the run within the accepting commit. The return value is passed to `after_commit`."""
         ...
 
     def after_commit(self, started_run: object | None) -> None:
-        """Work on the started run, or release the slot. Called on the event loop after the commit."""
+        """Work on the run that started, or release the slot. Called on the event loop after the commit."""
         ...
 
     def recheck(self) -> None:
-        """Look for a run that may have started, because the result of the commit is unknown."""
+        """Look for a run that may have started. Called if the result of the commit is unknown."""
         ...
 
 
 def no_reservation(_agent: str, _lane: LaneKind) -> SlotReservation | None:
-    """Reserve nothing. For callers whose runs always start in a separate commit."""
+    """Reserve no slot. For callers whose runs always start in a separate commit."""
     return None
 
 
 class AcceptResult(Struct, frozen=True):
-    """The result of accepting an envelope."""
+    """The result of accepting one envelope."""
 
     receipt: Receipt
     wakes: tuple[Wake, ...] = ()
@@ -246,7 +249,7 @@ def _may_start_run(draft: EnvelopeDraft) -> bool:
 
 
 def check_draft(draft: EnvelopeDraft) -> None:
-    """Refuse a draft that the store cannot or should not keep."""
+    """Raise an error for a draft that the store cannot or should not keep."""
     _check_text(draft.text)
     if not 0 < len(draft.idempotency_key) <= IDEMPOTENCY_KEY_LENGTH_MAX or not is_storable(draft.idempotency_key):
         raise KeyInvalid(chars_max=IDEMPOTENCY_KEY_LENGTH_MAX)
@@ -286,14 +289,14 @@ def _check_attachment(attachment: Attachment) -> None:
 def accept(
     conn: sa.Connection, *, draft: EnvelopeDraft, now_ms: int, reservation: SlotReservation | None = None
 ) -> AcceptResult:
-    """The accept commit. Writes the envelope, its count, its session and its events, or nothing.
+    """Accept an envelope in one commit: write the envelope, its count, its session and its events, or nothing.
 
-    With a reserved slot and an idle lane it also starts the run.
+    If a slot is reserved and the lane is idle, the commit also starts the run.
     """
     seen = envelopes.get_by_key(conn, draft.source, draft.idempotency_key)
     if seen is not None:
         return resolve_duplicate(conn, draft, seen)
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     # Look again inside the transaction: on PostgreSQL another process may have been faster.
     if (
         conn.dialect.name != "sqlite"
@@ -302,11 +305,11 @@ def accept(
         return resolve_duplicate(conn, draft, seen)
     if (gone := purge.get_purged_key(conn, draft.source, draft.idempotency_key)) is not None:
         return resolve_purged_duplicate(draft, gone)
-    if draft.expires_at is not None and to_ms(draft.expires_at) <= page.at_ms:
+    if draft.expires_at is not None and to_ms(draft.expires_at) <= tx.at_ms:
         raise EnvelopeExpired
-    entered = accept_in_transaction(page, draft, strict=True, reservation=reservation)
-    page.close()
-    return replace(entered, receipt=replace(entered.receipt, event_seq=page.event_seq))
+    entered = accept_in_transaction(tx, draft, strict=True, reservation=reservation)
+    tx.close()
+    return replace(entered, receipt=replace(entered.receipt, event_seq=tx.event_seq))
 
 
 def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope) -> AcceptResult:
@@ -326,7 +329,7 @@ def resolve_duplicate(conn: sa.Connection, draft: EnvelopeDraft, seen: Envelope)
 
 
 def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> AcceptResult:
-    """Like `resolve_duplicate`, for an envelope that was purged, so that only its key is left."""
+    """Resolve a duplicate like `resolve_duplicate`, for an envelope that was purged so that only its key is left."""
     if gone.content_hash != purge.content_hash(draft) or not _is_same_recipient(gone.recipient, draft.recipient):
         raise KeyReused(
             draft.idempotency_key,
@@ -344,9 +347,9 @@ def resolve_purged_duplicate(draft: EnvelopeDraft, gone: purge.PurgedKey) -> Acc
 
 
 def _is_same_recipient(kept: Address, asked: Address) -> bool:
-    """Whether two recipients are the same, though one is as stored.
+    """Whether a requested recipient and a stored recipient are the same.
 
-    A stored name may differ in case, and a stored agent address includes the envelope's session.
+    The stored name may differ in case, and a stored agent address includes the envelope's session.
     """
     if kept.kind is not asked.kind or kept.name.casefold() != asked.name.casefold():
         return False
@@ -354,46 +357,41 @@ def _is_same_recipient(kept: Address, asked: Address) -> bool:
 
 
 def accept_in_transaction(
-    page: Transaction, draft: EnvelopeDraft, *, strict: bool = False, reservation: SlotReservation | None = None
+    tx: Transaction, draft: EnvelopeDraft, *, strict: bool = False, reservation: SlotReservation | None = None
 ) -> AcceptResult:
     """Accept one envelope within the caller's transaction.
 
-    `strict` is for the API and connectors: an unknown recipient raises, and nothing is stored.
-    Otherwise the envelope is stored and ends `refused`, because the surrounding commit must not
-    fail.
+    With `strict`, which the API and connectors use, an unknown recipient raises an error and nothing is stored.
+    Otherwise the envelope is stored and ends `refused`, because the surrounding commit must not fail.
     """
     match draft.recipient.kind:
         case AddressKind.AGENT if background_jobs.is_background(draft.recipient):
-            work = background_jobs.open_job(page, draft)
-            return (
-                _refuse_unknown(page, draft, because=work) if isinstance(work, str) else accept_job(page, draft, work)
-            )
+            work = background_jobs.open_job(tx, draft)
+            return _refuse_unknown(tx, draft, because=work) if isinstance(work, str) else accept_job(tx, draft, work)
         case AddressKind.AGENT:
-            return _to_agent(page, draft, strict=strict, reservation=reservation)
+            return _to_agent(tx, draft, strict=strict, reservation=reservation)
         case AddressKind.PERSON:
-            return _to_person(page, draft, strict=strict)
+            return _to_person(tx, draft, strict=strict)
         case AddressKind.CHANNEL:
-            _insert(page, draft, session=None, recipient=str(draft.recipient))
-            return AcceptResult(
-                _build_receipt(page, draft), _build_wakes(page, draft, ChannelWake(str(draft.recipient)))
-            )
+            _insert(tx, draft, session=None, recipient=str(draft.recipient))
+            return AcceptResult(_build_receipt(tx, draft), _build_wakes(tx, draft, ChannelWake(str(draft.recipient))))
         case AddressKind.SCHEDULE | AddressKind.SERVER:
             raise RecipientCannotReceive(str(draft.recipient))
 
 
 def _build_receipt(
-    page: Transaction,
+    tx: Transaction,
     draft: EnvelopeDraft,
     *,
     session: SessionId | None = None,
     outcome: Outcome | None = None,
     because: str = "",
 ) -> Receipt:
-    return Receipt(envelope=draft.id, session=session, event_seq=page.event_seq, outcome=outcome, because=because)
+    return Receipt(envelope=draft.id, session=session, event_seq=tx.event_seq, outcome=outcome, because=because)
 
 
 def _insert(
-    page: Transaction,
+    tx: Transaction,
     draft: EnvelopeDraft,
     *,
     session: str | None,
@@ -402,12 +400,12 @@ def _insert(
     because: str = "",
     run: RunId | None = None,
 ) -> int:
-    seq = page.next_envelope_seq()
+    seq = tx.next_envelope_seq()
     envelopes.add(
-        page.conn,
+        tx.conn,
         draft,
         seq=seq,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
         session=session,
         recipient=recipient,
         outcome=outcome,
@@ -417,8 +415,8 @@ def _insert(
     if draft.attachments and _is_from_outside(draft):
         # Copies of these bytes are no more trusted than the original. Empty files carry no content.
         hashes = [attachment.hash for attachment in draft.attachments if attachment.size_bytes]
-        file_trust.mark_content(page.conn, hashes, at_ms=page.at_ms)
-    page.emit(EventKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
+        file_trust.mark_content(tx.conn, hashes, at_ms=tx.at_ms)
+    tx.emit(EventKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
     return seq
 
 
@@ -427,78 +425,78 @@ def _is_from_outside(draft: EnvelopeDraft) -> bool:
     return draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL) and draft.trust is not Trust.OWNER
 
 
-def _to_person(page: Transaction, draft: EnvelopeDraft, *, strict: bool) -> AcceptResult:
-    found = people.find(page.conn, draft.recipient.name)
+def _to_person(tx: Transaction, draft: EnvelopeDraft, *, strict: bool) -> AcceptResult:
+    found = people.find(tx.conn, draft.recipient.name)
     if found is None:
         if strict:
             raise PersonNotFound(draft.recipient.name)
-        return _refuse_unknown(page, draft, because="person-not-found")
+        return _refuse_unknown(tx, draft, because="person-not-found")
     recipient = str(address.person_address(found.name))
-    if _is_future(page, draft):
-        _insert(page, draft, session=None, recipient=recipient)
-        return AcceptResult(_build_receipt(page, draft), (TimerWake(),))
+    if _is_future(tx, draft):
+        _insert(tx, draft, session=None, recipient=recipient)
+        return AcceptResult(_build_receipt(tx, draft), (TimerWake(),))
     # The session is the sender's, so that its watchers see the answers arrive.
     because = _make_delivered_reason(found.name)
     seq = _insert(
-        page,
+        tx,
         draft,
         session=draft.sender.session,
         recipient=recipient,
         outcome=Outcome.DELIVERED,
         because=because,
     )
-    inbox.add(page.conn, draft.id, person=found.name, seq=seq)
-    return AcceptResult(_build_receipt(page, draft, outcome=Outcome.DELIVERED, because=because))
+    inbox.add(tx.conn, draft.id, person=found.name, seq=seq)
+    return AcceptResult(_build_receipt(tx, draft, outcome=Outcome.DELIVERED, because=because))
 
 
 def _make_delivered_reason(person: str) -> str:
     return f"in the inbox of {person}"
 
 
-def deliver_due(page: Transaction) -> None:
+def deliver_due(tx: Transaction) -> None:
     """Deliver scheduled envelopes for people that are due, up to a limit per commit."""
-    for envelope in envelopes.list_due_for_people(page.conn, page.at_ms, limit=DELIVERED_BATCH_MAX):
+    for envelope in envelopes.list_due_for_people(tx.conn, tx.at_ms, limit=DELIVERED_BATCH_MAX):
         session = envelope.sender.session
-        envelopes.set_session(page.conn, envelope.id, session)
+        envelopes.set_session(tx.conn, envelope.id, session)
         because = _make_delivered_reason(envelope.recipient.name)
-        inbox.add(page.conn, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
-        outcomes.settle(page, [envelope.id], Outcome.DELIVERED, because=because)
-        _emit_settled(page, envelope.id, session, Outcome.DELIVERED, because)
+        inbox.add(tx.conn, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
+        outcomes.settle(tx, [envelope.id], Outcome.DELIVERED, because=because)
+        _emit_settled(tx, envelope.id, session, Outcome.DELIVERED, because)
 
 
-def _refuse_unknown(page: Transaction, draft: EnvelopeDraft, *, because: str) -> AcceptResult:
-    _insert(page, draft, session=None, recipient=str(draft.recipient), outcome=Outcome.REFUSED, because=because)
-    _emit_settled(page, draft.id, draft.sender.session, Outcome.REFUSED, because)
-    return AcceptResult(_build_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
+def _refuse_unknown(tx: Transaction, draft: EnvelopeDraft, *, because: str) -> AcceptResult:
+    _insert(tx, draft, session=None, recipient=str(draft.recipient), outcome=Outcome.REFUSED, because=because)
+    _emit_settled(tx, draft.id, draft.sender.session, Outcome.REFUSED, because)
+    return AcceptResult(_build_receipt(tx, draft, outcome=Outcome.REFUSED, because=because))
 
 
-def accept_job(page: Transaction, request: EnvelopeDraft, delegation: Delegation) -> AcceptResult:
+def accept_job(tx: Transaction, request: EnvelopeDraft, delegation: Delegation) -> AcceptResult:
     """Accept a request for a background job. The request is settled at once, and the job reports the result."""
     _insert(
-        page,
+        tx,
         request,
         session=delegation.session,
         recipient=str(background_jobs.BACKGROUND_ADDRESS),
         outcome=Outcome.NOTED,
         because=background_jobs.ACCEPTED_REASON,
     )
-    _emit_settled(page, request.id, delegation.session, Outcome.NOTED, background_jobs.ACCEPTED_REASON)
-    wakes = accept_in_transaction(page, background_jobs.build_job(request, delegation)).wakes
+    _emit_settled(tx, request.id, delegation.session, Outcome.NOTED, background_jobs.ACCEPTED_REASON)
+    wakes = accept_in_transaction(tx, background_jobs.build_job(request, delegation)).wakes
     receipt = _build_receipt(
-        page, request, session=delegation.session, outcome=Outcome.NOTED, because=background_jobs.ACCEPTED_REASON
+        tx, request, session=delegation.session, outcome=Outcome.NOTED, because=background_jobs.ACCEPTED_REASON
     )
     return AcceptResult(receipt, wakes)
 
 
-def store_command(page: Transaction, draft: EnvelopeDraft) -> tuple[Session, Agent]:
+def store_command(tx: Transaction, draft: EnvelopeDraft) -> tuple[Session, Agent]:
     """Store a command as an envelope of its session. The caller settles it in the same commit."""
-    agent = agents.find(page.conn, draft.recipient.name)
+    agent = agents.find(tx.conn, draft.recipient.name)
     if agent is None:
         raise AgentNotFound(draft.recipient.name)
-    session = _find_or_start_session(page, draft, agent)
+    session = _find_or_start_session(tx, draft, agent)
     if session is None:
         raise _build_session_not_found(draft, agent)
-    _insert(page, draft, session=session.id, recipient=str(address.agent_address(agent.name, session.id)))
+    _insert(tx, draft, session=session.id, recipient=str(address.agent_address(agent.name, session.id)))
     return session, agent
 
 
@@ -506,84 +504,84 @@ def _build_session_not_found(draft: EnvelopeDraft, agent: Agent) -> SessionNotFo
     return SessionNotFound(
         draft.recipient.rest,
         agent=agent.name,
-        because="no session of this agent has an id that starts with it",
+        because="no session of this agent has an id that starts with these digits",
         try_this=f"send it to agent:{agent.name}",
     )
 
 
 def _to_agent(
-    page: Transaction, draft: EnvelopeDraft, *, strict: bool, reservation: SlotReservation | None
+    tx: Transaction, draft: EnvelopeDraft, *, strict: bool, reservation: SlotReservation | None
 ) -> AcceptResult:
-    agent = agents.find(page.conn, draft.recipient.name)
+    agent = agents.find(tx.conn, draft.recipient.name)
     if agent is None:
         if strict:
             raise AgentNotFound(draft.recipient.name)
-        return _refuse_unknown(page, draft, because="agent-not-found")
-    session = _find_or_start_session(page, draft, agent)
+        return _refuse_unknown(tx, draft, because="agent-not-found")
+    session = _find_or_start_session(tx, draft, agent)
     if session is None:
         if strict:
             raise _build_session_not_found(draft, agent)
-        return _refuse_unknown(page, draft, because="session-not-found")
+        return _refuse_unknown(tx, draft, because="session-not-found")
     recipient = address.agent_address(agent.name, session.id)
     if session.archived_at is not None:
-        sessions.set_archived(page.conn, session.id, at_ms=None)
-    if reservation is not None and _is_idle(page, session, agent):
-        seq = _insert(page, draft, session=session.id, recipient=str(recipient), run=reservation.run_id)
+        sessions.set_archived(tx.conn, session.id, at_ms=None)
+    if reservation is not None and _is_idle(tx, session, agent):
+        seq = _insert(tx, draft, session=session.id, recipient=str(recipient), run=reservation.run_id)
         envelope = envelopes.build_accepted_envelope(
-            draft, seq=seq, at_ms=page.at_ms, session=session.id, recipient=recipient
+            draft, seq=seq, at_ms=tx.at_ms, session=session.id, recipient=recipient
         )
-        begun = reservation.start_run(page, session, agent, envelope)
-        return AcceptResult(_build_receipt(page, draft, session=session.id), started_run=begun)
-    _insert(page, draft, session=session.id, recipient=str(recipient))
+        begun = reservation.start_run(tx, session, agent, envelope)
+        return AcceptResult(_build_receipt(tx, draft, session=session.id), started_run=begun)
+    _insert(tx, draft, session=session.id, recipient=str(recipient))
     sessions.touch(
-        page.conn,
+        tx.conn,
         session.id,
-        wakefulness=session.activity if _is_future(page, draft) else SessionActivity.ACTIVE,
+        wakefulness=session.activity if _is_future(tx, draft) else SessionActivity.ACTIVE,
         snippet=text_without_context(draft.text)[:SNIPPET_LENGTH_MAX] if not draft.silent else session.snippet,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
     )
     lane = _get_lane_kind(draft, session.origin)
-    wake = _build_wakes(page, draft, LaneWake(session.id, agent.name, lane, starts_run=not draft.silent))
-    refused, wakes = _apply_queue_cap(page, draft, agent, session)
+    wake = _build_wakes(tx, draft, LaneWake(session.id, agent.name, lane, starts_run=not draft.silent))
+    refused, wakes = _apply_queue_cap(tx, draft, agent, session)
     if refused:
         return AcceptResult(
-            _build_receipt(page, draft, session=session.id, outcome=Outcome.REFUSED, because=refused), (*wake, *wakes)
+            _build_receipt(tx, draft, session=session.id, outcome=Outcome.REFUSED, because=refused), (*wake, *wakes)
         )
-    return AcceptResult(_build_receipt(page, draft, session=session.id), (*wake, *wakes))
+    return AcceptResult(_build_receipt(tx, draft, session=session.id), (*wake, *wakes))
 
 
-def _is_idle(page: Transaction, session: Session, agent: Agent) -> bool:
-    """Whether an envelope can run at once: the session has no open or suspended run, and nothing due."""
+def _is_idle(tx: Transaction, session: Session, agent: Agent) -> bool:
+    """Whether an envelope can run at once: its session has no open or suspended run, and nothing is due."""
     return (
         session.activity is SessionActivity.SLEEPING
         and session.queue.apply_to(agent.queue).cap > 0
-        and runs.get_open(page.conn, session.id) is None
-        and not envelopes.has_due(page.conn, session.id, page.at_ms)
+        and runs.get_open(tx.conn, session.id) is None
+        and not envelopes.has_due(tx.conn, session.id, tx.at_ms)
     )
 
 
-def _build_wakes(page: Transaction, draft: EnvelopeDraft, due_now: Wake) -> tuple[Wake, ...]:
-    if _is_future(page, draft):
+def _build_wakes(tx: Transaction, draft: EnvelopeDraft, due_now: Wake) -> tuple[Wake, ...]:
+    if _is_future(tx, draft):
         return (TimerWake(),)
     return (due_now,) if draft.expires_at is None else (due_now, TimerWake())
 
 
-def _is_future(page: Transaction, draft: EnvelopeDraft) -> bool:
-    return draft.deliver_at is not None and to_ms(draft.deliver_at) > page.at_ms
+def _is_future(tx: Transaction, draft: EnvelopeDraft) -> bool:
+    return draft.deliver_at is not None and to_ms(draft.deliver_at) > tx.at_ms
 
 
-def _find_or_start_session(page: Transaction, draft: EnvelopeDraft, agent: Agent) -> Session | None:
+def _find_or_start_session(tx: Transaction, draft: EnvelopeDraft, agent: Agent) -> Session | None:
     """Return the session of an envelope. If there is none, start one before the envelope is handled."""
-    session = find_session(page.conn, draft, agent)
+    session = find_session(tx.conn, draft, agent)
     if session is not None or draft.recipient.rest:
         return session
     id_ = SessionId(derive_id(draft.id, "session"))
-    sessions.start(page, id_, agent=agent.name, origin=_get_origin(draft), chat_type=draft.context.chat_type)
-    return sessions.get(page.conn, id_)
+    sessions.start(tx, id_, agent=agent.name, origin=_get_origin(draft), chat_type=draft.context.chat_type)
+    return sessions.get(tx.conn, id_)
 
 
 def find_session(conn: sa.Connection, draft: EnvelopeDraft, agent: Agent) -> Session | None:
-    """Return the session of an envelope, or None if it does not exist."""
+    """Return the session of an envelope, or None if the session does not exist."""
     if draft.recipient.rest:
         found = sessions.find_id_by_prefix(conn, agent.name, draft.recipient.rest)
         return sessions.get(conn, found) if found else None
@@ -591,48 +589,45 @@ def find_session(conn: sa.Connection, draft: EnvelopeDraft, agent: Agent) -> Ses
 
 
 def _apply_queue_cap(
-    page: Transaction, draft: EnvelopeDraft, agent: Agent, session: Session
+    tx: Transaction, draft: EnvelopeDraft, agent: Agent, session: Session
 ) -> tuple[str, tuple[Wake, ...]]:
-    """Apply the overflow rule of a full queue. An envelope that does not fit ends `refused`, and
-    its sender is notified.
+    """Apply the overflow rule of a full queue.
 
-    Answers and notices are exempt. The number of requests is limited elsewhere, and a refused
-    answer would leave its requester waiting.
+    An envelope that does not fit ends `refused`, and its sender is notified. Answers and notices are exempt. The number
+    of requests is limited elsewhere, and a refused answer would leave its requester waiting.
     """
     queue = session.queue.apply_to(agent.queue)
     counted = draft.kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM) and not draft.silent
-    if not counted or _is_future(page, draft):
+    if not counted or _is_future(tx, draft):
         return "", ()
     # Nothing waits in a sleeping session, so this is the only envelope.
     asleep = session.activity is SessionActivity.SLEEPING
-    waiting = 1 if asleep and queue.cap else envelopes.count_droppable(page.conn, session.id, page.at_ms)
+    waiting = 1 if asleep and queue.cap else envelopes.count_droppable(tx.conn, session.id, tx.at_ms)
     if waiting <= queue.cap:
         return "", ()
     because = f"queue full: {format_quantity(waiting - 1, 'envelope')} waiting in this session, its cap is {queue.cap}"
     if queue.overflow is Overflow.REFUSE:
-        outcomes.settle(page, [draft.id], Outcome.REFUSED, because=because)
-        _emit_settled(page, draft.id, session.id, Outcome.REFUSED, because)
+        outcomes.settle(tx, [draft.id], Outcome.REFUSED, because=because)
+        _emit_settled(tx, draft.id, session.id, Outcome.REFUSED, because)
         notified = notify_sender(
-            page, draft.sender, draft.id, draft.kind, "overflow", f"Not accepted: {because}.", session=session
+            tx, draft.sender, draft.id, draft.kind, "overflow", f"Not accepted: {because}.", session=session
         )
         return because, notified
     wakes: list[Wake] = []
     refused = ""
-    for old in envelopes.list_oldest_droppable(page.conn, session.id, page.at_ms, limit=waiting - queue.cap):
+    for old in envelopes.list_oldest_droppable(tx.conn, session.id, tx.at_ms, limit=waiting - queue.cap):
         why = "queue full: dropped for a newer message" if old.id != draft.id else because
         refused = because if old.id == draft.id else refused
-        outcomes.settle(page, [old.id], Outcome.REFUSED, because=why)
-        _emit_settled(page, old.id, session.id, Outcome.REFUSED, why)
-        wakes += notify_sender(
-            page, old.sender, old.id, old.kind, "overflow", f"Not processed: {why}.", session=session
-        )
+        outcomes.settle(tx, [old.id], Outcome.REFUSED, because=why)
+        _emit_settled(tx, old.id, session.id, Outcome.REFUSED, why)
+        wakes += notify_sender(tx, old.sender, old.id, old.kind, "overflow", f"Not processed: {why}.", session=session)
         if queue.overflow is Overflow.SUMMARIZE:
-            wakes += _add_left_out_note(page, old, session)
+            wakes += _add_left_out_note(tx, old, session)
     return refused, tuple(wakes)
 
 
-def _add_left_out_note(page: Transaction, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
-    """Give the agent one line about an envelope that it will not read."""
+def _add_left_out_note(tx: Transaction, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
+    """Add one line to the agent's context about an envelope that the agent will not read."""
     words = " ".join(text_without_context(left_out.text).split())
     line = words if len(words) <= LEFT_OUT_CHARS_MAX else words[: LEFT_OUT_CHARS_MAX - 1] + "…"
     draft = EnvelopeDraft(
@@ -646,15 +641,15 @@ def _add_left_out_note(page: Transaction, left_out: Envelope, session: Session) 
         silent=True,
         trust=left_out.trust,
     )
-    return accept_in_transaction(page, draft).wakes
+    return accept_in_transaction(tx, draft).wakes
 
 
-def _emit_settled(page: Transaction, envelope: str, session: str | None, outcome: Outcome, because: str) -> None:
-    page.emit(EventKind.ENVELOPE_SETTLED, session=session, envelope=envelope, outcome=outcome.value, because=because)
+def _emit_settled(tx: Transaction, envelope: str, session: str | None, outcome: Outcome, because: str) -> None:
+    tx.emit(EventKind.ENVELOPE_SETTLED, session=session, envelope=envelope, outcome=outcome.value, because=because)
 
 
 def notify_sender(
-    page: Transaction,
+    tx: Transaction,
     to: Address,
     about: EnvelopeId,
     kind: EnvelopeKind,
@@ -664,30 +659,30 @@ def notify_sender(
     session: Session | None = None,
     silent: bool = False,
 ) -> tuple[Wake, ...]:
-    """Notify a sender of the end of an envelope, without a model call. A notice never causes another notice.
+    """Notify a sender that an envelope has ended, without a model call. A notice never causes another notice.
 
-    If the envelope was delegated work, the notice is its result.
+    If the envelope was delegated work, the notice is the result of that work.
     """
     if kind in (EnvelopeKind.NOTICE, EnvelopeKind.ANSWER) or to.kind in (AddressKind.SERVER, AddressKind.SCHEDULE):
         return ()
-    rung = notify_webhook(page, about) if purpose in _FINAL_PURPOSES else ()
+    rung = notify_webhook(tx, about) if purpose in _FINAL_PURPOSES else ()
     sender = address.agent_address(session.agent, session.id) if session else address.SERVER_ADDRESS
-    if kind is EnvelopeKind.JOB and (job := envelopes.get(page.conn, about)) is not None and job.reply_to is not None:
+    if kind is EnvelopeKind.JOB and (job := envelopes.get(tx.conn, about)) is not None and job.reply_to is not None:
         about, sender, text = job.reply_to, background_jobs.BACKGROUND_ADDRESS, f"{background_jobs.FAILED_PREFIX}{text}"
     id_ = EnvelopeId(derive_id(about, purpose))
     # An agent that sent a message to another is not woken by its result: the two would never stop.
     silent = silent or (kind is EnvelopeKind.SYSTEM and to.kind is AddressKind.AGENT)
     wakes, trust = (), Trust.PRIVATE
-    if kind in DELEGATION_KINDS and (delegation := delegations.get(page.conn, about)) is not None:
+    if kind in DELEGATION_KINDS and (delegation := delegations.get(tx.conn, about)) is not None:
         reported = is_reported(delegation)
         state = DelegationState.CANCELLED if purpose == Outcome.CANCELLED.value else DelegationState.FAILED
-        archive_ms = end_delegation(page, delegation, state, because=text, result=id_ if reported else None)
+        archive_ms = end_delegation(tx, delegation, state, because=text, result=id_ if reported else None)
         wakes = (TimerWake(archive_ms),) if archive_ms is not None else ()
         if not reported:
             return (*wakes, *rung)
         silent = silent or is_silent(delegation)
-        text = format_result(page, delegation, state, text, trust=trust)
-        subject = envelopes.get(page.conn, about)
+        text = format_result(tx, delegation, state, text, trust=trust)
+        subject = envelopes.get(tx.conn, about)
         trust = (
             least_trust((trust, subject.trust)) if subject is not None else trust
         )  # the notice contains its task, too
@@ -703,12 +698,12 @@ def notify_sender(
         silent=silent,
         trust=trust,
     )
-    return (*accept_in_transaction(page, draft).wakes, *wakes, *rung)
+    return (*accept_in_transaction(tx, draft).wakes, *wakes, *rung)
 
 
-def notify_webhook(page: Transaction, about: EnvelopeId) -> tuple[Wake, ...]:
+def notify_webhook(tx: Transaction, about: EnvelopeId) -> tuple[Wake, ...]:
     """Notify the webhook of an envelope, if it has one. Called in the commit that ends the envelope."""
-    if webhooks.get(page.conn, about) is None:
+    if webhooks.get(tx.conn, about) is None:
         return ()
     draft = EnvelopeDraft(
         id=EnvelopeId(derive_id(about, COMPLETION_CONNECTOR)),
@@ -721,18 +716,18 @@ def notify_webhook(page: Transaction, about: EnvelopeId) -> tuple[Wake, ...]:
         reply_to=about,
         trust=Trust.PRIVATE,
     )
-    known = envelopes.get_by_key(page.conn, draft.source, draft.idempotency_key)
-    return accept_in_transaction(page, draft).wakes if known is None else ()
+    known = envelopes.get_by_key(tx.conn, draft.source, draft.idempotency_key)
+    return accept_in_transaction(tx, draft).wakes if known is None else ()
 
 
 def is_completion(envelope: Envelope) -> bool:
-    """Whether the server created the envelope to notify a webhook."""
+    """Whether the server created this envelope to notify a webhook."""
     ours = envelope.kind is EnvelopeKind.NOTICE and envelope.sender.kind is AddressKind.SERVER
     return ours and envelope.recipient.name == COMPLETION_CONNECTOR
 
 
 def settle_and_notify(
-    page: Transaction,
+    tx: Transaction,
     envelope: Envelope,
     outcome: Outcome,
     *,
@@ -741,8 +736,8 @@ def settle_and_notify(
     session: Session | None = None,
 ) -> tuple[Wake, ...]:
     """End one envelope outside any run, and notify its sender."""
-    outcomes.settle(page, [envelope.id], outcome, because=because)
-    _emit_settled(page, envelope.id, envelope.session, outcome, because)
+    outcomes.settle(tx, [envelope.id], outcome, because=because)
+    _emit_settled(tx, envelope.id, envelope.session, outcome, because)
     if envelope.silent:
         return ()
-    return notify_sender(page, envelope.sender, envelope.id, envelope.kind, outcome.value, text, session=session)
+    return notify_sender(tx, envelope.sender, envelope.id, envelope.kind, outcome.value, text, session=session)

@@ -60,7 +60,7 @@ _SET_ACTIVATION = re.compile(r"/activation(?:@\S{1,64})?\s+(mention|always)\s*",
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """An admitted message: who answers it, and how far it is trusted."""
+    """An admitted message: which agents answer it, and how far it is trusted."""
 
     agents: tuple[str, ...]
     trust: Trust
@@ -77,7 +77,10 @@ class AccessControl(Protocol):
     """Decides which inbound messages are accepted."""
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
-        """Admit a message. None if the sender is refused or did not address us. The refusal is then already handled."""
+        """Admit a message, or return None if the sender is refused or did not address the agent.
+
+        If this returns None, everything about the refusal is done.
+        """
         ...
 
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
@@ -85,14 +88,14 @@ class AccessControl(Protocol):
         ...
 
     async def mark_ambient_read(self, connector: str, channel: str, messages: tuple[AmbientMessage, ...]) -> None:
-        """Record that these ambient messages were passed on, so that they are not repeated."""
+        """Record that an agent has been given these ambient messages, so that they are not repeated."""
         ...
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None: ...
 
 
 class _SenderRecord(Struct, frozen=True, kw_only=True):
-    """Stored facts about a sender and a channel, read at one moment."""
+    """What the store has about a sender and a channel, read in one transaction."""
 
     person: Person | None
     is_paired: bool
@@ -104,10 +107,10 @@ class _SenderRecord(Struct, frozen=True, kw_only=True):
 
 
 class PolicyAccessControl:
-    """Access control by rules and stored identities.
+    """Decides by the access rules and the stored identities which messages are accepted.
 
-    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
-    agent that answers in channels without a binding.
+    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the agent that answers
+    in channels without a binding.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class PolicyAccessControl:
         store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[RefusedSender]:
-        """Return the refusals since the server started, up to a limit, with the latest last."""
+        """Return the refusals since the server started, up to a limit. The latest is last."""
         return self._unknown_senders.refusals()
 
     async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
@@ -159,7 +162,7 @@ class PolicyAccessControl:
         return None
 
     async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
-        """Return the presser if they are a linked person.
+        """Return the person who pressed a button, if their platform id is linked to a person.
 
         Others may have read the button's data, and must not decide.
         """
@@ -184,7 +187,7 @@ class PolicyAccessControl:
             await self._store.write(body, point="access")
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None:
-        """Give a channel its new id. Only the platform can report a migration, and an invalid id is refused."""
+        """Give a channel its new id. Only the platform can report such a migration, and an invalid id is refused."""
         body = partial(
             migrate_channel,
             connector=connector,
@@ -312,7 +315,7 @@ class PolicyAccessControl:
     async def _offer_pairing(
         self, connector: str, incoming: InboundMessage, settings: AccessSettings, sender: _SenderRecord
     ) -> None:
-        """Send a pairing code to an unknown sender and notify the owner, each once, whatever the sender writes."""
+        """Send a pairing code to an unknown sender and notify the owner. Both happen only once for each sender."""
         if incoming.kind is not InboundKind.MESSAGE:
             return
         speaker, now = get_sender_id(incoming), self._clock.now()
@@ -396,12 +399,12 @@ class PolicyAccessControl:
 
 
 def get_sender_id(incoming: InboundMessage) -> str:
-    """Return the sender's permanent id. In a channel with one person, that person is the sender."""
+    """Return the sender's permanent id. In a channel with only one person, that person is the sender."""
     return incoming.speaker.id or incoming.peer
 
 
 def make_pairing_code(id_: str) -> str:
-    """Return a readable code, derived from an unpredictable id."""
+    """Return a readable pairing code, derived from an unpredictable id."""
     digest = hashlib.sha256(f"pairing/{id_}".encode()).digest()
     return "".join(CODE_CHARS[byte % len(CODE_CHARS)] for byte in digest[:CODE_LENGTH])
 
@@ -466,7 +469,7 @@ def _read_sender(
 
 
 def _store_pairing(conn: sa.Connection, *, pairing: Pairing, cap: int, now_ms: int) -> Pairing | None:
-    page = Transaction(conn, now_ms)
-    asked = pairings.request_access(conn, pairing, cap=cap, at_ms=page.at_ms)
-    page.close()
+    tx = Transaction(conn, now_ms)
+    asked = pairings.request_access(conn, pairing, cap=cap, at_ms=tx.at_ms)
+    tx.close()
     return asked.pairing

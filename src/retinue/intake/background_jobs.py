@@ -1,9 +1,7 @@
-"""Background jobs, sent to `agent:background`: one-shot runs in a separate session, with one
-result.
+"""Accepts background jobs, sent to `agent:background`: one-shot runs in a separate session, with one result.
 
-A request is settled when it is accepted. It becomes a job: an envelope whose text is all that the
-run reads. It runs as the requesting agent and never starts a second time. The result replies to the
-request.
+A request is settled when it is accepted. It becomes a job: an envelope whose text is all that the run reads. The job
+runs as the requesting agent and is never started twice. Its result replies to the request.
 """
 
 from __future__ import annotations
@@ -40,21 +38,24 @@ def is_background(recipient: Address) -> bool:
 
 
 def get_runner(agent: Agent, origin: OriginKind) -> str:
-    """Return the runner of an agent. Background jobs run on this server, even for an external agent."""
+    """Return the runner of an agent's run. Background jobs run on this server, even for an external agent."""
     return LOOP_RUNNER if origin is OriginKind.BACKGROUND and agent.runner == EXTERNAL else agent.runner
 
 
-def open_job(page: Transaction, request: EnvelopeDraft) -> Delegation | str:
-    """Open the job for a request that no run made, and start its sessions. Returns the reason if it is refused."""
-    asker = agents.find(page.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
+def open_job(tx: Transaction, request: EnvelopeDraft) -> Delegation | str:
+    """Open a job for a request that did not come from a run, and start its sessions.
+
+    Returns the reason if the job is refused.
+    """
+    asker = agents.find(tx.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
     if asker is None or request.recipient.rest:
         return NOT_AN_AGENT_REASON
-    home = _find_result_session(page, request, asker)
+    home = _find_result_session(tx, request, asker)
     # No run delegates it, so its envelope id serves as the run id; also as the root, if no run sent
     # the request.
     began = Lineage(root=RunId(request.id), behalf=address.agent_address(asker.name), agents=(asker.name,))
     above = request.context.lineage or began
-    open_count = delegations.count_open(page.conn, home.id)
+    open_count = delegations.count_open(tx.conn, home.id)
     decision = may_delegate(asker, asker, DelegationKind.BACKGROUND, lineage=above, open_count=open_count)
     if decision.is_denied:
         return decision.because
@@ -67,16 +68,16 @@ def open_job(page: Transaction, request: EnvelopeDraft) -> Delegation | str:
         agent=asker.name,
         session=home.id,
         target=asker.name,
-        target_session=start_job_session(page, request.id, asker, home.id, task=request.text),
+        target_session=start_job_session(tx, request.id, asker, home.id, task=request.text),
         task=request.text,
         parent_lineage=above,
         lineage=build_child_lineage(above, asker, asker, DelegationKind.BACKGROUND),
         label=make_label("", request.text),
         archive_after_s=(ARCHIVE_AFTER_S if own is None else own) or None,
-        created_at=from_ms(page.at_ms),
+        created_at=from_ms(tx.at_ms),
     )
-    delegations.add(page.conn, made)
-    page.emit(
+    delegations.add(tx.conn, made)
+    tx.emit(
         EventKind.DELEGATION_OPENED,
         session=home.id,
         delegation=made.id,
@@ -89,30 +90,30 @@ def open_job(page: Transaction, request: EnvelopeDraft) -> Delegation | str:
 
 
 def start_job_session(
-    page: Transaction, request: EnvelopeId, agent: Agent, result_session: SessionId, *, task: str
+    tx: Transaction, request: EnvelopeId, agent: Agent, result_session: SessionId, *, task: str
 ) -> SessionId:
-    """Start the session of a job. It belongs to the requesting agent, with an empty context."""
+    """Start the session of a job. It belongs to the requesting agent and has an empty context."""
     made = derive_session_id(request)
     origin = Origin(OriginKind.BACKGROUND, request, parent=result_session)
-    sessions.start(page, made, agent=agent.name, origin=origin, name=make_label("", task), unique=False)
+    sessions.start(tx, made, agent=agent.name, origin=origin, name=make_label("", task), unique=False)
     return made
 
 
-def _find_result_session(page: Transaction, request: EnvelopeDraft, agent: Agent) -> Session:
-    """Return the session that reads the result.
+def _find_result_session(tx: Transaction, request: EnvelopeDraft, agent: Agent) -> Session:
+    """Return the session that reads the result of a job.
 
     It is the session that the request came from, or else the agent's session for results of jobs.
     """
-    named = sessions.get(page.conn, request.sender.session) if request.sender.session is not None else None
+    named = sessions.get(tx.conn, request.sender.session) if request.sender.session is not None else None
     if named is not None and named.agent == agent.name:
         return named
     origin = Origin(OriginKind.AGENT, str(BACKGROUND_ADDRESS))
-    found = sessions.get_by_origin(page.conn, agent.name, origin)
+    found = sessions.get_by_origin(tx.conn, agent.name, origin)
     if found is not None and found.deleted_at is None:
         return found
     made = SessionId(derive_id(request.id, "home"))
-    sessions.start(page, made, agent=agent.name, origin=origin)
-    session = sessions.get(page.conn, made)
+    sessions.start(tx, made, agent=agent.name, origin=origin)
+    session = sessions.get(tx.conn, made)
     assert session is not None  # it was started a line above
     return session
 

@@ -14,31 +14,34 @@ STATE_BY_OUTCOME = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: D
 
 
 def is_reported(delegation: Delegation) -> bool:
-    """Whether the requester gets the result."""
+    """Whether the requester of a delegation gets the result."""
     return delegation.wait_until is not None or delegation.notify is not NotifyMode.OFF
 
 
 def is_silent(delegation: Delegation) -> bool:
-    """Whether the requester reads the result only in its next turn. A waiting requester gets it at once."""
+    """Whether the requester reads the result only in its next turn. A requester that waits gets the result at once."""
     return delegation.wait_until is None and delegation.notify is NotifyMode.NOTE
 
 
 def end_delegation(
-    page: Transaction, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
+    tx: Transaction, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
 ) -> int | None:
-    """End a delegation, in the commit that settles its envelope. Returns the time to archive its session, or None."""
-    archive_ms = _get_archive_ms(page, delegation)
+    """End a delegation in the commit that settles its envelope.
+
+    Returns when to archive the subagent's session, or None.
+    """
+    archive_ms = _get_archive_ms(tx, delegation)
     done = delegations.end(
-        page.conn,
+        tx.conn,
         delegation.id,
         state,
         because=because,
         result=result,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
         archive_ms=archive_ms,
     )
     if done:
-        page.emit(
+        tx.emit(
             EventKind.DELEGATION_ENDED,
             session=delegation.session,
             delegation=delegation.id,
@@ -50,18 +53,18 @@ def end_delegation(
     return archive_ms if done else None
 
 
-def cancel_external_requests(page: Transaction, run: RunId) -> None:
+def cancel_external_requests(tx: Transaction, run: RunId) -> None:
     """Cancel the open requests of an ended run to external agents. Later answers no longer match a request."""
-    for delegation in delegations.list_awaited(page.conn, run):
+    for delegation in delegations.list_awaited(tx.conn, run):
         if delegation.kind is DelegationKind.EXTERNAL and delegation.state.is_open:
-            end_delegation(page, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
+            end_delegation(tx, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
 
 
-def _get_archive_ms(page: Transaction, delegation: Delegation) -> int | None:
-    """Return when to archive a subagent's session. With cleanup `delete`, soon enough to read the result first."""
+def _get_archive_ms(tx: Transaction, delegation: Delegation) -> int | None:
+    """Return when to archive a subagent's session. With cleanup `delete`, this leaves time to read the result first."""
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
         return None
     if delegation.cleanup is SubagentCleanup.DELETE:
-        return page.at_ms + READ_WITHIN_MS
+        return tx.at_ms + READ_WITHIN_MS
     after_s = delegation.archive_after_s
-    return page.at_ms + round(after_s * 1000) if after_s is not None else None
+    return tx.at_ms + round(after_s * 1000) if after_s is not None else None

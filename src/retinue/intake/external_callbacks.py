@@ -1,6 +1,6 @@
 """Accepts callbacks of external agents: the answer to delegated work, or an unsolicited message.
 
-A callback becomes a normal envelope. So it survives a crash once accepted, and is deduplicated.
+A callback becomes an ordinary envelope. So it survives a crash once it is accepted, and is deduplicated.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ MESSAGE_ID_LENGTH_MAX = 128
 
 
 class Callback(Struct, frozen=True, kw_only=True):
-    """One message of an external agent. `message` is its id at that agent.
+    """One message of an external agent. `message` is the id that the agent gave it.
 
-    `request` is the envelope that it answers, if the agent named one.
+    `request` is the envelope that the message answers, if the agent named one.
     """
 
     session: SessionId
@@ -77,7 +77,7 @@ class Callback(Struct, frozen=True, kw_only=True):
 
 
 class RawCallback(Struct, frozen=True, kw_only=True):
-    """A callback as received: nothing in it is trusted yet. `session` is from the URL."""
+    """A callback as received, before anything in it is trusted. `session` is from the URL."""
 
     session: str
     at: str
@@ -88,7 +88,7 @@ class RawCallback(Struct, frozen=True, kw_only=True):
 
 
 class CallbackReceipt(Struct, frozen=True):
-    """The result of a callback. A repeated callback gets the same result."""
+    """The result of accepting a callback. A repeated callback gets the same result."""
 
     envelope: EnvelopeId
     answered_envelope: EnvelopeId | None
@@ -122,7 +122,7 @@ class CallbackIntake:
         return (await self._store.write(body, point="callback", then=self._wake_all))[0]
 
     def _is_signed_with(self, reference: str, raw: RawCallback) -> bool:
-        """Whether the callback is signed with this key. False if the key cannot be read."""
+        """Whether the callback is signed with this key. Returns False if the key cannot be read."""
         try:
             key = SecretReference.from_text(reference).read(self._environment) if reference else ""
         except Invalid:
@@ -144,10 +144,10 @@ class CallbackIntake:
 
 
 def _find_session_and_keys(conn: sa.Connection, *, raw: RawCallback) -> tuple[Session | None, list[str]]:
-    """Return the session of a callback, and references to the keys that may have signed it.
+    """Return the session of a callback, and references to the keys that may have signed the callback.
 
-    If the session does not exist, a callback signed by any external agent gets that error. Others
-    get a signature error, so outsiders cannot find out which sessions exist.
+    If the session does not exist, a callback that any external agent has signed gets that error. Other callbacks get a
+    signature error, so outsiders cannot find out which sessions exist.
     """
     session = external_keys.find_session(conn, raw.session)
     agent = agents.find(conn, session.agent) if session is not None else None
@@ -188,8 +188,8 @@ def _build_session_not_found(id_: str) -> SessionNotFound:
 def accept_callback(
     conn: sa.Connection, *, callback: Callback, now_ms: int
 ) -> tuple[CallbackReceipt, tuple[Wake, ...]]:
-    """The commit of a callback."""
-    page = Transaction(conn, now_ms)
+    """Accept a callback in one commit."""
+    tx = Transaction(conn, now_ms)
     session = sessions.get(conn, callback.session)
     if session is None or session.deleted_at is not None:  # changed since the lookup
         raise _build_session_not_found(callback.session)
@@ -203,42 +203,45 @@ def accept_callback(
         kind=EnvelopeKind.ANSWER,
         trust=Trust.UNTRUSTED,
     )
-    if (before := _find_duplicate(page, draft)) is not None:
+    if (before := _find_duplicate(tx, draft)) is not None:
         seen = envelopes.get(conn, before.receipt.envelope)
         return CallbackReceipt(before.receipt.envelope, seen.reply_to if seen is not None else None), ()
-    asked = _find_request(page, callback)
-    if asked is None and envelopes.count_due(conn, session.id, page.at_ms) >= UNREAD_MAX:
+    asked = _find_request(tx, callback)
+    if asked is None and envelopes.count_due(conn, session.id, tx.at_ms) >= UNREAD_MAX:
         raise TooManyUnreadCallbacks(count_max=UNREAD_MAX)
     if asked is not None:
         draft = replace(draft, reply_to=asked.id)
-    entered = accept_in_transaction(page, draft)
+    entered = accept_in_transaction(tx, draft)
     if asked is not None:
-        end_delegation(page, asked, DelegationState.DONE, because="", result=draft.id)
-    page.close()
+        end_delegation(tx, asked, DelegationState.DONE, because="", result=draft.id)
+    tx.close()
     return CallbackReceipt(draft.id, asked.id if asked is not None else None), entered.wakes
 
 
-def _find_duplicate(page: Transaction, draft: EnvelopeDraft) -> AcceptResult | None:
-    """Return the result for a message that was accepted before, or None. Raises if the content differs."""
-    if (seen := envelopes.get_by_key(page.conn, draft.source, draft.idempotency_key)) is not None:
-        return resolve_duplicate(page.conn, draft, seen)
-    if (gone := purge.get_purged_key(page.conn, draft.source, draft.idempotency_key)) is not None:
+def _find_duplicate(tx: Transaction, draft: EnvelopeDraft) -> AcceptResult | None:
+    """Return the result for a message that was accepted before, or None.
+
+    Raises an error if the same message id has different content.
+    """
+    if (seen := envelopes.get_by_key(tx.conn, draft.source, draft.idempotency_key)) is not None:
+        return resolve_duplicate(tx.conn, draft, seen)
+    if (gone := purge.get_purged_key(tx.conn, draft.source, draft.idempotency_key)) is not None:
         return resolve_purged_duplicate(draft, gone)
     return None
 
 
-def _find_request(page: Transaction, callback: Callback) -> Delegation | None:
+def _find_request(tx: Transaction, callback: Callback) -> Delegation | None:
     """Return the delegation that a callback answers, or None.
 
     It is the delegation that the callback names, or else the oldest open delegation of the session.
     """
     session = callback.session
     if callback.request:
-        named = delegations.get(page.conn, callback.request)
+        named = delegations.get(tx.conn, callback.request)
         if named is None or named.session != session or named.kind is not DelegationKind.EXTERNAL:
             raise CallbackRequestNotFound(callback.request)
         return named if named.state.is_open else None
-    waiting = delegations.list_open(page.conn, session, limit=OPEN_REQUESTS_MAX)
+    waiting = delegations.list_open(tx.conn, session, limit=OPEN_REQUESTS_MAX)
     return min(
         (each for each in waiting if each.kind is DelegationKind.EXTERNAL),
         key=lambda each: (each.created_at, each.id),

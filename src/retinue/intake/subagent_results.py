@@ -19,26 +19,25 @@ from retinue.text.untrusted_wrapper import wrap_untrusted
 
 HEAD_BYTES_MAX = 8 * 1024  # bytes of the lines before the findings, and of the markers around the findings
 _PASS_ON_INSTRUCTION = (
-    "Report what matters of it to the person you work for, in your own words. Reply NO_REPLY to report nothing."
+    "Report what matters in it to the person you work for, in your own words. Reply NO_REPLY to report nothing."
 )
 
 
-def format_result(page: Transaction, delegation: Delegation, state: DelegationState, text: str, *, trust: Trust) -> str:
-    """Return the text of the envelope with a result. Only a subagent's result is changed.
+def format_result(tx: Transaction, delegation: Delegation, state: DelegationState, text: str, *, trust: Trust) -> str:
+    """Return the text of the envelope that reports a result. Only the result of a subagent is changed.
 
-    The server's lines come first and the subagent's text last, so that the text cannot imitate
-    them.
+    The server's lines come first and the subagent's text last, so that the text cannot imitate these lines.
     """
     if delegation.kind is not DelegationKind.SPAWN:
         return text
-    outcome = describe_outcome(page.conn, delegation, state)
+    outcome = describe_outcome(tx.conn, delegation, state)
     text = truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX - HEAD_BYTES_MAX)
     if trust is Trust.UNTRUSTED:
         text = wrap_untrusted(text, id=derive_id(delegation.id, "findings"), source={"subagent": delegation.label})
     lines = [
         f'The subagent "{delegation.label}" ({delegation.target}) has ended: {outcome}.',
         f"task: {one_line(delegation.task)}",
-        *_format_usage(page, delegation),
+        *_format_usage(tx, delegation),
         f"session: {delegation.worker_session_key}, run: {short_id(delegation.worker_run_id)}",
         *([] if is_silent(delegation) else [_PASS_ON_INSTRUCTION]),
         "",
@@ -49,7 +48,7 @@ def format_result(page: Transaction, delegation: Delegation, state: DelegationSt
 
 
 def describe_outcome(conn: sa.Connection, delegation: Delegation, state: DelegationState) -> str:
-    """Return the outcome as one term: ok, error, timeout, stopped, or open."""
+    """Return the outcome of delegated work as one word: ok, error, timeout, stopped, or open."""
     match state:
         case DelegationState.OPEN:
             return "open"
@@ -68,10 +67,10 @@ def one_line(text: str, length_max: int = TASK_SHOWN_MAX) -> str:
     return line if len(line) <= length_max else f"{line[: length_max - 1]}…"
 
 
-def _format_usage(page: Transaction, delegation: Delegation) -> list[str]:
+def _format_usage(tx: Transaction, delegation: Delegation) -> list[str]:
     if delegation.started_at is None or delegation.target_session is None:
         return []
-    seconds = (from_ms(page.at_ms) - delegation.started_at).total_seconds()
-    used = spend_report.get_session_usage(page.conn, delegation.target_session)
+    seconds = (from_ms(tx.at_ms) - delegation.started_at).total_seconds()
+    used = spend_report.get_session_usage(tx.conn, delegation.target_session)
     tokens = f"{used.input_tokens:,} tokens in, {used.output_tokens:,} out"
     return [f"took: {seconds:.1f} s, {tokens}, {format_usd(used.cost_microusd)}"]

@@ -20,7 +20,10 @@ ALTERNATIVES_SHOWN_MAX = 12  # alternatives listed in an error
 
 
 class ProviderAnswer(Struct, frozen=True, kw_only=True):
-    """What a provider answered. `because` is empty if it gave no reason. `begun`: it had sent a part of the reply."""
+    """What a provider answered when a call failed.
+
+    `because` is empty if it gave no reason. `begun`: it had already sent a part of the reply.
+    """
 
     because: str = ""
     status: int = 0
@@ -29,7 +32,7 @@ class ProviderAnswer(Struct, frozen=True, kw_only=True):
 
 
 class ProviderFailed(ModelFailed):
-    """A provider answered with an error. Its own reason replaces the usual one."""
+    """A provider answered with an error. If it gave a reason, that replaces the usual reason."""
 
     kind: ClassVar[ModelFailureKind]
 
@@ -62,7 +65,7 @@ class ProviderKeyRejected(ProviderFailed):
 
 
 class ProviderPermissionDenied(ProviderFailed):
-    """The provider accepts the key, but not for this request."""
+    """The provider accepts the API key, but the key does not permit this request."""
 
     code = "model.permission"
     kind = ModelFailureKind.PERMISSION
@@ -369,7 +372,7 @@ class ProviderMoved(ModelFailed):
         super().__init__(
             f"{provider} redirects to another address",
             because=f"it answered with HTTP status {status}, a redirect{target}; redirects are not followed, "
-            "so that a key is only sent to the configured host",
+            "so a key is sent only to the configured host",
             try_this=f"set the `url` of the provider {provider} to its new address",
             failure=ModelFailureKind.NOT_FOUND,
             status=status,
@@ -437,7 +440,10 @@ class TooManyToolCalls(ModelFailed):
 
 
 class NoModelReplied(ModelFailed):
-    """Every model of the chain failed, or cannot be called now. `reasons` has one entry for each model."""
+    """None of the agent's models replied: each failed, or cannot be called now.
+
+    `reasons` has one entry for each model.
+    """
 
     code = "model.all_failed"
 
@@ -462,7 +468,7 @@ class NoModelReplied(ModelFailed):
 
 
 class ConfiguredLimitReached(ModelFailed):
-    """A rate limit in the settings of this server was reached, not a limit of the provider. The key is not at fault."""
+    """A rate limit in the settings of this server was reached, not a limit of the provider. The API key is valid."""
 
     code = "model.configured_limit"
 
@@ -492,7 +498,7 @@ class ModelKeyUnreadable(ModelFailed):
 
 
 class EffortUnsupported(ModelFailed):
-    """The model does not support the requested effort. It was not called."""
+    """The model does not support the requested reasoning effort, so it was not called."""
 
     code = "model.effort_unsupported"
 
@@ -651,7 +657,7 @@ class BuiltInModelNotFound(NotFound):
 
 
 class ModelNumberInvalid(NotFound):
-    """The list of models has no model with this number."""
+    """No model in the list has this number."""
 
     code = "model.number_invalid"
 
@@ -664,7 +670,7 @@ class ModelNumberInvalid(NotFound):
 
 
 class ModelRefInvalid(Invalid):
-    """The text is not a model reference."""
+    """The text is not a valid model reference, such as PROVIDER/MODEL."""
 
     code = "model.ref_invalid"
 
@@ -690,7 +696,7 @@ class AgentModelMissing(Invalid):
 
 
 class EffortInvalid(Invalid):
-    """The effort does not exist, or the model is known not to support it."""
+    """The reasoning effort does not exist, or the model is known not to support it."""
 
     code = "model.effort_invalid"
 
@@ -703,7 +709,7 @@ class EffortInvalid(Invalid):
 
 
 class ModelNotAllowed(NotAllowed):
-    """The allowlist does not contain the model."""
+    """The allowlist of models does not contain this model."""
 
     code = "model.not_allowed"
 

@@ -1,4 +1,4 @@
-"""Retries dead letters. A settled envelope never changes, so its content is posted as a new envelope."""
+"""Retries dead letters. An envelope that is done never changes, so its content is posted as a new envelope."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ from retinue.store.envelopes.dead_letters import (
 
 
 def requeue_dead_letter(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> AcceptResult:
-    """The commit of a retry. Refused unless the envelope and all its earlier retries are dead letters."""
-    page = Transaction(conn, now_ms)
+    """Post a dead letter again, in the caller's transaction.
+
+    Refused unless the envelope and all its earlier retries are dead letters.
+    """
+    tx = Transaction(conn, now_ms)
     envelope = envelopes.get(conn, envelopes.resolve_id(conn, id_text))
     assert envelope is not None  # resolved in the same transaction
     earlier = list_retries(conn, envelope)
     _refuse_unless_dead(conn, envelope, earlier)
-    entered = accept_in_transaction(page, _build_retry(envelope, new_id, number=len(earlier) + 1), strict=True)
-    page.close()
-    return replace(entered, receipt=replace(entered.receipt, event_seq=page.event_seq))
+    entered = accept_in_transaction(tx, _build_retry(envelope, new_id, number=len(earlier) + 1), strict=True)
+    tx.close()
+    return replace(entered, receipt=replace(entered.receipt, event_seq=tx.event_seq))
 
 
 def _build_retry(envelope: Envelope, new_id: EnvelopeId, *, number: int) -> EnvelopeDraft:

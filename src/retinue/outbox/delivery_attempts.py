@@ -1,11 +1,10 @@
-"""The two commits of a delivery: one opens an attempt before anything is sent, and one closes it
-with the result.
+"""The two commits of a delivery: one opens an attempt before anything is sent, and one closes it with the result.
 
 An attempt with several parts has a small commit between them (`store_part`).
 
-The order of a channel is (due time, sequence), also with retries. An envelope that failed
-temporarily waits with a later due time. So a channel first looks for an envelope that waits for a
-retry (`deliveries.get_waiting_retry`). While that envelope waits, all later envelopes wait too.
+Envelopes of a channel are sent in the order (due time, sequence), also with retries. An envelope that failed
+temporarily waits with a later due time. So a channel first looks for an envelope that waits for a retry
+(`deliveries.get_waiting_retry`). While that envelope waits, all later envelopes wait too.
 """
 
 from __future__ import annotations
@@ -53,17 +52,17 @@ _decode = msgspec.json.Decoder(SplitInputs).decode
 
 
 class PartSent(Struct, frozen=True):
-    """Result of a successful attempt."""
+    """Result of an attempt that sent all parts of an envelope."""
 
     receipt: str  # of its last part
     part: int = 0
 
 
 class AttemptFailed(Struct, frozen=True, kw_only=True):
-    """Result of a failed attempt. `is_unknown` means that the envelope may have arrived.
+    """Result of an attempt that failed. `is_unknown` means that the envelope may have arrived.
 
-    `is_own_stop` means that the server itself stopped between two parts. The next attempt
-    continues, and the failed attempt does not count as a failure of the platform.
+    `is_own_stop` means that the server itself stopped between two parts. The next attempt continues, and the failed
+    attempt does not count as a failure of the platform.
     """
 
     kind: str
@@ -80,7 +79,7 @@ _INTERRUPTED = AttemptFailed(
 
 
 class DeliveryRules(Struct, frozen=True, kw_only=True):
-    """The settings and capabilities for the attempts in a channel."""
+    """The settings and platform capabilities that apply to deliveries in a channel."""
 
     attempts_max: int = ATTEMPTS_MAX
     repeats_safely: bool = False
@@ -91,7 +90,7 @@ class DeliveryRules(Struct, frozen=True, kw_only=True):
 
 
 class OpenAttempt(Struct, frozen=True):
-    """An attempt that was opened: send this envelope, except for the parts that have arrived."""
+    """Result of `open_attempt`: send this envelope, except for the parts that have already arrived."""
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
@@ -100,7 +99,7 @@ class OpenAttempt(Struct, frozen=True):
 
 
 class WaitingAttempt(Struct, frozen=True):
-    """The first envelope waits for its next attempt, and the envelopes behind it wait too."""
+    """Result of `open_attempt`: the first envelope waits for its next attempt, and all later envelopes wait too."""
 
     envelope: EnvelopeId
     wait_s: float
@@ -108,8 +107,10 @@ class WaitingAttempt(Struct, frozen=True):
 
 
 class NothingDue(Struct, frozen=True):
-    """Nothing is due. `has_more` means that the limit per commit was reached, and there may be
-    more."""
+    """Result of `open_attempt`: no envelope is due.
+
+    `has_more` means that the limit per commit was reached, and another call may find an envelope.
+    """
 
     wakes: tuple[Wake, ...] = ()
     has_more: bool = False
@@ -131,58 +132,58 @@ def open_attempt(
     is an envelope that has waited long enough by a monotonic clock, even if the wall clock was set
     back.
     """
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     wakes: list[Wake] = []
     changed = False
     for envelope in deliveries.list_unclosed(conn, channel) if look else ():
-        wakes += _close_failed(page, envelope, _INTERRUPTED, terms, wait_s=0.0).wakes
+        wakes += _close_failed(tx, envelope, _INTERRUPTED, terms, wait_s=0.0).wakes
         changed = True
     for _ in range(CLOSED_PER_COMMIT_MAX):
         envelope = deliveries.get_waiting_retry(conn, channel) if look else None
-        envelope = envelope or envelopes.get_next_outbound(conn, channel, page.at_ms)
+        envelope = envelope or envelopes.get_next_outbound(conn, channel, tx.at_ms)
         if envelope is None:
-            return _end_claim(page, NothingDue(tuple(wakes)), is_changed=changed)
-        if envelope.kind is EnvelopeKind.DELEGATION and not _is_wanted(page, envelope):
-            _settle(page, envelope, Outcome.CANCELLED, because="its result is no longer needed")
+            return _end_claim(tx, NothingDue(tuple(wakes)), is_changed=changed)
+        if envelope.kind is EnvelopeKind.DELEGATION and not _is_wanted(tx, envelope):
+            _settle(tx, envelope, Outcome.CANCELLED, because="its result is no longer needed")
             changed = True
             continue
-        if because := _get_access_refusal(page, envelope, terms):
-            wakes += _end(page, envelope, Outcome.DEAD, because=because, kind=FailureKind.NO_BINDING)
+        if because := _get_access_refusal(tx, envelope, terms):
+            wakes += _end(tx, envelope, Outcome.DEAD, because=because, kind=FailureKind.NO_BINDING)
             changed = True
             continue
-        if because := _get_send_refusal(page, envelope, terms.sending):
-            wakes += _end(page, envelope, Outcome.REFUSED, because=because)
+        if because := _get_send_refusal(tx, envelope, terms.sending):
+            wakes += _end(tx, envelope, Outcome.REFUSED, because=because)
             changed = True
             continue
-        if envelope.expires_at is not None and to_ms(envelope.expires_at) <= page.at_ms:
-            wakes += _end(page, envelope, Outcome.EXPIRED, because="it expired before it could be sent")
+        if envelope.expires_at is not None and to_ms(envelope.expires_at) <= tx.at_ms:
+            wakes += _end(tx, envelope, Outcome.EXPIRED, because="it expired before it could be sent")
             changed = True
             continue
-        wait_ms = to_ms(envelope.due_at) - page.at_ms
+        wait_ms = to_ms(envelope.due_at) - tx.at_ms
         if wait_ms > 0 and envelope.id != rested:
-            return _end_claim(page, WaitingAttempt(envelope.id, wait_ms / 1000, tuple(wakes)), is_changed=changed)
-        envelopes.claim(conn, [envelope.id], run=None, now_ms=page.at_ms)
-        deliveries.open_attempt(conn, envelope.id, envelope.attempts + 1, at_ms=page.at_ms)
-        page.close()
-        return _build_attempt(page, envelope, terms, tuple(wakes))
-    return _end_claim(page, NothingDue(tuple(wakes), has_more=True), is_changed=True)
+            return _end_claim(tx, WaitingAttempt(envelope.id, wait_ms / 1000, tuple(wakes)), is_changed=changed)
+        envelopes.claim(conn, [envelope.id], run=None, now_ms=tx.at_ms)
+        deliveries.open_attempt(conn, envelope.id, envelope.attempts + 1, at_ms=tx.at_ms)
+        tx.close()
+        return _build_attempt(tx, envelope, terms, tuple(wakes))
+    return _end_claim(tx, NothingDue(tuple(wakes), has_more=True), is_changed=True)
 
 
-def _build_attempt(page: Transaction, envelope: Envelope, rules: DeliveryRules, wakes: tuple[Wake, ...]) -> OpenAttempt:
+def _build_attempt(tx: Transaction, envelope: Envelope, rules: DeliveryRules, wakes: tuple[Wake, ...]) -> OpenAttempt:
     opened = replace(envelope, status=EnvelopeStatus.CLAIMED, attempts=envelope.attempts + 1)
     if rules.capabilities is None:
         return OpenAttempt(opened, wakes)
-    arrived = delivery_parts.get_receipts(page.conn, envelope.id) if envelope.attempts else {}
-    cut = _get_stored_split(page, envelope) if arrived else None
+    arrived = delivery_parts.get_receipts(tx.conn, envelope.id) if envelope.attempts else {}
+    cut = _get_stored_split(tx, envelope) if arrived else None
     if cut is None:
-        setting = build_reply_setting(page.conn, envelope, rules.capabilities, rules.reply_delivery)
+        setting = build_reply_setting(tx.conn, envelope, rules.capabilities, rules.reply_delivery)
         cut = SplitInputs(able=rules.capabilities, words=rules.reply_delivery, setting=setting)
     return OpenAttempt(opened, wakes, arrived, cut)
 
 
-def _get_stored_split(page: Transaction, envelope: Envelope) -> SplitInputs | None:
+def _get_stored_split(tx: Transaction, envelope: Envelope) -> SplitInputs | None:
     """Return the split with which earlier parts were sent, even if settings or the platform have changed since."""
-    kept = delivery_parts.get_split(page.conn, envelope.id)
+    kept = delivery_parts.get_split(tx.conn, envelope.id)
     try:
         return _decode(kept) if kept else None
     except msgspec.MsgspecError:  # written by another version of the server
@@ -194,39 +195,37 @@ def store_part(
 ) -> None:
     """Store the receipt of a part that is not the last.
 
-    It is not sent again, and the other parts keep the same split.
+    This part is then not sent again, and the other parts keep the same split.
     """
     channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
     delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, split_by=cut_by)
 
 
-def _get_access_refusal(page: Transaction, envelope: Envelope, rules: DeliveryRules) -> str:
+def _get_access_refusal(tx: Transaction, envelope: Envelope, rules: DeliveryRules) -> str:
     """Return why an agent may not write to the channel, or an empty string. Checked once, before any part is sent."""
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.attempts:
         return ""
-    because = rules.get_refusal(page.conn, envelope)
+    because = rules.get_refusal(tx.conn, envelope)
     return f"{FailureKind.NO_BINDING}: {because}" if because else ""
 
 
-def _get_send_refusal(page: Transaction, envelope: Envelope, sending: SendSettings) -> str:
+def _get_send_refusal(tx: Transaction, envelope: Envelope, sending: SendSettings) -> str:
     """Return why a message of an agent must not be sent, or an empty string.
 
     The server's own messages are always sent: command answers, questions and notices.
     """
     if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.sender.session is None:
         return ""
-    session = sessions.get(page.conn, envelope.sender.session)
+    session = sessions.get(tx.conn, envelope.sender.session)
     if session is None:
         return ""
     decision = may_send(session, envelope.recipient.name, sending.rules, sending.default)
     return f"not sent: {decision.because} (`{decision.setting_key}`)" if decision.is_denied else ""
 
 
-def _end_claim(
-    page: Transaction, found: WaitingAttempt | NothingDue, *, is_changed: bool
-) -> WaitingAttempt | NothingDue:
+def _end_claim(tx: Transaction, found: WaitingAttempt | NothingDue, *, is_changed: bool) -> WaitingAttempt | NothingDue:
     if is_changed:  # an unchanged transaction needs no commit
-        page.close()
+        tx.close()
     return found
 
 
@@ -234,41 +233,41 @@ def close_attempt(
     conn: sa.Connection, *, envelope: Envelope, result: PartSent | AttemptFailed, terms: DeliveryRules, now_ms: int
 ) -> ClosedAttempt:
     """Store the result of an attempt, and end the envelope or schedule the next attempt."""
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     match result:
         case PartSent():
-            closed = _close_sent(page, envelope, result, terms)
+            closed = _close_sent(tx, envelope, result, terms)
         case AttemptFailed():
-            closed = _close_failed(page, envelope, result, terms, wait_s=_get_delay_s(result, envelope.attempts))
-    page.close()
+            closed = _close_failed(tx, envelope, result, terms, wait_s=_get_delay_s(result, envelope.attempts))
+    tx.close()
     return closed
 
 
-def _close_sent(page: Transaction, envelope: Envelope, sent: PartSent, rules: DeliveryRules) -> ClosedAttempt:
+def _close_sent(tx: Transaction, envelope: Envelope, sent: PartSent, rules: DeliveryRules) -> ClosedAttempt:
     receipt = sent.receipt
     ours = deliveries.close_attempt(
-        page.conn, envelope.id, envelope.attempts, DeliveryState.SENT, at_ms=page.at_ms, receipt=receipt
+        tx.conn, envelope.id, envelope.attempts, DeliveryState.SENT, at_ms=tx.at_ms, receipt=receipt
     )
     if not ours:  # this commit already succeeded, and only its result was lost
         return ClosedAttempt()
     if rules.capabilities is not None:
-        store_part(page.conn, envelope=envelope, part=sent.part, receipt=receipt, now_ms=page.at_ms)
+        store_part(tx.conn, envelope=envelope, part=sent.part, receipt=receipt, now_ms=tx.at_ms)
     if envelope.reply_to is not None and is_completion(envelope):
-        webhooks.clear_headers(page.conn, envelope.reply_to)
+        webhooks.clear_headers(tx.conn, envelope.reply_to)
     return ClosedAttempt(
-        _end(page, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} accepted it: {receipt}")
+        _end(tx, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} accepted it: {receipt}")
     )
 
 
 def _close_failed(
-    page: Transaction, envelope: Envelope, failed: AttemptFailed, rules: DeliveryRules, *, wait_s: float
+    tx: Transaction, envelope: Envelope, failed: AttemptFailed, rules: DeliveryRules, *, wait_s: float
 ) -> ClosedAttempt:
     ours = deliveries.close_attempt(
-        page.conn,
+        tx.conn,
         envelope.id,
         envelope.attempts,
         DeliveryState.UNKNOWN if failed.is_unknown else DeliveryState.FAILED,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
         error_kind=failed.kind,
         error=failed.message,
     )
@@ -276,30 +275,33 @@ def _close_failed(
         return ClosedAttempt()
     if failed.is_unknown and not rules.repeats_safely:
         because = f"it is unknown whether it arrived: {failed.message}"
-        return ClosedAttempt(_end(page, envelope, Outcome.INTERRUPTED, because=because, kind=failed.kind))
+        return ClosedAttempt(_end(tx, envelope, Outcome.INTERRUPTED, because=because, kind=failed.kind))
     if failed.is_own_stop:
-        envelopes.return_to_pending(page.conn, envelope.id, due_ms=page.at_ms)
+        envelopes.return_to_pending(tx.conn, envelope.id, due_ms=tx.at_ms)
         return ClosedAttempt(wait_s=0.0)
     because = f"{failed.kind}: {failed.message}"
     if failed.permanent:
-        return ClosedAttempt(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
-    if envelope.attempts >= rules.attempts_max and _count_failed_attempts(page, envelope) >= rules.attempts_max:
+        return ClosedAttempt(_end(tx, envelope, Outcome.DEAD, because=because, kind=failed.kind))
+    if envelope.attempts >= rules.attempts_max and _count_failed_attempts(tx, envelope) >= rules.attempts_max:
         because += f" (given up after {format_quantity(envelope.attempts, 'attempt')})"
-        return ClosedAttempt(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
-    envelopes.return_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
+        return ClosedAttempt(_end(tx, envelope, Outcome.DEAD, because=because, kind=failed.kind))
+    envelopes.return_to_pending(tx.conn, envelope.id, due_ms=tx.at_ms + round(wait_s * 1000))
     return ClosedAttempt(wait_s=wait_s)
 
 
-def _count_failed_attempts(page: Transaction, envelope: Envelope) -> int:
-    """Return the attempts since a part last arrived. A long message that arrives part by part is not failing."""
-    arrived_ms = delivery_parts.get_last_ms(page.conn, envelope.id)
+def _count_failed_attempts(tx: Transaction, envelope: Envelope) -> int:
+    """Return the number of attempts since a part last arrived.
+
+    A long message that arrives part by part is not failing.
+    """
+    arrived_ms = delivery_parts.get_last_ms(tx.conn, envelope.id)
     if arrived_ms is None:
         return envelope.attempts
-    return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.list_attempts(page.conn, envelope.id))
+    return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.list_attempts(tx.conn, envelope.id))
 
 
 def _get_delay_s(failed: AttemptFailed, attempt: int) -> float:
-    """Return the exponential back-off plus the delay that the platform requested.
+    """Return the delay before the next attempt: the exponential back-off plus the delay that the platform requested.
 
     There is no jitter, so that the store alone determines what comes next.
     """
@@ -312,18 +314,18 @@ def get_requested_delay_s(failed: AttemptFailed) -> float:
     return min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
 
 
-def _is_wanted(page: Transaction, envelope: Envelope) -> bool:
-    """Whether delegated work is still open.
+def _is_wanted(tx: Transaction, envelope: Envelope) -> bool:
+    """Whether an envelope with delegated work still needs to be delivered.
 
-    It may have been answered before its delivery was confirmed, or cancelled.
+    The work may have been cancelled, or answered before its delivery was confirmed.
     """
-    delegation = delegations.get(page.conn, envelope.id)
+    delegation = delegations.get(tx.conn, envelope.id)
     return delegation is not None and delegation.state.is_open
 
 
-def _settle(page: Transaction, envelope: Envelope, outcome: Outcome, *, because: str) -> None:
-    outcomes.settle(page, [envelope.id], outcome, because=because)
-    page.emit(
+def _settle(tx: Transaction, envelope: Envelope, outcome: Outcome, *, because: str) -> None:
+    outcomes.settle(tx, [envelope.id], outcome, because=because)
+    tx.emit(
         EventKind.ENVELOPE_SETTLED,
         session=envelope.sender.session,
         envelope=envelope.id,
@@ -332,25 +334,28 @@ def _settle(page: Transaction, envelope: Envelope, outcome: Outcome, *, because:
     )
 
 
-def _end(page: Transaction, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
-    _settle(page, envelope, outcome, because=because)
+def _end(tx: Transaction, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
+    _settle(tx, envelope, outcome, because=because)
     if outcome is Outcome.DELIVERED:
         return ()
     text = f"Envelope {short_id(envelope.id)} to {envelope.recipient} "
     if envelope.kind is EnvelopeKind.DELEGATION:  # the delegating run waits for the result, and this is it
-        if not _is_wanted(page, envelope):
+        if not _is_wanted(tx, envelope):
             return ()
         text = f"It {_describe_outcome(outcome, kind)}"
-        return notify_sender(page, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
+        return notify_sender(tx, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
     if envelope.sender.kind is AddressKind.AGENT:
-        return _note_for_agent(page, envelope, outcome, text=text + _describe_outcome(outcome, kind))
+        return _note_for_agent(tx, envelope, outcome, text=text + _describe_outcome(outcome, kind))
     return notify_sender(
-        page, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}"
+        tx, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}"
     )
 
 
-def _note_for_agent(page: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
-    """Post a note that the agent reads in its next turn. It starts no run, so it cannot cause a loop."""
+def _note_for_agent(tx: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
+    """Post a note about how a delivery ended, which the agent reads in its next turn.
+
+    The note starts no run, so it cannot cause a loop.
+    """
     if envelope.kind is EnvelopeKind.NOTICE or envelope.sender.session is None:
         return ()
     draft = EnvelopeDraft(
@@ -365,7 +370,7 @@ def _note_for_agent(page: Transaction, envelope: Envelope, outcome: Outcome, *, 
         silent=True,
         trust=Trust.PRIVATE,
     )
-    return accept_in_transaction(page, draft).wakes
+    return accept_in_transaction(tx, draft).wakes
 
 
 def _describe_outcome(outcome: Outcome, kind: str) -> str:

@@ -33,15 +33,15 @@ GetRefusal = Callable[[sa.Connection, Envelope], str]
 
 
 def allow_all(_conn: sa.Connection, _envelope: Envelope) -> str:
-    """Allow every channel. For servers without bindings."""
+    """Return no refusal: agents may write to every channel. Used by servers without bindings."""
     return ""
 
 
 class OutboundAccess:
-    """Outbound access rules.
+    """Decides whether an agent may write to a channel.
 
-    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
-    agent that answers in channels without a binding, and so may write to them.
+    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the agent that answers
+    in channels without a binding, and so may write to them.
     """
 
     def __init__(
@@ -72,15 +72,17 @@ class OutboundAccess:
             if allows_writing(each, agent=agent, platform=service, connector=instance, channel=room)
         ]
         if not mine and (self._get_default_agent() or "").casefold() != agent.casefold():
-            return f"{agent} is not bound to {instance}, or not to this channel of it"
+            return f"{agent} is not bound to {instance}, or its binding does not include this channel"
         if any(each.match.peer == room for each in mine) or self._is_known(conn, agent, service, recipient):
             return ""
         return f"no one in this channel may write to {instance}"
 
     def _is_known(self, conn: sa.Connection, agent: str, service: str, recipient: Address) -> bool:
-        """Whether someone in the channel may write to us. A direct channel is known by the person's id.
+        """Whether someone in the channel is allowed to write to this server.
 
-        Any channel is known if the agent has a session there.
+        In a direct channel, that is the person with the channel's id.
+
+        A channel of any kind is also known if the agent has a session there.
         """
         settings, room = self._settings(recipient.name), recipient.rest
         if settings.dm_policy is DmPolicy.OPEN or room in settings.allow_from:
@@ -100,7 +102,10 @@ def _is_answer(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Addr
 
 
 class AccessCheckedPost:
-    """Posts an agent's envelopes only to channels where it may write. The agent gets the error at once."""
+    """Posts an agent's envelopes only to channels where it may write.
+
+    For other channels, the agent gets an error at once.
+    """
 
     def __init__(self, post: EnvelopeAcceptor, store: Store, access: OutboundAccess) -> None:
         self._post = post

@@ -1,7 +1,7 @@
-"""Runs commands on the host without a sandbox, by the owner's explicit choice.
+"""Runs commands on the host without a sandbox, if the owner explicitly chose that.
 
-They see what the server sees, including its secrets. They still get their own process group, limits
-per process and a separate environment.
+They see what the server sees, including its secrets. They still get their own process group, limits per process and a
+separate environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = itertools.count(1)
 
 
 class HostSandbox:
-    """Runs commands on the host."""
+    """Runs commands on the host, without isolation but with resource limits."""
 
     name = "off"
 
@@ -39,7 +39,7 @@ class HostSandbox:
     async def probe(self) -> SandboxProbe:
         return SandboxProbe(
             True,
-            "it isolates nothing: commands run with the rights of the server",
+            "it isolates nothing: commands run with all the rights that the server has",
             'set `kind = "bubblewrap"` in [sandbox]',
         )
 
@@ -119,9 +119,7 @@ def _kill_tree(pid: int, marker: str) -> None:
 
 
 def _find_marked_processes(marker: str, first_pid: int) -> set[int]:
-    """Return the processes with the marker. Only pids above the command's are checked, unless pids
-    wrapped.
-    """
+    """Return the processes with the marker. Only pids above `first_pid` are checked, unless pids wrapped around."""
     wanted = f"{MARKER_VARIABLE}={marker}".encode()
     latest = int(Path("/proc/loadavg").read_text().rsplit(maxsplit=1)[1])
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}

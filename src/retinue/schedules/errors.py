@@ -37,7 +37,7 @@ class ScheduleDeliveryInvalid(Invalid):
 
 
 class ScheduleTriggerInvalid(Invalid):
-    """A schedule needs exactly one of `at`, `every` and `cron`. `given` has the ones that are set."""
+    """A schedule needs exactly one of `at`, `every` and `cron`. `given` has the fields that are set."""
 
     code = "schedule.when_invalid"
 
@@ -105,14 +105,14 @@ class ScheduleFileCopied(Invalid):
 
 
 class GateSandboxMissing(ToolFailed):
-    """There is no sandbox for a gate that the owner did not write."""
+    """No sandbox works here, and only a gate that the owner wrote may run without one."""
 
     code = "gate.sandbox_missing"
 
     def __init__(self) -> None:
         super().__init__(
             "the gate was not run",
-            because="this server has no sandbox, and only gates of the owner run without a sandbox",
+            because="this server has no sandbox, and only gates that the owner wrote run without a sandbox",
             try_this="configure a sandbox, or let the owner write the gate",
         )
 

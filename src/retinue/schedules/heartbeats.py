@@ -57,7 +57,7 @@ class HeartbeatSettings(Struct, frozen=True, kw_only=True):
 
 
 class AgentHeartbeat(Struct, frozen=True):
-    """An agent with a heartbeat and its rules.
+    """An agent that has a heartbeat, and the rules of this heartbeat.
 
     Without `is_configured`, the heartbeat runs only while there are tasks.
     """
@@ -86,7 +86,10 @@ def agents_with_heartbeat(all_agents: Sequence[Agent], settings: HeartbeatSettin
 
 
 def heartbeat_schedule_id(agent: str) -> ScheduleId:
-    """Return the schedule id of an agent's heartbeat. It is fixed, because an agent has one heartbeat."""
+    """Return the schedule id of an agent's heartbeat.
+
+    The id is derived from the agent, because an agent has only one heartbeat.
+    """
     return ScheduleId(derive_id(agent.casefold(), "heartbeat"))
 
 
@@ -158,11 +161,11 @@ class HeartbeatSync:
         await self._sync_task.stop()
 
     def trigger(self) -> None:
-        """Sync soon, because settings, agents or task files may have changed."""
+        """Sync the heartbeat schedules soon. Call this after a change of settings, agents or task files."""
         self._sync_task.trigger()
 
     async def sync(self, *, is_boot: bool = False) -> None:
-        """Sync the schedules. At boot, a heartbeat that has never run is due at once."""
+        """Sync the heartbeat schedules now. At boot, a heartbeat that has never run is due at once."""
         async with self._lock:
             wishes = self._read_settings()
             staff = await self._store.read(agents.list_all)
@@ -206,7 +209,10 @@ class HeartbeatSync:
 
 
 def _read_regular_file(path: Path) -> str | None:
-    """Read a regular file only. Agents write to this directory, and a FIFO or device could block."""
+    """Return the text of a regular file, or None.
+
+    Agents write to this directory, so the path may be a FIFO or device, which could block.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -247,7 +253,7 @@ def _plan_changes(
 
 
 def _keep_start(current: Schedule, new: Schedule) -> Schedule:
-    """Keep the start time if the interval is unchanged."""
+    """Return the new schedule with the current start time, if the interval is unchanged."""
     same = (
         isinstance(current.when, EveryTrigger)
         and isinstance(new.when, EveryTrigger)
@@ -259,17 +265,15 @@ def _keep_start(current: Schedule, new: Schedule) -> Schedule:
 def _apply_changes(
     conn: sa.Connection, *, plan: Callable[[sa.Connection], list[_ScheduleChange]], zone: ZoneInfo, now_ms: int
 ) -> None:
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     for change in plan(conn):
         if change.schedule is None:
             assert change.stored is not None  # a schedule to disable exists
-            schedules.disable(page, change.stored, because=NOT_CONFIGURED)
+            schedules.disable(tx, change.stored, because=NOT_CONFIGURED)
         elif change.stored is None:
-            schedules.add(page, change.schedule, zone=zone)
+            schedules.add(tx, change.schedule, zone=zone)
         else:
-            kept = schedules.change(
-                page, change.stored, change.schedule, zone=zone, because="its settings were changed"
-            )
+            kept = schedules.change(tx, change.stored, change.schedule, zone=zone, because="its settings were changed")
             if not kept.enabled:
-                schedules.enable(page, kept)
-    page.close()
+                schedules.enable(tx, kept)
+    tx.close()

@@ -1,8 +1,8 @@
 """Keeps `schedules/NAME.md` in the data directory in sync with the named schedules.
 
-The store is authoritative, but a file is as good a way to change it as the CLI. An edited file is
-applied within moments, and a change made elsewhere is written to the file. An invalid file changes
-nothing and is reported with its line.
+The store is authoritative, but people can change a schedule by editing its file. An edited file is applied within
+moments, and a change made elsewhere is written to the file. An invalid file changes nothing and is reported with its
+line.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _FoundFile(Struct, frozen=True):
 
 
 class _SyncedState(Struct, frozen=True):
-    """File text and store version when both last had the same content."""
+    """The text of a file and the version of its stored schedule, when both last had the same content."""
 
     text: str
     updated_ms: int
@@ -109,11 +109,11 @@ class ScheduleFileSync:
         await self._sync_task.stop()
 
     def problems(self) -> list[str]:
-        """Return each file that could not be read, with the reason."""
+        """Return one text for each schedule file that could not be read, with the reason."""
         return [f"{name}.md: {why}" for name, why in sorted(self._problems.items())]
 
     async def sync(self) -> None:
-        """Sync files and store."""
+        """Sync the schedule files with the store."""
         async with self._lock:
             if await self._run_blocking(self._create_directory):
                 # A file that is gone deletes its schedule. A folder that is gone was lost: write all files again.
@@ -179,7 +179,7 @@ class ScheduleFileSync:
         return self._normalize(file.form, stored) == self._normalize(own, stored)
 
     def _normalize(self, form: schedule_parser.ScheduleForm, stored: StoredSchedule) -> schedule_parser.ScheduleForm:
-        """Return the form in a canonical spelling, so that equal schedules compare equal."""
+        """Return the form of a schedule in canonical spelling, so that equal schedules compare equal."""
         zone = ZoneInfo(stored.zone)
         if form.every:
             form = msgspec.structs.replace(form, every=str(schedule_parser.parse_span_s(form.every)))
@@ -223,7 +223,10 @@ class ScheduleFileSync:
         folded: dict[str, str],
         problems: dict[str, str],
     ) -> None:
-        """Import a file for which no schedule of its name exists, as a new or a renamed schedule."""
+        """Import a file whose name belongs to no stored schedule.
+
+        It is a new schedule, or a renamed one if its id is stored.
+        """
         try:
             validate_name(name, what="a schedule")
             filed = parse_schedule_file(file.text)
@@ -279,7 +282,7 @@ class ScheduleFileSync:
         return True
 
     def _read_all(self) -> dict[str, _FoundFile]:
-        """Read every file, by schedule name. Links and files that are too large are ignored."""
+        """Read all schedule files, and return them by schedule name. Links and files that are too large are ignored."""
         found: dict[str, _FoundFile] = {}
         for path in sorted(self._directory.glob("*.md"))[:FILES_MAX]:
             try:
@@ -330,9 +333,9 @@ class ScheduleFileSync:
         now_ms = to_ms(self._clock.now())
 
         def body(conn: sa.Connection) -> Any:
-            page = Transaction(conn, now_ms)
-            done = act(page)
-            page.close()
+            tx = Transaction(conn, now_ms)
+            done = act(tx)
+            tx.close()
             return done
 
         return await self._store.write(body, point="schedule")

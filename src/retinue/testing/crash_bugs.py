@@ -50,7 +50,7 @@ _patched_callbacks: Any = external_callbacks
 
 
 def acknowledge_before_commit() -> None:
-    """Return the receipt at once, and store the envelope a moment later."""
+    """Plant a bug: return the receipt at once, and store the envelope a moment later."""
     post: Callable[[EnvelopeIntake, EnvelopeDraft], Awaitable[Receipt]] = _patched_intake.accept
     storing: set[asyncio.Task[Receipt]] = set()
 
@@ -68,7 +68,7 @@ def acknowledge_before_commit() -> None:
 
 
 def effect_before_intent() -> None:
-    """Perform a call first, and store its intent afterwards."""
+    """Plant a bug: perform a tool call first, and store its intent afterwards."""
     perform = _patched_journal.perform
 
     async def act_first(
@@ -85,7 +85,7 @@ def effect_before_intent() -> None:
 
 
 def epoch_not_checked() -> None:
-    """Write to a session without checking whether another worker has claimed it."""
+    """Plant a bug: write to a session without checking whether another worker has claimed it."""
     guard, guard_step = sessions.update_fenced, sessions.update_step_fenced
 
     def unguarded(conn: sa.Connection, id_: str, *, epoch: int, new_epoch: int | None = None, **kw: Any) -> None:
@@ -112,17 +112,17 @@ def epoch_not_checked() -> None:
 
 
 def answer_read_twice() -> None:
-    """Give a waiting call its answer, and leave the answer in the queue as well."""
+    """Plant a bug: give a waiting call the answer to its delegation, and leave the answer in the queue as well."""
 
-    def collect(page: Transaction, delegation: Delegation) -> DelegationStatus:
-        delegations.release_delegation(page.conn, delegation.id)
-        return DelegationStatus(delegation=delegation, answer=envelopes.get(page.conn, delegation.result or ""))
+    def collect(tx: Transaction, delegation: Delegation) -> DelegationStatus:
+        delegations.release_delegation(tx.conn, delegation.id)
+        return DelegationStatus(delegation=delegation, answer=envelopes.get(tx.conn, delegation.result or ""))
 
     _patched_engine_delegations._collect = collect
 
 
 def answer_to_another_call() -> None:
-    """Treat all delegations of one run as the same one."""
+    """Plant a bug: treat all delegations of one run as the same delegation."""
 
     def same_for_all(run: str, call: str) -> EnvelopeId:
         del call
@@ -132,7 +132,7 @@ def answer_to_another_call() -> None:
 
 
 def failure_not_told() -> None:
-    """Do not record failed delegations, so that the requester keeps waiting."""
+    """Plant a bug: do not record that a delegation failed, so that the requester keeps waiting."""
     end = delegations.end
 
     def only_good_ends(conn: sa.Connection, id_: str, state: DelegationState, **kw: Any) -> bool:
@@ -142,12 +142,12 @@ def failure_not_told() -> None:
 
 
 def slot_fired_twice() -> None:
-    """Send the envelope of a schedule twice."""
+    """Plant a bug: send the envelope of a schedule twice."""
     let_go = _patched_scheduler._release_envelope
 
-    def twice(page: Transaction, schedule: Schedule, slot: Occurrence, **kw: Any) -> tuple[Wake, ...]:
-        wakes = let_go(page, schedule, slot, **kw)
-        sent = envelopes.get(page.conn, slot.envelope or "")
+    def twice(tx: Transaction, schedule: Schedule, occurrence: Occurrence, **kw: Any) -> tuple[Wake, ...]:
+        wakes = let_go(tx, schedule, occurrence, **kw)
+        sent = envelopes.get(tx.conn, occurrence.envelope or "")
         if sent is None or sent.session is None:
             return wakes
         again = EnvelopeDraft(
@@ -158,35 +158,35 @@ def slot_fired_twice() -> None:
             source=sent.source,
             idempotency_key=f"{sent.idempotency_key}/again",
         )
-        return (*wakes, *accept_in_transaction(page, again).wakes)
+        return (*wakes, *accept_in_transaction(tx, again).wakes)
 
     _patched_scheduler._release_envelope = twice
 
 
 def next_not_made() -> None:
-    """Continue a schedule only if its envelope was answered."""
+    """Plant a bug: continue a schedule only if its envelope was answered."""
     go_on = _patched_schedules._continue_schedule
 
     def only_after_success(
-        page: Transaction, kept: StoredSchedule, slot: Occurrence, *, has_run: bool, because: str
+        tx: Transaction, kept: StoredSchedule, occurrence: Occurrence, *, has_run: bool, because: str
     ) -> None:
         if not (has_run and because):
-            go_on(page, kept, slot, has_run=has_run, because=because)
+            go_on(tx, kept, occurrence, has_run=has_run, because=because)
 
     _patched_schedules._continue_schedule = only_after_success
 
 
 def skip_not_told() -> None:
-    """Do not record occurrences that were missed while the server was down or busy."""
+    """Plant a bug: do not record occurrences that were missed while the server was down or busy."""
 
-    def nothing(page: Transaction, kept: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
-        del page, kept, since, until, because
+    def nothing(tx: Transaction, kept: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
+        del tx, kept, since, until, because
 
     _patched_schedules._record_skipped = nothing
 
 
 def callback_heard_twice() -> None:
-    """Treat a repeated callback of an external agent as a new one."""
+    """Plant a bug: treat a repeated callback of an external agent as a new callback."""
     hear = external_callbacks.accept_callback
 
     def always_new(conn: sa.Connection, *, callback: Callback, now_ms: int) -> Any:
@@ -198,12 +198,12 @@ def callback_heard_twice() -> None:
 
 
 def callback_to_another_session() -> None:
-    """Treat every callback as the answer to the oldest open request, of whatever session."""
+    """Plant a bug: treat every callback as the answer to the oldest open request of any session."""
 
-    def oldest_of_all(page: Transaction, callback: Callback) -> Delegation | None:
+    def oldest_of_all(tx: Transaction, callback: Callback) -> Delegation | None:
         del callback
-        found = page.conn.execute(_OLDEST_REQUEST).one_or_none()
-        return delegations.get(page.conn, found.id) if found is not None else None
+        found = tx.conn.execute(_OLDEST_REQUEST).one_or_none()
+        return delegations.get(tx.conn, found.id) if found is not None else None
 
     _patched_callbacks._find_request = oldest_of_all
 
@@ -221,7 +221,8 @@ _OLDEST_REQUEST = (
 
 
 def lock_not_held() -> None:
-    """Serve a data directory that another process serves, as happens if a network disk has broken locks."""
+    """Plant a bug: serve a data directory that another process already serves. This happens if the
+    locks of a network disk do not work."""
 
     @contextmanager
     def unlocked(data_dir: Path) -> Generator[None]:

@@ -1,6 +1,6 @@
 """The external agent of the crash test: an HTTP server on loopback that survives every kill of the server.
 
-It receives requests by HTTP and answers with signed callbacks. Like the clients it trusts nothing:
+The external agent receives requests by HTTP and answers with signed callbacks. It trusts nothing:
 what it received, what it is about to send, and the server's response are on disk before they count.
 """
 
@@ -36,9 +36,7 @@ _BEHAVIORS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure
 
 @dataclass(slots=True)
 class CrashExternalAgent:
-    """Answers every request in the text protocol of `crash_script`. The id of a request determines
-    how it is answered.
-    """
+    """Answers every request in the text protocol of `crash_script`. The id of a request determines the answer."""
 
     data_dir: Path
     log: CrashLog
@@ -62,7 +60,7 @@ class CrashExternalAgent:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a callback is still to be sent."""
+        """Whether the external agent still has a callback to send."""
         return bool(self._tasks)
 
     # --- requests ---
@@ -83,27 +81,27 @@ class CrashExternalAgent:
     async def _handle_request(self, headers: dict[str, str], body: bytes) -> int:
         """Handle a request. Returns the status to respond with; 0 closes the connection without a response."""
         request_body = json.loads(body)
-        letter, session = request_body["id"], request_body["sessionId"]
+        envelope, session = request_body["id"], request_body["sessionId"]
         at = headers[TIMESTAMP_HEADER.lower()]
         expected = sign_message(
-            KEY, SignaturePurpose.MESSAGE, timestamp=at, session=session, message_id=letter, body=body
+            KEY, SignaturePurpose.MESSAGE, timestamp=at, session=session, message_id=envelope, body=body
         )
         if headers[SIGNATURE_HEADER.lower()] != expected:
-            await self.log.write(ComplaintEntry(t=time.monotonic(), text=f"the request {letter} is not signed"))
+            await self.log.write(ComplaintEntry(t=time.monotonic(), text=f"the request {envelope} is not signed"))
             return 400
-        chance = random.Random(letter)
+        chance = random.Random(envelope)
         mood = chance.choices(list(_BEHAVIORS), list(_BEHAVIORS.values()))[0]
-        if mood == "busy" and letter not in self._refused_requests:
-            self._refused_requests.add(letter)
+        if mood == "busy" and envelope not in self._refused_requests:
+            self._refused_requests.add(envelope)
             return 503
-        first = letter not in self._seen_requests
-        self._seen_requests.add(letter)
+        first = envelope not in self._seen_requests
+        self._seen_requests.add(envelope)
         text = request_body["message"]["text"]
-        await self.log.write(RequestEntry(t=time.monotonic(), letter=letter, session=session, text=text))
+        await self.log.write(RequestEntry(t=time.monotonic(), envelope=envelope, session=session, text=text))
         path = request_body["callbackUrl"].partition("//")[2].partition("/")[2]
         if first:
             answering = self._start_task(
-                self._answer_request(letter, session, f"/{path}", script.external_answer(text), mood)
+                self._answer_request(envelope, session, f"/{path}", script.external_answer(text), mood)
             )
             if mood == "at-once":
                 await asyncio.wait({answering}, timeout=1)  # time limit: either order of the two answers is correct

@@ -1,4 +1,4 @@
-"""The log of the crash test's clients: what they sent and received, on disk before it counts."""
+"""The log of the crash test's clients. Everything a client sends or receives is on disk before it counts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 
 class CrashLogEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
-    """One entry of the log."""
+    """One entry of the log that the clients of the crash test write."""
 
     t: float  # the system's monotonic clock
 
 
 class SentEntry(CrashLogEntry, frozen=True, kw_only=True, tag="sent"):
-    """An envelope that a client sends. Written before the first attempt."""
+    """A log entry for an envelope that a client sends. It is written before the first attempt."""
 
     token: str
     key: str
@@ -24,7 +24,7 @@ class SentEntry(CrashLogEntry, frozen=True, kw_only=True, tag="sent"):
 
 
 class AcknowledgedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="acknowledged"):
-    """A receipt of the server."""
+    """A log entry for a receipt that a client got from the server."""
 
     token: str
     key: str
@@ -34,7 +34,7 @@ class AcknowledgedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="acknowled
 
 
 class AnsweredEntry(CrashLogEntry, frozen=True, kw_only=True, tag="answered"):
-    """An answer, as reported by an event."""
+    """A log entry for an answer that an event reported."""
 
     seq: int
     envelope: str
@@ -42,14 +42,14 @@ class AnsweredEntry(CrashLogEntry, frozen=True, kw_only=True, tag="answered"):
 
 
 class SettledEntry(CrashLogEntry, frozen=True, kw_only=True, tag="settled"):
-    """An outcome, as reported by the server."""
+    """A log entry for an outcome that the server reported."""
 
     envelope: str
     outcome: str
 
 
 class DecidedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="decided"):
-    """An approval that the client answered, as the server confirmed."""
+    """A log entry for an approval that the client decided, after the server confirmed the decision."""
 
     approval: str
     token: str
@@ -57,21 +57,21 @@ class DecidedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="decided"):
 
 
 class RetriedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="retried"):
-    """A dead letter whose retry the server confirmed."""
+    """A log entry for a dead letter whose retry the server confirmed."""
 
     envelope: str
 
 
 class RequestEntry(CrashLogEntry, frozen=True, kw_only=True, tag="brought"):
-    """A request as the external agent received it, one entry per arrival."""
+    """A log entry for a request that reached the external agent. A request that arrives twice has two entries."""
 
-    letter: str
+    envelope: str
     session: str
     text: str
 
 
 class CallbackEntry(CrashLogEntry, frozen=True, kw_only=True, tag="said"):
-    """A callback of the external agent. Written before the first attempt."""
+    """A log entry for a callback of the external agent. It is written before the first attempt."""
 
     session: str
     message: str
@@ -80,7 +80,7 @@ class CallbackEntry(CrashLogEntry, frozen=True, kw_only=True, tag="said"):
 
 
 class CallbackResultEntry(CrashLogEntry, frozen=True, kw_only=True, tag="heard"):
-    """The server's response to a callback."""
+    """A log entry for the server's response to a callback."""
 
     session: str
     message: str
@@ -89,14 +89,14 @@ class CallbackResultEntry(CrashLogEntry, frozen=True, kw_only=True, tag="heard")
 
 
 class FinalAnswersEntry(CrashLogEntry, frozen=True, kw_only=True, tag="shown"):
-    """The answers that a session shows at the end, oldest first."""
+    """A log entry with the answers that a session shows at the end, oldest first."""
 
     session: str
     answers: list[str]
 
 
 class ComplaintEntry(CrashLogEntry, frozen=True, kw_only=True, tag="complaint"):
-    """Something that a server must never do to a client."""
+    """A log entry for something that a server must never do to a client."""
 
     text: str
 
@@ -117,7 +117,8 @@ AnyLogEntry = (
 
 
 class CrashLog:
-    """Writes the log. Once `write` returns, the entry is on disk; concurrent entries share one fsync."""
+    """Writes the log of the crash test. Once `write` returns, the entry is on disk; concurrent
+    entries share one fsync."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -31,7 +31,7 @@ FINDINGS_SHOWN_MAX = 20
 
 
 class FindingKind(StrEnum):
-    """The kinds of findings, in the order in which they are printed."""
+    """The kinds of findings of a crash test, in the order in which they are printed."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -45,7 +45,7 @@ class FindingKind(StrEnum):
 
 
 class CrashFinding(NamedTuple):
-    """One contradiction in the evidence."""
+    """A contradiction that was found in the evidence of a crash test."""
 
     kind: FindingKind
     text: str
@@ -53,7 +53,7 @@ class CrashFinding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrashVerdict:
-    """The figures and findings of a crash test."""
+    """The result of a crash test: how much was checked, and what was found."""
 
     figures: dict[str, int]
     findings: Sequence[CrashFinding]
@@ -66,7 +66,7 @@ class CrashVerdict:
         return sum(finding.kind is kind for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """Returns a table, the first few findings, and the verdict as the last line."""
+        """Return the verdict as lines: a table, the first few findings, and the conclusion."""
         table = [f"  {name:<28}{count:>8}" for name, count in self.figures.items()]
         table += [f"  {wrong:<28}{self.count(wrong):>8}" for wrong in FindingKind]
         shown = [f"  {wrong}: {text}" for wrong, text in self.findings[:FINDINGS_SHOWN_MAX]]
@@ -78,7 +78,8 @@ class CrashVerdict:
 
 
 def judge_evidence(evidence: CrashEvidence, *, has_schedules: bool = True) -> CrashVerdict:
-    """Check the evidence. `has_schedules`: whether the server had any."""
+    """Check the evidence of a crash test, and return the verdict. `has_schedules`: whether the
+    server had any schedules."""
     case = _EvidenceIndex(evidence)
     findings = [
         *_check_complaints(case),
@@ -103,7 +104,7 @@ def judge_evidence(evidence: CrashEvidence, *, has_schedules: bool = True) -> Cr
 
 @dataclass(slots=True)
 class _EvidenceIndex:
-    """The evidence, indexed for lookups."""
+    """The evidence of a crash test, indexed for lookups."""
 
     evidence: CrashEvidence
     sent: dict[str, SentEntry] = field(init=False)  # by key
@@ -116,24 +117,28 @@ class _EvidenceIndex:
     external_envelopes: list[StoredEnvelope] = field(init=False)  # what the external agent sent
 
     def __post_init__(self) -> None:
-        log, letters = self.evidence.log, self.evidence.envelopes
+        log, envelopes = self.evidence.log, self.evidence.envelopes
         self.sent = {entry.key: entry for entry in log if isinstance(entry, SentEntry)}
         self.acknowledged = [entry for entry in log if isinstance(entry, AcknowledgedEntry)]
-        self.envelopes_by_id = {letter.id: letter for letter in letters}
-        self.questions = [letter for letter in letters if letter.source == OWNER_SENDER and letter.kind == "message"]
-        self.answers = [letter for letter in letters if letter.kind == "answer" and letter.recipient == OWNER_SENDER]
+        self.envelopes_by_id = {envelope.id: envelope for envelope in envelopes}
+        self.questions = [
+            envelope for envelope in envelopes if envelope.source == OWNER_SENDER and envelope.kind == "message"
+        ]
+        self.answers = [
+            envelope for envelope in envelopes if envelope.kind == "answer" and envelope.recipient == OWNER_SENDER
+        ]
         self.answers_by_token = defaultdict(list)
-        for letter in self.answers:
-            for answer in script.parse_answers(letter.text):
-                self.answers_by_token[answer.token].append(letter)
+        for envelope in self.answers:
+            for answer in script.parse_answers(envelope.text):
+                self.answers_by_token[answer.token].append(envelope)
         self.writes_by_word = Counter(mark.word for mark in self.evidence.tool_marks)
-        self.external_envelopes = [letter for letter in letters if letter.source.startswith(_EXTERNAL_SOURCE)]
+        self.external_envelopes = [envelope for envelope in envelopes if envelope.source.startswith(_EXTERNAL_SOURCE)]
 
     @property
     def late_tokens(self) -> Counter[str]:
-        """Token -> how often the external agent sent it after its request had ended."""
-        late = (letter for letter in self.external_envelopes if letter.reply_to is None)
-        return Counter(answer.token for letter in late for answer in script.parse_answers(letter.text))
+        """Map each token that the external agent sent after its request had ended to how often it was sent."""
+        late = (envelope for envelope in self.external_envelopes if envelope.reply_to is None)
+        return Counter(answer.token for envelope in late for answer in script.parse_answers(envelope.text))
 
 
 def _check_complaints(index: _EvidenceIndex) -> Iterator[CrashFinding]:
@@ -145,19 +150,19 @@ def _check_complaints(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check that acknowledged envelopes are stored under their id, and that no envelope is stored twice."""
     for entry in index.acknowledged:
-        letter = index.envelopes_by_id.get(entry.envelope)
-        if letter is None:
+        envelope = index.envelopes_by_id.get(entry.envelope)
+        if envelope is None:
             yield CrashFinding(
                 FindingKind.LOST, f"{entry.token} was acknowledged as {entry.envelope[:8]} and is not stored"
             )
-        elif (letter.token, letter.key) != (entry.token, entry.key):
+        elif (envelope.token, envelope.key) != (entry.token, entry.key):
             yield CrashFinding(
                 FindingKind.CONTRADICTED,
                 f"{entry.envelope[:8]} was acknowledged for {entry.token} and belongs to another",
             )
     for what, counted in (
-        ("key", Counter(letter.key for letter in index.questions)),
-        ("token", Counter(letter.token for letter in index.questions)),
+        ("key", Counter(envelope.key for envelope in index.questions)),
+        ("token", Counter(envelope.token for envelope in index.questions)),
     ):
         yield from (
             CrashFinding(FindingKind.DOUBLED, f"{what} {of} is stored {n} times") for of, n in counted.items() if n > 1
@@ -166,30 +171,32 @@ def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check that every envelope ended once, with a reason, and that a sender without an answer was notified."""
-    notified = {letter.reply_to for letter in index.evidence.envelopes if letter.kind == "notice"}
+    notified = {envelope.reply_to for envelope in index.evidence.envelopes if envelope.kind == "notice"}
     notified_runs = {index.envelopes_by_id[id_].run for id_ in notified if id_ in index.envelopes_by_id} - {None}
-    ahead = {slot.envelope for slot in index.evidence.occurrences if slot.state == "waiting"}
+    ahead = {occurrence.envelope for occurrence in index.evidence.occurrences if occurrence.state == "waiting"}
     explained = {
-        slot.envelope for slot in index.evidence.occurrences if slot.state in ("skipped", "failed") and slot.because
+        occurrence.envelope
+        for occurrence in index.evidence.occurrences
+        if occurrence.state in ("skipped", "failed") and occurrence.because
     }
-    for letter in index.evidence.envelopes:
-        if letter.id in ahead and letter.outcomes == 0:
+    for envelope in index.evidence.envelopes:
+        if envelope.id in ahead and envelope.outcomes == 0:
             continue  # the next occurrence of a schedule, still in the future
-        name = f"{letter.kind} {letter.id[:8]} ({letter.token})"
-        if letter.outcomes > 1:
-            yield CrashFinding(FindingKind.DOUBLED, f"{name} has {letter.outcomes} outcomes")
-        if letter.status != "done" or letter.outcome is None:
-            yield CrashFinding(FindingKind.LOST, f"{name} is {letter.status}, outcome {letter.outcome}")
-        elif not letter.because:
-            yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {letter.outcome} without a because")
+        name = f"{envelope.kind} {envelope.id[:8]} ({envelope.token})"
+        if envelope.outcomes > 1:
+            yield CrashFinding(FindingKind.DOUBLED, f"{name} has {envelope.outcomes} outcomes")
+        if envelope.status != "done" or envelope.outcome is None:
+            yield CrashFinding(FindingKind.LOST, f"{name} is {envelope.status}, outcome {envelope.outcome}")
+        elif not envelope.because:
+            yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {envelope.outcome} without a because")
         elif (
-            letter.kind == "message"
-            and letter.outcome not in ("answered", "delivered")
-            and not _is_noted_agent_message(letter)
+            envelope.kind == "message"
+            and envelope.outcome not in ("answered", "delivered")
+            and not _is_noted_agent_message(envelope)
         ):
-            if letter.id not in notified | explained and letter.run not in notified_runs:
+            if envelope.id not in notified | explained and envelope.run not in notified_runs:
                 yield CrashFinding(
-                    FindingKind.UNEXPLAINED, f"{name} ended {letter.outcome}, and its sender was not notified"
+                    FindingKind.UNEXPLAINED, f"{name} ended {envelope.outcome}, and its sender was not notified"
                 )
     for run in index.evidence.runs:
         if run.status in ("running", "suspended"):
@@ -197,7 +204,8 @@ def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 
 def _is_noted_agent_message(envelope: StoredEnvelope) -> bool:
-    """Returns whether this is an agent message that starts no run: it is read in the next turn, without an answer."""
+    """Return whether this is an agent message that starts no run. The recipient reads it in its
+    next turn, and does not answer it."""
     return envelope.source != OWNER_SENDER and envelope.outcome == "noted"
 
 
@@ -206,13 +214,13 @@ def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     question is in other answers.
     """
     owed = index.late_tokens
-    for letter in index.evidence.envelopes:
-        if letter.kind != "message" or letter.outcome != "answered" or letter.source.startswith(_SCHEDULE_SOURCE):
+    for envelope in index.evidence.envelopes:
+        if envelope.kind != "message" or envelope.outcome != "answered" or envelope.source.startswith(_SCHEDULE_SOURCE):
             continue
-        owed[letter.token] += 1
-        answer = index.envelopes_by_id.get(letter.answer or "")
-        if answer is None or answer not in index.answers_by_token[letter.token]:
-            yield CrashFinding(FindingKind.LOST, f"{letter.token} is answered, but its answer does not contain it")
+        owed[envelope.token] += 1
+        answer = index.envelopes_by_id.get(envelope.answer or "")
+        if answer is None or answer not in index.answers_by_token[envelope.token]:
+            yield CrashFinding(FindingKind.LOST, f"{envelope.token} is answered, but its answer does not contain it")
     for token, answers in index.answers_by_token.items():
         if len(answers) > owed[token]:
             yield CrashFinding(FindingKind.DOUBLED, f"{token} is in {len(answers)} answers, {owed[token]} owed")
@@ -221,19 +229,21 @@ def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 def _check_order(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check that in each session, questions were stored and answered in the order in which they were acknowledged."""
     stored: dict[int, list[tuple[int, StoredEnvelope]]] = defaultdict(list)
-    for letter in index.questions:
-        session, number = script.parse_token(letter.token)
-        stored[session].append((number, letter))
-    for letters in stored.values():
-        yield from _check_increasing([number for number, _ in letters], f"stored in {letters[0][1].token}'s session")
+    for envelope in index.questions:
+        session, number = script.parse_token(envelope.token)
+        stored[session].append((number, envelope))
+    for envelopes in stored.values():
+        yield from _check_increasing(
+            [number for number, _ in envelopes], f"stored in {envelopes[0][1].token}'s session"
+        )
         answered = [
-            (answer.seq, [a.token for a in script.parse_answers(answer.text)].index(letter.token), number)
-            for number, letter in letters
-            if (answer := index.envelopes_by_id.get(letter.answer or "")) is not None
-            and answer in index.answers_by_token[letter.token]
+            (answer.seq, [a.token for a in script.parse_answers(answer.text)].index(envelope.token), number)
+            for number, envelope in envelopes
+            if (answer := index.envelopes_by_id.get(envelope.answer or "")) is not None
+            and answer in index.answers_by_token[envelope.token]
         ]
         numbers = [number for _, _, number in sorted(answered)]
-        yield from _check_increasing(numbers, f"answered in {letters[0][1].token}'s session")
+        yield from _check_increasing(numbers, f"answered in {envelopes[0][1].token}'s session")
 
 
 def _check_increasing(numbers: Sequence[int], what: str) -> Iterator[CrashFinding]:
@@ -243,24 +253,25 @@ def _check_increasing(numbers: Sequence[int], what: str) -> Iterator[CrashFindin
 
 
 def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that the events reported every answer once and nothing that was undone, and that
-    outcomes are as reported.
-    """
+    """Check that the events reported each answer once, that they reported nothing that was undone,
+    and that outcomes are correct."""
     heard: Counter[str] = Counter()
-    texts = {letter.text for letter in index.evidence.envelopes if letter.recipient == OWNER_SENDER}
+    texts = {envelope.text for envelope in index.evidence.envelopes if envelope.recipient == OWNER_SENDER}
     late = index.late_tokens
-    retried = {letter.token for letter in index.evidence.envelopes if letter.retry_of}  # answered later than their turn
+    retried = {
+        envelope.token for envelope in index.evidence.envelopes if envelope.retry_of
+    }  # answered later than their turn
     for entry in index.evidence.log:
         match entry:
             case AnsweredEntry(seq=seq, envelope=envelope, text=text):
                 heard[envelope] += 1
-                letter = index.envelopes_by_id.get(envelope)
-                if letter is None or letter.text != text or index.evidence.envelopes_by_event.get(seq) != envelope:
+                stored = index.envelopes_by_id.get(envelope)
+                if stored is None or stored.text != text or index.evidence.envelopes_by_event.get(seq) != envelope:
                     yield CrashFinding(FindingKind.CONTRADICTED, f"event {seq} reports the wrong answer {envelope[:8]}")
             case SettledEntry(envelope=envelope, outcome=outcome):
-                letter = index.envelopes_by_id.get(envelope)
-                if letter is None or letter.outcome != outcome:
-                    became = letter.outcome if letter else "not stored"
+                stored = index.envelopes_by_id.get(envelope)
+                if stored is None or stored.outcome != outcome:
+                    became = stored.outcome if stored else "not stored"
                     yield CrashFinding(
                         FindingKind.CONTRADICTED, f"{envelope[:8]} was reported as {outcome} and is {became}"
                     )
@@ -279,23 +290,26 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
                 yield from _check_increasing(numbers, f"shown in session {session[:8]}")
             case _:
                 pass
-    for letter in index.answers:
-        if heard[letter.id] > 1:
-            yield CrashFinding(FindingKind.DOUBLED, f"the answer {letter.id[:8]} was reported {heard[letter.id]} times")
-        if not heard[letter.id]:
-            yield CrashFinding(FindingKind.LOST, f"no event reports the answer {letter.id[:8]}: {letter.text}")
+    for envelope in index.answers:
+        if heard[envelope.id] > 1:
+            yield CrashFinding(
+                FindingKind.DOUBLED, f"the answer {envelope.id[:8]} was reported {heard[envelope.id]} times"
+            )
+        if not heard[envelope.id]:
+            yield CrashFinding(FindingKind.LOST, f"no event reports the answer {envelope.id[:8]}: {envelope.text}")
 
 
 def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that no unrepeatable call was performed twice, and that the model read the truth about each."""
+    """Check that no call was performed twice if it must not be, and that the model read the true
+    result of each call."""
     for word, times in index.writes_by_word.items():
         if times > 1:
             by = ", ".join(mark.by for mark in index.evidence.tool_marks if mark.word == word)
             yield CrashFinding(FindingKind.RUN_TWICE, f"{word} was written {times} times, by {by}")
     cut = {c.word for c in index.evidence.interrupted_calls}
-    do = {q.token: q.action for letter in index.questions for q in script.parse_questions(letter.text)}
-    for letter in index.answers:
-        for answer in script.parse_answers(letter.text):
+    do = {q.token: q.action for envelope in index.questions for q in script.parse_questions(envelope.text)}
+    for envelope in index.answers:
+        for answer in script.parse_answers(envelope.text):
             words = _written_words(answer.token, do.get(answer.token, ScriptAction.PLAIN))
             if len(words) != len(answer.results):
                 yield CrashFinding(FindingKind.LOST, f"{answer} does not report {len(words)} calls")
@@ -333,10 +347,10 @@ def _written_words(token: str, action: ScriptAction) -> list[str]:
 
 def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check that each result of delegated work reached the delegating agent once: with its call, or later."""
-    do = {q.token: q.action for letter in index.questions for q in script.parse_questions(letter.text)}
+    do = {q.token: q.action for envelope in index.questions for q in script.parse_questions(envelope.text)}
     reported: Counter[str] = Counter()
-    for letter in index.answers:
-        for answer in script.parse_answers(letter.text):
+    for envelope in index.answers:
+        for answer in script.parse_answers(envelope.text):
             for task, result in zip(
                 script.list_tasks(answer.token, do.get(answer.token, ScriptAction.PLAIN)), answer.results, strict=False
             ):
@@ -345,24 +359,24 @@ def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
                     yield CrashFinding(
                         FindingKind.MISDELIVERED, f"{answer.token} got the result of another task than {task}"
                     )
-    for letter in index.evidence.envelopes:
-        if letter.recipient == OWNER_SENDER and letter.kind in ("message", "answer"):
-            reported.update(script.parse_late_tasks(letter.text))
-    came = {letter.reply_to: letter for letter in index.evidence.envelopes if letter.kind == "answer"}
-    answered = {letter.token for letter in index.questions if letter.outcome == "answered"}
-    for letter in index.evidence.envelopes:
-        if letter.kind != "delegation" or letter.recipient.startswith("channel:"):
+    for envelope in index.evidence.envelopes:
+        if envelope.recipient == OWNER_SENDER and envelope.kind in ("message", "answer"):
+            reported.update(script.parse_late_tasks(envelope.text))
+    came = {envelope.reply_to: envelope for envelope in index.evidence.envelopes if envelope.kind == "answer"}
+    answered = {envelope.token for envelope in index.questions if envelope.outcome == "answered"}
+    for envelope in index.evidence.envelopes:
+        if envelope.kind != "delegation" or envelope.recipient.startswith("channel:"):
             continue
-        back = came.get(letter.id)
-        if reported[letter.token] > 1:
+        back = came.get(envelope.id)
+        if reported[envelope.token] > 1:
             yield CrashFinding(
-                FindingKind.DOUBLED, f"the result of {letter.token} was reported {reported[letter.token]} times"
+                FindingKind.DOUBLED, f"the result of {envelope.token} was reported {reported[envelope.token]} times"
             )
-        if back is None or reported[letter.token]:
+        if back is None or reported[envelope.token]:
             continue
-        taken = (back.because or "").startswith("the run ") and letter.token.split("/")[0] in answered
+        taken = (back.because or "").startswith("the run ") and envelope.token.split("/")[0] in answered
         if taken or (back.because or "").startswith("read;"):
-            yield CrashFinding(FindingKind.LOST, f"the result of {letter.token} was never reported ({back.because})")
+            yield CrashFinding(FindingKind.LOST, f"the result of {envelope.token} was never reported ({back.because})")
 
 
 _EXTERNAL_SOURCE = "external:"
@@ -377,10 +391,10 @@ def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         if not isinstance(entry, CallbackResultEntry):
             continue
         before = first.setdefault((entry.session, entry.message), entry)
-        letter = index.envelopes_by_id.get(entry.envelope)
+        envelope = index.envelopes_by_id.get(entry.envelope)
         if (before.envelope, before.answers) != (entry.envelope, entry.answers):
             yield CrashFinding(FindingKind.DOUBLED, f"{entry.message} was accepted twice, with different results")
-        if letter is None or (letter.key, letter.reply_to) != (entry.message, entry.answers):
+        if envelope is None or (envelope.key, envelope.reply_to) != (entry.message, entry.answers):
             yield CrashFinding(
                 FindingKind.LOST, f"{entry.message} was accepted as {entry.envelope[:8]}, which is not stored so"
             )
@@ -389,43 +403,43 @@ def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             yield CrashFinding(
                 FindingKind.MISDELIVERED, f"{entry.message} was accepted as the answer to {entry.answers}"
             )
-    for place, times in Counter((letter.source, letter.key) for letter in index.external_envelopes).items():
+    for place, times in Counter((envelope.source, envelope.key) for envelope in index.external_envelopes).items():
         if times > 1:
             yield CrashFinding(FindingKind.DOUBLED, f"{place[1]} is stored {times} times")
-    for letter in index.external_envelopes:
-        session = letter.source.removeprefix(_EXTERNAL_SOURCE)
-        words = callbacks.get((session, letter.key))
-        if words is None or words.text != letter.text:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.key} is stored, but no such callback was sent")
-        elif letter.recipient != f"agent:{script.EXTERNAL_AGENT}/{session}":
+    for envelope in index.external_envelopes:
+        session = envelope.source.removeprefix(_EXTERNAL_SOURCE)
+        words = callbacks.get((session, envelope.key))
+        if words is None or words.text != envelope.text:
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{envelope.key} is stored, but no such callback was sent")
+        elif envelope.recipient != f"agent:{script.EXTERNAL_AGENT}/{session}":
             yield CrashFinding(
-                FindingKind.MISDELIVERED, f"{letter.key} was sent to {session[:8]} and went to {letter.recipient}"
+                FindingKind.MISDELIVERED, f"{envelope.key} was sent to {session[:8]} and went to {envelope.recipient}"
             )
-        if letter.outcome == "answered":
-            forwarded = index.envelopes_by_id.get(letter.answer or "")
-            if forwarded is not None and letter.text not in forwarded.text:
-                yield CrashFinding(FindingKind.LOST, f"{letter.key} is recorded as forwarded, and was not")
+        if envelope.outcome == "answered":
+            forwarded = index.envelopes_by_id.get(envelope.answer or "")
+            if forwarded is not None and envelope.text not in forwarded.text:
+                yield CrashFinding(FindingKind.LOST, f"{envelope.key} is recorded as forwarded, and was not")
 
 
 def _check_requests(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each request arrived at the external agent and ended once, with the answer to it, as its run says."""
-    brought = {entry.letter for entry in index.evidence.log if isinstance(entry, RequestEntry)}
-    answered = Counter(letter.reply_to for letter in index.external_envelopes if letter.reply_to is not None)
+    """Check that each request arrived at the external agent and ended once, with the answer that belongs to it."""
+    brought = {entry.envelope for entry in index.evidence.log if isinstance(entry, RequestEntry)}
+    answered = Counter(envelope.reply_to for envelope in index.external_envelopes if envelope.reply_to is not None)
     runs = {run.id: run for run in index.evidence.runs}
     for work in index.evidence.requests:
-        letter = index.envelopes_by_id.get(work.id)
-        if letter is None or work.state == "open":
+        envelope = index.envelopes_by_id.get(work.id)
+        if envelope is None or work.state == "open":
             yield CrashFinding(
-                FindingKind.LOST, f"the request {work.id[:8]} is {work.state if letter else 'not stored'}"
+                FindingKind.LOST, f"the request {work.id[:8]} is {work.state if envelope else 'not stored'}"
             )
             continue
-        if letter.outcome == "delivered" and work.id not in brought:
+        if envelope.outcome == "delivered" and work.id not in brought:
             yield CrashFinding(FindingKind.LOST, f"the request {work.id[:8]} is delivered, but it never arrived")
         if answered[work.id] > 1:
             yield CrashFinding(FindingKind.DOUBLED, f"the request {work.id[:8]} was answered {answered[work.id]} times")
         if work.state == "done":
             yield from _check_request_result(
-                work, letter, index.envelopes_by_id.get(work.result or ""), runs.get(work.run)
+                work, envelope, index.envelopes_by_id.get(work.result or ""), runs.get(work.run)
             )
         elif answered[work.id]:
             yield CrashFinding(FindingKind.LOST, f"the request {work.id[:8]} was answered, and is {work.state}")
@@ -498,8 +512,7 @@ def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Check that every delivered envelope is in its channel, in order. If the channel cannot
-    deduplicate, it must be there once.
-    """
+    deduplicate, the envelope must be there only once."""
     for name, marks in index.evidence.channel_marks.items():
         times = Counter(mark.by for mark in marks)
         came = Counter(mark.envelope for mark in dict.fromkeys(marks))
@@ -510,11 +523,11 @@ def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
                 CrashFinding(FindingKind.DOUBLED, f"{mark.word} arrived {times[mark.by]} times in {name}")
                 for mark in twice
             )
-        for letter in index.evidence.envelopes:
-            if letter.recipient.startswith(f"channel:{name}:"):
-                if letter.outcome == "delivered" and came[letter.id] < parts.get(letter.id, 1):
+        for envelope in index.evidence.envelopes:
+            if envelope.recipient.startswith(f"channel:{name}:"):
+                if envelope.outcome == "delivered" and came[envelope.id] < parts.get(envelope.id, 1):
                     yield CrashFinding(
-                        FindingKind.LOST, f"{letter.token} is delivered, but parts of it never arrived in {name}"
+                        FindingKind.LOST, f"{envelope.token} is delivered, but parts of it never arrived in {name}"
                     )
         numbers: dict[int, list[int]] = defaultdict(list)
         parts_of: dict[str, list[int]] = defaultdict(list)
@@ -525,47 +538,49 @@ def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             session, number = script.parse_token(mark.text)
             numbers[session].append(number)
         for session, in_turn in numbers.items():
-            letters = [number for number, _ in groupby(in_turn)]  # all parts of one, before any of the next
-            yield from _check_increasing(letters, f"delivered to {name} for session {session}")
-        for letter, indices in parts_of.items():
-            yield from _check_increasing(indices, f"parts of {letter[:8]} delivered to {name}")
+            envelopes = [number for number, _ in groupby(in_turn)]  # all parts of one, before any of the next
+            yield from _check_increasing(envelopes, f"delivered to {name} for session {session}")
+        for envelope, indices in parts_of.items():
+            yield from _check_increasing(indices, f"parts of {envelope[:8]} delivered to {name}")
 
 
 def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that nothing is stored or written that no client sent."""
+    """Check that everything that is stored or written was sent by a client."""
     approvals = {f"{approval.id}/decision" for approval in index.evidence.approvals}
     sent = {entry.token for entry in index.sent.values()}
-    for letter in index.evidence.envelopes:
-        if letter.source == OWNER_SENDER and letter.key not in index.sent and letter.key not in approvals:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.kind} {letter.id[:8]} is stored, but was never sent")
+    for envelope in index.evidence.envelopes:
+        if envelope.source == OWNER_SENDER and envelope.key not in index.sent and envelope.key not in approvals:
+            yield CrashFinding(
+                FindingKind.UNREQUESTED, f"{envelope.kind} {envelope.id[:8]} is stored, but was never sent"
+            )
     for word in index.writes_by_word:
         if word.split("/")[0] not in sent:
             yield CrashFinding(FindingKind.UNREQUESTED, f"{word} was written without a request")
 
 
 def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that each requested retry of a dead letter is stored.
+    """Check that each retry of a failed envelope that a client requested is stored.
 
     A client repeats its request if the server died before it could respond. This may create another
     retry only if the previous retry has failed, too.
     """
     asked = {entry.envelope for entry in index.evidence.log if isinstance(entry, RetriedEntry)}
     retries: dict[str, list[StoredEnvelope]] = {id_: [] for id_ in asked}
-    for letter in index.evidence.envelopes:
-        if letter.retry_of is None:
+    for envelope in index.evidence.envelopes:
+        if envelope.retry_of is None:
             continue
-        if letter.retry_of not in asked:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.token} was retried without a request")
-        retries.setdefault(letter.retry_of, []).append(letter)
-    for id_, letters in retries.items():
-        if not letters:
+        if envelope.retry_of not in asked:
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{envelope.token} was retried without a request")
+        retries.setdefault(envelope.retry_of, []).append(envelope)
+    for id_, envelopes in retries.items():
+        if not envelopes:
             yield CrashFinding(FindingKind.LOST, f"the retry of {id_[:8]} is not stored")
-        if any(letter.outcome not in ("dead", "interrupted") for letter in letters[:-1]):
-            yield CrashFinding(FindingKind.DOUBLED, f"{id_[:8]} was retried {len(letters)} times instead of once")
+        if any(envelope.outcome not in ("dead", "interrupted") for envelope in envelopes[:-1]):
+            yield CrashFinding(FindingKind.DOUBLED, f"{id_[:8]} was retried {len(envelopes)} times instead of once")
 
 
 def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
-    """Check that every occurrence of a schedule exists once: it ran, or there is a reason why not."""
+    """Check that every occurrence of a schedule exists once, and either ran or has a reason why it did not."""
     for name, every_s in script.SCHEDULE_INTERVALS_S.items():
         slots = [slot for slot in index.evidence.occurrences if slot.schedule == name]
         if not slots:
@@ -597,13 +612,13 @@ def _count_task_approvals(index: _EvidenceIndex) -> dict[str, int]:
 
 
 def _count_occurrences(index: _EvidenceIndex) -> dict[str, int]:
-    states = Counter(f"occurrences {slot.state}" for slot in index.evidence.occurrences)
+    states = Counter(f"occurrences {occurrence.state}" for occurrence in index.evidence.occurrences)
     return dict(sorted(states.items()))
 
 
 def _count_evidence(index: _EvidenceIndex) -> dict[str, int]:
-    """Returns how much of each kind was checked, because a verdict on very little would prove nothing."""
-    outcomes = Counter(letter.outcome or "open" for letter in index.questions)
+    """Return how many items of each kind were checked, because a verdict on very few items would prove nothing."""
+    outcomes = Counter(envelope.outcome or "open" for envelope in index.questions)
     return {
         "sent": len(index.sent),
         "acknowledged": len(index.acknowledged),
@@ -616,11 +631,11 @@ def _count_evidence(index: _EvidenceIndex) -> dict[str, int]:
         "approvals requested": len(index.evidence.approvals),
         "sessions with a grant": len(index.evidence.granted_sessions),
         "approvals decided": sum(isinstance(entry, DecidedEntry) for entry in index.evidence.log),
-        "tasks delegated": sum(letter.kind == "delegation" for letter in index.evidence.envelopes),
+        "tasks delegated": sum(envelope.kind == "delegation" for envelope in index.evidence.envelopes),
         **_count_task_approvals(index),
         "requests sent": len(index.evidence.requests),
         "requests answered": sum(work.state == "done" for work in index.evidence.requests),
-        "unrequested callbacks": sum(letter.reply_to is None for letter in index.external_envelopes),
+        "unrequested callbacks": sum(envelope.reply_to is None for envelope in index.external_envelopes),
         "callbacks accepted": sum(isinstance(entry, CallbackResultEntry) for entry in index.evidence.log),
         "deliveries": sum(len(marks) for marks in index.evidence.channel_marks.values()),
         **_count_occurrences(index),

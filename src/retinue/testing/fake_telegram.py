@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 class FakeTelegramError(Exception):
-    """Telegram's response to a call that it refuses."""
+    """The error that Telegram returns for a call that it refuses."""
 
     def __init__(self, status: int, description: str, **parameters: int) -> None:
         super().__init__(description)
@@ -55,7 +55,7 @@ MARIA = build_user(42, "Maria", username="maria")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedFile:
-    """A file as it arrived."""
+    """A file as it arrived at Telegram."""
 
     name: str
     media_type: str
@@ -195,7 +195,7 @@ class FakeTelegram:
         del self.chats[chat_id].messages[message_id]
 
     def queue_update(self, kind: str, body: Json) -> None:
-        """Queue an update for the bot, if it asked for updates of that kind."""
+        """Queue an update for the bot, if the bot asked for updates of that kind."""
         if kind in self.allowed_updates:
             frozen: Json = json.loads(json.dumps(body))  # a snapshot: a later edit is another update
             self.updates.append({"update_id": next(self._update_ids), kind: frozen})
@@ -207,7 +207,7 @@ class FakeTelegram:
     # --- what the bot has sent ---
 
     def list_bot_messages(self, chat_id: int = 42) -> list[Json]:
-        """Returns the bot's messages in a chat, oldest first."""
+        """Return the bot's messages in a chat, oldest first."""
         return [each for each in self.chats[chat_id].messages.values() if each["from"]["id"] == self.me["id"]]
 
     def list_bot_texts(self, chat_id: int = 42) -> list[str]:
@@ -216,7 +216,7 @@ class FakeTelegram:
     # --- Bot API ---
 
     def get_updates(self, offset: int | None, limit: int) -> list[Json]:
-        """Returns unconfirmed updates. A call with an offset confirms all earlier ones."""
+        """Return unconfirmed updates. A call with an offset confirms all earlier ones."""
         if offset is not None and offset < 0:
             offset = self.updates[offset]["update_id"] if len(self.updates) >= -offset else None
         if offset:
@@ -290,8 +290,8 @@ class FakeTelegram:
         return True
 
     def _do_sendchataction(self, arguments: Json) -> bool:
-        room = self._find_chat(arguments)
-        self.actions.append((room.id, arguments.get("message_thread_id"), str(arguments["action"])))
+        channel = self._find_chat(arguments)
+        self.actions.append((channel.id, arguments.get("message_thread_id"), str(arguments["action"])))
         return True
 
     def _do_setmessagereaction(self, arguments: Json) -> bool:
@@ -353,17 +353,22 @@ class FakeTelegram:
         )
 
     def _add_message(self, arguments: Json, content: Json) -> Json:
-        room = self._find_chat(arguments)
-        message: Json = {"message_id": next(self._ids), "from": self.me, "chat": room.chat, "date": next(self._dates)}
+        channel = self._find_chat(arguments)
+        message: Json = {
+            "message_id": next(self._ids),
+            "from": self.me,
+            "chat": channel.chat,
+            "date": next(self._dates),
+        }
         parameters: Json = arguments.get("reply_parameters", {})
         quote = parameters.get("message_id")
         if quote is not None:
-            if quote not in room.messages:
+            if quote not in channel.messages:
                 raise FakeTelegramError(400, "Bad Request: message to be replied not found")
-            message["reply_to_message"] = room.messages[quote]
+            message["reply_to_message"] = channel.messages[quote]
         thread = arguments.get("message_thread_id")
         if thread is not None:
-            if thread not in room.topics:
+            if thread not in channel.topics:
                 raise FakeTelegramError(400, "Bad Request: message thread not found")
             message |= {"message_thread_id": thread, "is_topic_message": True}
         if "reply_markup" in arguments:
@@ -372,7 +377,7 @@ class FakeTelegram:
                 raise FakeTelegramError(400, "Bad Request: BUTTON_DATA_INVALID")
             message["reply_markup"] = arguments["reply_markup"]
         message |= content
-        room.messages[message["message_id"]] = message
+        channel.messages[message["message_id"]] = message
         return message
 
     def _find_chat(self, arguments: Json) -> FakeChat:
@@ -410,7 +415,7 @@ def _parse_text(arguments: Json, key: str) -> tuple[str, list[Json]]:
 
 
 def _mark_entities(key: str, text: str) -> Json:
-    """Returns the mentions and commands that Telegram marks automatically."""
+    """Return the mentions and commands that Telegram marks automatically."""
     found = [
         {"type": each.lastgroup, "offset": utf16_length(text[: each.start()]), "length": utf16_length(each[0])}
         for each in _AUTO_ENTITIES.finditer(text)

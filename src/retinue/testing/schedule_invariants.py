@@ -80,7 +80,7 @@ def install_schedule_triggers(disk: SimulatedDisk) -> None:
 
 @dataclass(slots=True)
 class ScheduleAccount:
-    """The expected occurrences of one schedule, by its current rule."""
+    """The occurrences that the checker expects of one schedule, by its current rule."""
 
     schedule: Schedule
     zone: ZoneInfo
@@ -99,12 +99,12 @@ class ScheduleAccount:
         return list_occurrences(self.schedule.when, self.zone, self.accounted_until_ms, until_ms)
 
     def list_timed(self) -> list[dict[str, Any]]:
-        return [slot for slot in self.open_occurrences.values() if slot["by"] == "clock"]
+        return [occurrence for occurrence in self.open_occurrences.values() if occurrence["by"] == "clock"]
 
 
 @dataclass(slots=True)
 class ScheduleChecker:
-    """Follows every schedule from commit to commit, and reports what contradicts its rule."""
+    """Follows every schedule from commit to commit, and reports what contradicts the schedule's rule."""
 
     disk: SimulatedDisk
     report: Callable[[str, str], None]
@@ -124,7 +124,7 @@ class ScheduleChecker:
         self._gates_opened[schedule] += 1
 
     def check_change(self, what: str, id_: str, value: Any, server: SimulatedServer, point: str, now_ms: int) -> None:
-        """Check one changed row of a commit."""
+        """Check one row that a commit changed."""
         match what:
             case "schedule":
                 self._check_definition(id_, json.loads(value), point, now_ms)
@@ -346,7 +346,7 @@ class ScheduleChecker:
     # --- regularly, and at the end ---
 
     def list_overdue(self, server: SimulatedServer) -> list[str]:
-        """Returns the schedules with a due occurrence that still waits for the server that created it."""
+        """Return the schedules with a due occurrence that still waits for the server that created it."""
         sql = (
             "SELECT schedule FROM occurrences"
             " WHERE state = 'waiting' AND clock_ms <= (SELECT latest_ms FROM counters) ORDER BY schedule"

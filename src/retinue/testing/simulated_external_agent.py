@@ -1,6 +1,6 @@
 """The external agent of a simulation: it receives requests over HTTP and answers with signed callbacks.
 
-It survives every server, and logs what it received and what the server confirmed. It is as
+The agent survives every server, and logs what it received and what the server confirmed. It is as
 difficult as real services are. It answers at once, late, twice, never, after the deadline or after
 a restart. It may or may not name the request that it answers. It sends unrequested messages, and
 sometimes signs with a wrong key.
@@ -53,7 +53,7 @@ RESTART_WAIT_S_MAX = 300.0
 
 
 def draw_external_agent(rng: random.Random) -> Agent:
-    """Draw the external agent with its limits."""
+    """Draw the external agent of a simulation, with its limits."""
     return Agent(
         name=AGENT_NAME,
         runner=EXTERNAL,
@@ -74,7 +74,7 @@ def draw_external_agent(rng: random.Random) -> Agent:
 
 
 class AnswerBehavior(StrEnum):
-    """How the agent answers a request."""
+    """How the external agent of a simulation answers a request."""
 
     AT_ONCE = "answered at once"  # before the request itself has ended
     SOON = "answered soon"
@@ -105,7 +105,7 @@ _ANSWER_WEIGHTS = {
 
 
 class RequestBehavior(StrEnum):
-    """How the agent's HTTP endpoint responds to a request."""
+    """How the HTTP endpoint of the external agent responds to a request."""
 
     ACCEPTED = "taken"
     BUSY = "busy"
@@ -132,14 +132,14 @@ _STATUSES = {
 
 
 class SimulatedRequest(NamedTuple):
-    """A request, as the agent received it."""
+    """A request, as the external agent received it."""
 
     id: str
     session: str
 
 
 class SimulatedCallback(NamedTuple):
-    """A callback to a session. `request` is the request that it names, if any."""
+    """A callback that the external agent sends to a session. `request` is the request that it names, if any."""
 
     session: str
     message: str
@@ -148,14 +148,14 @@ class SimulatedCallback(NamedTuple):
 
 
 class SimulatedCallbackResult(NamedTuple):
-    """The server's response to a callback."""
+    """The server's response to a callback of the external agent."""
 
     envelope: str
     answers: str | None
 
 
 class SimulatedHttp(GuardedHttpClient):
-    """The HTTP client of one server: every request goes to the external agent while the server is alive."""
+    """The HTTP client of one simulated server. Every request goes to the external agent while the server is alive."""
 
     def __init__(self, server: SimulatedServer, agent: SimulatedExternalAgent) -> None:
         super().__init__(UrlGuard())
@@ -200,18 +200,18 @@ class SimulatedExternalAgent:
     async def receive(
         self, server: SimulatedServer, headers: Mapping[str, str], content: bytes, *, timeout_s: float
     ) -> tuple[int, dict[str, str]]:
-        """Handle one request. Returns the status and headers of the response."""
-        letter = self._read_request(headers, content)
-        self._arrivals[letter.id] += 1
-        chance = random.Random(f"taking {self.seed} {letter.id} {self._arrivals[letter.id]}")
+        """Handle one request. Return the status and headers of the response."""
+        request = self._read_request(headers, content)
+        self._arrivals[request.id] += 1
+        chance = random.Random(f"taking {self.seed} {request.id} {self._arrivals[request.id]}")
         await server.clock.sleep(chance.choice((0.0, 0.0, 0.05, 1.0)))
         how = chance.choices(list(_REQUEST_WEIGHTS), list(_REQUEST_WEIGHTS.values()))[0]
         self.event_counts[f"requests {how}"] += 1
         if how is RequestBehavior.UNREACHABLE:
             raise _timeout_error()
-        if how in (RequestBehavior.ACCEPTED, RequestBehavior.SILENT) and letter.id not in self._requests:
-            self._requests[letter.id] = letter
-            self._start_answer(letter, by=server)
+        if how in (RequestBehavior.ACCEPTED, RequestBehavior.SILENT) and request.id not in self._requests:
+            self._requests[request.id] = request
+            self._start_answer(request, by=server)
             await server.clock.sleep(chance.choice((0.0, 0.3)))
         if how is RequestBehavior.SILENT:
             await server.clock.sleep(timeout_s)
@@ -220,18 +220,18 @@ class SimulatedExternalAgent:
 
     def _read_request(self, headers: Mapping[str, str], content: bytes) -> SimulatedRequest:
         body = json.loads(content)
-        letter = SimulatedRequest(body["id"], body["sessionId"])
+        request = SimulatedRequest(body["id"], body["sessionId"])
         at = headers[TIMESTAMP_HEADER]
         expected = sign_message(
-            _KEY, SignaturePurpose.MESSAGE, timestamp=at, session=letter.session, message_id=letter.id, body=content
+            _KEY, SignaturePurpose.MESSAGE, timestamp=at, session=request.session, message_id=request.id, body=content
         )
-        if headers[SIGNATURE_HEADER] != expected or headers[MESSAGE_ID_HEADER] != letter.id:
-            self.report("delegations", f"the request {short_id(letter.id)} has a wrong signature")
-        if body["callbackUrl"] != build_callback_url(SERVER_URL, letter.session):
+        if headers[SIGNATURE_HEADER] != expected or headers[MESSAGE_ID_HEADER] != request.id:
+            self.report("delegations", f"the request {short_id(request.id)} has a wrong signature")
+        if body["callbackUrl"] != build_callback_url(SERVER_URL, request.session):
             self.report(
-                "delegations", f"the request {short_id(letter.id)} has a wrong callback URL: {body['callbackUrl']}"
+                "delegations", f"the request {short_id(request.id)} has a wrong callback URL: {body['callbackUrl']}"
             )
-        return letter
+        return request
 
     # --- callbacks ---
 
@@ -342,7 +342,7 @@ class SimulatedExternalAgent:
         return True
 
     def _agent_version(self) -> object:
-        """Returns the agent's current version in the store, or None if it was removed and so has no key."""
+        """Return the agent's current version in the store, or None if it was removed and so has no key."""
         found = self.raw.execute("SELECT version, removed_ms FROM agents WHERE name = ?", (AGENT_NAME,)).fetchone()
         return found if found is not None and found[1] is None else None
 
@@ -371,9 +371,9 @@ class SimulatedExternalAgent:
         """Check that each callback is stored once in its session, ends one request, and reached the requester."""
         stored = self._check_stored()
         answered = Counter(heard.answers for heard in self._results.values() if heard.answers is not None)
-        for letter, times in answered.items():
+        for request, times in answered.items():
             if times > 1:
-                self.report("doubled", f"the request {short_id(letter)} was answered {times} times")
+                self.report("doubled", f"the request {short_id(request)} was answered {times} times")
         for callback, heard in self._results.items():
             if stored.get(heard.envelope) != callback:
                 self.report("lost", f"{callback.message} was accepted as {short_id(heard.envelope)}, which is another")
@@ -471,7 +471,7 @@ SELECT EXISTS (SELECT 1 FROM outcomes WHERE envelope = ? AND outcome = 'answered
 
 
 def _headers(key: str, callback: SimulatedCallback, *, at: str, body: bytes) -> dict[bytes, bytes]:
-    """Returns the headers as the HTTP server passes them to the route."""
+    """Return the headers as the HTTP server passes them to the route."""
     signature = sign_message(
         key,
         SignaturePurpose.CALLBACK,

@@ -93,11 +93,12 @@ the second tool. An agent that has the third tool is asked to use it before a co
 
 
 class ProcessKilled(asyncio.CancelledError):
-    """This server was killed. It is a cancellation, so that no code handles it as an ordinary error."""
+    """The simulated server was killed. The exception is a cancellation, so that no code handles it
+    as an ordinary error."""
 
 
 class SimulatedServerUnreachable(Exception):
-    """The server did not answer: it was not running, or it went down during the call."""
+    """The simulated server did not answer: it was not running, or it went down during the call."""
 
 
 class SimulationEnvironment(Protocol):
@@ -107,7 +108,8 @@ class SimulationEnvironment(Protocol):
     """The external agent of the simulation."""
 
     def reach_point(self, server: SimulatedServer, point: str) -> None:
-        """Called at a crash point. Raises if the disk is full or the server is to be killed."""
+        """Called when a server reaches a crash point. Raises an error if the disk is full or the
+        server is to be killed."""
         ...
 
     def on_commit(self, server: SimulatedServer, point: str) -> None: ...
@@ -148,7 +150,7 @@ class SimulationEnvironment(Protocol):
 
 
 class ProcessControl:
-    """Whether a server is running, paused or killed."""
+    """Controls whether a simulated server is running, paused or killed."""
 
     def __init__(self) -> None:
         self._running = asyncio.Event()
@@ -178,7 +180,7 @@ class ProcessControl:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedServerClock:
-    """The clock of one server: virtual time, with a checkpoint after each sleep."""
+    """The clock of one simulated server: virtual time, with a checkpoint after each sleep."""
 
     clock: VirtualClock
     process: ProcessControl
@@ -206,7 +208,7 @@ class SimulatedServerClock:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCrashPoints:
-    """The crash points of one server."""
+    """The crash points of one simulated server."""
 
     server: SimulatedServer
 
@@ -216,7 +218,7 @@ class SimulatedCrashPoints:
 
 
 class SimulatedDisk:
-    """The one store of a simulation, which survives its servers. One server commits at a time."""
+    """The one store of a simulation, which survives its servers. Only one server commits at a time."""
 
     def __init__(self, open_store: Callable[[CrashPoints], InlineStore]) -> None:
         self.writer: SimulatedServer | None = None
@@ -310,7 +312,7 @@ class SimulatedStore:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """A model whose replies come from the environment, which also learns when the model is called."""
+    """A model of a simulation. The environment chooses its replies, and learns when the model is called."""
 
     server: SimulatedServer
     name: str
@@ -342,12 +344,13 @@ class SimulatedModel:
 
 
 def session_of_prompt(prompt: ModelPrompt) -> SessionId:
-    """Returns the session that a model is called for."""
+    """Return the session that a model is called for."""
     return SessionId(prompt.session.partition("/")[0])
 
 
 def is_summary_request(prompt: ModelPrompt) -> bool:
-    """Returns whether the prompt asks for a summary. Then it is a separate request, not the session's context."""
+    """Return whether the prompt asks for a summary. Such a prompt is a separate request, and not
+    the context of a session."""
     return "/" in prompt.session
 
 
@@ -389,7 +392,8 @@ class WitnessTool:
 
 @dataclass(frozen=True, slots=True)
 class SendEnvelopeTool:
-    """A tool that sends an envelope to another agent. Repeatable, because the call id is the idempotency key."""
+    """A tool that sends an envelope to another agent. A call may be repeated, because the call id
+    is the idempotency key."""
 
     server: SimulatedServer
     arguments: type[msgspec.Struct] = AppendLineArguments
@@ -417,7 +421,7 @@ class SendEnvelopeTool:
 
 @dataclass(frozen=True, slots=True)
 class SlowReadTool:
-    """A read-only tool that may take longer than a call may run before its intent is stored."""
+    """A read-only tool that may run for so long that the intent of its call must be stored."""
 
     server: SimulatedServer
     rng: random.Random
@@ -444,7 +448,7 @@ class SlowReadTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSetup:
-    """What all servers of a simulation have in common."""
+    """What all servers of a simulation have in common, such as agents, people and schedules."""
 
     ids: IdSource
     agents: Sequence[Agent]
@@ -458,15 +462,15 @@ class SimulationSetup:
 
 
 class ObservedEngine(EmbeddedEngine):
-    """The engine, which also tells whether a session is being worked on."""
+    """The real engine. A simulation can ask it whether a session is being worked on."""
 
     def is_attending(self, session: SessionId) -> bool:
-        """Returns whether a session's lane is working, or may be among the lanes that wait for a slot."""
+        """Return whether a session's lane is working, or may be among the lanes that wait for a slot."""
         return session in self._lanes or len(self._lane_queue) > 0
 
 
 class SimulatedServer:
-    """One server process, from its start to a stop, a crash or a kill."""
+    """One simulated server process, from its start to a stop, a crash or a kill."""
 
     def __init__(
         self,
@@ -569,7 +573,7 @@ class SimulatedServer:
         return f"server {self.number}"
 
     async def start(self) -> None:
-        """Create the initial rows on first use, and start."""
+        """Create the initial rows if the store is new, and start the server."""
         settle = partial(_add_initial_rows, furniture=self._setup, at_ms=to_ms(self.clock.now()))
         await self.store.write(settle, point="setup")
         await self.schedule_files.sync()
@@ -603,7 +607,7 @@ class SimulatedServer:
             guest.cancel()
 
     async def stop(self, *, drain_s: float) -> None:
-        """Stop as the real server does: refuse new calls, let runs finish, and leave the rest for the next server."""
+        """Stop as the real server does: refuse new calls, let runs finish, and leave the rest to the next server."""
         self.accepts_calls = False
         await self.engine.stop(drain_s=drain_s)
         await self.outbox.stop(drain_s=drain_s)
@@ -611,7 +615,7 @@ class SimulatedServer:
 
 
 async def _run_inline(call: Callable[..., T], *arguments: Any) -> T:
-    """Run a blocking call inline, as if it took no time: no other task runs meanwhile."""
+    """Run a blocking call inline, as if it took no time. No other task runs meanwhile."""
     return call(*arguments)
 
 
@@ -622,7 +626,7 @@ def _add_initial_rows(conn: sa.Connection, *, furniture: SimulationSetup, at_ms:
         agents.upsert(conn, agent, source="test", at_ms=at_ms)
     for name in furniture.people:
         people.add(conn, Person(name=name, role=Role.OWNER if name == "owner" else Role.MEMBER), at_ms=at_ms)
-    page = Transaction(conn, at_ms)
+    tx = Transaction(conn, at_ms)
     for schedule in furniture.schedules:
-        schedules.add(page, schedule, zone=furniture.zone)
-    page.close()
+        schedules.add(tx, schedule, zone=furniture.zone)
+    tx.close()

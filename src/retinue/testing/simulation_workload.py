@@ -1,7 +1,8 @@
 """The events of a simulation, drawn from a seed: what clients send, and which faults happen.
 
-Each client keeps its own log of receipts. Until it has a receipt, it sends the same envelope again
-with the same idempotency key. From then on the server may not lose the envelope.
+Each client keeps a log of its receipts. Until a client has a receipt, it sends the same envelope
+again with the same idempotency key. Once the client has the receipt, the server may not lose the
+envelope.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def _format_event(at_s: float, template: str, values: tuple[object, ...]) -> str
 
 
 class Workload:
-    """The environment of one seed. Create it inside the loop in which it runs.
+    """Everything that one seeded test run needs: the agents, the server, the clients' messages and
+    the faults, all derived from the seed. Create a workload inside the event loop in which it runs.
 
     There are two modes. In stress mode, events and faults follow each other within seconds. In
     calendar mode, a server is used for weeks, with an event every few hours.
@@ -111,7 +113,8 @@ class Workload:
     def __init__(
         self, seed: int, trace: EventTrace, data_dir: Path, *, rules: Collection[str], start: datetime | None = None
     ) -> None:
-        """Set up the environment. With `start` it is calendar mode from that day on, else stress mode."""
+        """Set up everything for one seed. With `start`, the workload is in calendar mode from that
+        day on. Without it, it is in stress mode."""
         self.seed = seed
         self.data_dir = data_dir
         self.rng = random.Random(f"events {seed}")
@@ -196,11 +199,11 @@ class Workload:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a client still has something to send."""
+        """Whether a client of the simulation still has something to send."""
         return bool(self._tasks)
 
     async def watch_promptness(self) -> None:
-        """Check regularly that no due envelope waits without need."""
+        """Check regularly that no due envelope waits without a reason."""
         while True:
             await asyncio.sleep(CHECK_EVERY_IDLE_S if self._is_idle_phase else CHECK_EVERY_S)  # sleep: virtual time
             self._check_promptness()
@@ -366,7 +369,7 @@ class Workload:
             await self.call_server(lambda server: server.store.write(lambda conn: body(conn), point="queue"))
 
     async def answer_approvals(self) -> None:
-        """Answer one or all open approvals, sometimes twice, sometimes two at once."""
+        """Answer one open approval or all of them. Some are answered twice, some two at once."""
         found = await self.disk.store.read(lambda conn: approvals.list_open(conn, limit=20))
         if not found:
             return
@@ -426,13 +429,14 @@ class Workload:
             await self.answer_approvals()
 
     async def suspend_machine(self) -> None:
-        """Suspend the machine, for a moment or for weeks. Afterwards the clock is ahead by this time."""
+        """Simulate that the machine is suspended, for a moment or for weeks. Afterwards the clock
+        is ahead by this time."""
         if self.server is None or self._is_switching:
             return
         await self._suspend_machine(self.rng.choice((40, 600, 8 * 3600, 8 * 3600, 7 * 86_400, 21 * 86_400)))
 
     async def suspend_for_hours(self) -> None:
-        """Suspend the machine for a night, or for a short time."""
+        """Simulate that the machine is suspended for a night, or for a short time."""
         if self.server is not None and not self._is_switching:
             await self._suspend_machine(self.rng.choice((50, 1_800, 6 * 3600, 9 * 3600)))
 
@@ -447,7 +451,7 @@ class Workload:
         self._is_switching = False
 
     async def adjust_clock(self) -> None:
-        """Correct the wall clock by a little."""
+        """Set the wall clock of the simulation forward or back by a little."""
         self.jump_clock_by(timedelta(seconds=self.rng.choice((-90, -5, 5, 90))))
 
     async def stop_for_hours(self) -> None:
@@ -500,7 +504,8 @@ class Workload:
             self._is_switching = False
 
     async def arm_crash_point(self) -> None:
-        """Kill the server at the n-th time that a crash point is reached. Rarely reached points stay armed."""
+        """Choose a crash point, and kill the server at the n-th time that it is reached. Rarely
+        reached points stay armed."""
         point, times = self.rng.choice(CRASH_POINTS), self.rng.choice((1, 1, 2, 4))
         self._armed_points[point] = times
         self.trace("armed {} {}", point, times)
@@ -521,8 +526,8 @@ class Workload:
     async def resume_replaced_server(self) -> None:
         """Pause a server while another starts on the same store, then resume it.
 
-        It may try to finish what it had begun. It takes nothing new: a process that has lost its
-        lock is stopping.
+        The paused server may try to finish what it had begun, but claims nothing new: a process
+        that has lost its lock is stopping.
         """
         if self.server is None or self._is_switching:
             return
@@ -611,7 +616,7 @@ class Workload:
             self._start_task(self._disturb_session(self.rng.choice(self.checker.changed_sessions)))
 
     async def _disturb_session(self, session: SessionId) -> None:
-        """Disturb a session right after a commit, before the parts that wait for that commit have reacted."""
+        """Disturb a session right after a commit, before the code that waits for that commit has reacted."""
         await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.001, 0.005, 0.05)))  # sleep: virtual time
         agent = next((agent for known, agent in self._known_sessions if known == session), None)
         match self.rng.choice(("write", "write", "cancel", "reset", "decide")):
@@ -730,10 +735,10 @@ def _remove_agent(conn: sa.Connection, *, agent: str, at_ms: int, told: bool) ->
 
     Without `told`, the server notices the removal when a schedule is due.
     """
-    page = Transaction(conn, at_ms)
+    tx = Transaction(conn, at_ms)
     if told:
-        schedules.remove_agent(page, agent)
-    page.close()
+        schedules.remove_agent(tx, agent)
+    tx.close()
     agents.remove(conn, agent, at_ms=at_ms)
 
 

@@ -5,8 +5,8 @@ Secrets are found in two ways. By value: a secret that the server knows is repla
 pattern: text that looks like a key of a well-known kind is replaced, even if the server does not
 know it.
 
-This is a safety net, and not what protects a secret. Code that can read a secret can change its
-form, so that it is not found. Secrets are protected because agents have no access to them.
+Redaction is only a safety net. Code that can read a secret can change its form, so that redaction
+does not find it. Secrets are protected because agents have no access to them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_.:@-]+")
 
 
 def build_placeholder(name: str) -> str:
-    """Return the text that replaces a secret. It is always the same for the same name, so that
-    readers can tell secrets apart."""
+    """Return the text that replaces a secret. A name always gives the same text, so that readers
+    can tell secrets apart."""
     return f"[secret:{_INVALID_NAME_CHARS.sub('-', name)[:NAME_CHARS_MAX] or 'unnamed'}]"
 
 
@@ -152,10 +152,10 @@ def _build_index(secrets: Iterable[tuple[str, str]]) -> _SecretIndex:
 
 
 def _build_trie_pattern(words: list[str]) -> str:
-    """Return one regular expression that matches any of these words of equal length. It is built as a trie.
+    """Return one regular expression that matches any of these words of equal length. The pattern is a trie.
 
-    So a position in a text is rejected as soon as no word continues with its next character, even
-    with thousands of words.
+    A position in a text is rejected as soon as no word continues with its next character. So the
+    search stays fast with thousands of words.
     """
     if len(words) == 1:
         return re.escape(words[0])
@@ -170,7 +170,7 @@ def _build_trie_pattern(words: list[str]) -> str:
 
 
 def _redact_values(text: str, index: _SecretIndex) -> str:
-    """Replace all known secrets in one pass over the text."""
+    """Replace all known secret values in one pass over the text."""
     if index.heads is None:
         return text
     pieces: list[str] = []
@@ -238,8 +238,8 @@ _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*")
 
 def redact_patterns(text: str) -> str:
     """Return the text with a placeholder for well-known kinds of keys, bearer tokens and private keys."""
-    for letters, shape, name in SECRET_PATTERNS:
-        if letters in text:
+    for required, shape, name in SECRET_PATTERNS:
+        if required in text:
             text = shape.sub(build_placeholder(name), text)
     if "earer" in text:
         text = _BEARER.sub(lambda found: found[1] + build_placeholder("bearer-token"), text)
@@ -281,7 +281,7 @@ def _find_key_end(text: str, body: int, end: int) -> int:
 
 class Redactor:
     """Redacts secrets, in any thread. `set_secrets` replaces the index in one step, so a concurrent
-    call uses the old index or the new one."""
+    call uses either the old index or the new one."""
 
     __slots__ = ("_index",)
 
@@ -289,7 +289,7 @@ class Redactor:
         self._index = _build_index((secrets or {}).items())
 
     def set_secrets(self, secrets: Mapping[str, str]) -> None:
-        """Replace all known secrets by these. `secrets` maps names to values."""
+        """Replace all known secrets by the given ones. `secrets` maps names to values."""
         self._index = _build_index(secrets.items())
 
     def redact(self, text: str) -> str:
@@ -302,12 +302,12 @@ class Redactor:
 
     @property
     def redacted_names(self) -> frozenset[str]:
-        """Names of the secrets that are redacted."""
+        """The names of the secrets that are redacted."""
         return self._index.names
 
     @property
     def unredacted_names(self) -> frozenset[str]:
-        """Names of the secrets that are not redacted, because they are too short or too long, or there are too many."""
+        """The names of the secrets that are not redacted: they are too short or too long, or there are too many."""
         return self._index.unredacted_names
 
     def __repr__(self) -> str:
@@ -328,7 +328,7 @@ def redact_part(text: str, begin: int, end: int, redact: Callable[[str], str]) -
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """Return the length of the common prefix."""
+    """Return how many characters two texts have in common at their beginning."""
     if other.startswith(one):
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))

@@ -1,4 +1,4 @@
-"""`send_file` and `react`: what an agent can do in a channel besides sending text.
+"""The tools `send_file` and `react`: what an agent can do in a channel besides sending text.
 
 Both work only where the platform supports them.
 """
@@ -78,13 +78,15 @@ class SendFileArguments(msgspec.Struct, forbid_unknown_fields=True):
     file_id: Annotated[str, msgspec.Meta(description="Id of a file of this conversation")] = ""
     path: Annotated[str, msgspec.Meta(description="Path of a file that you can read, instead of file_id")] = ""
     to: Annotated[str, msgspec.Meta(description="channel:CONNECTOR:CHANNEL. Default: the channel you answer in")] = ""
-    text: Annotated[str, msgspec.Meta(description="Text to send with it")] = ""
-    name: Annotated[str, msgspec.Meta(description="File name to show there. Default: its own name")] = ""
+    text: Annotated[str, msgspec.Meta(description="Text to send with the file")] = ""
+    name: Annotated[
+        str, msgspec.Meta(description="File name to show in the channel. Default: the name of the file")
+    ] = ""
     send_as: SendAs = SendAs.AUTO
 
 
 class SendFileTool(Struct, frozen=True):
-    """Sends an envelope with one file.
+    """The tool `send_file`: sends an envelope with one file.
 
     The idempotency key derives from the call, so a call repeated after a crash sends one envelope.
     """
@@ -146,20 +148,21 @@ class SendFileTool(Struct, frozen=True):
         return found
 
     async def _read_file(self, path: str, context: ToolContext) -> tuple[Attachment, Trust]:
-        place = await asyncio.to_thread(locate, path, context, PermissionKind.READ, self.file_services.withheld)
-        async with self.file_services.lock_file(place.real):
-            found = await asyncio.to_thread(partial(read_snapshot, place.real, text=path, bytes_max=SENT_BYTES_MAX))
-            trust = await self.file_services.trust_of(place.real, found)
+        resolved = await asyncio.to_thread(locate, path, context, PermissionKind.READ, self.file_services.withheld)
+        async with self.file_services.lock_file(resolved.real):
+            found = await asyncio.to_thread(partial(read_snapshot, resolved.real, text=path, bytes_max=SENT_BYTES_MAX))
+            trust = await self.file_services.trust_of(resolved.real, found)
         import mimetypes  # slow import, needed only when a file is sent
 
-        name = place.real.rpartition("/")[2]
+        name = resolved.real.rpartition("/")[2]
         guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
         keep = partial(self.file_services.files.store, [found.data], name=name, media_type=guessed)
         return await asyncio.to_thread(keep), trust
 
 
 def _find_session_attachment(conn: sa.Connection, *, session: SessionId, id_: str) -> tuple[Attachment, Trust] | None:
-    """Return an attachment of this session by hash prefix, and the trust of the record that has it."""
+    """Find an attachment of this session by the beginning of its hash. Also return the trust of the
+    record that has it."""
     found = sessions.get(conn, session)
     if found is None or len(id_) < HASH_CHARS_MIN:
         return None
@@ -190,9 +193,7 @@ class ReactArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReactTool(Struct, frozen=True):
-    """Reacts to a platform message, found by its envelope. Repeating the same reaction changes
-    nothing.
-    """
+    """The tool `react`: reacts to a platform message, found by its envelope. Repeating a reaction changes nothing."""
 
     file_services: FileServices
     find_connector: FindConnector

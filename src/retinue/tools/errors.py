@@ -1,4 +1,4 @@
-"""Errors of the tools for people, channels, panels and permissions: one class for each code."""
+"""Errors of the tools for people, channels, panels and permissions: one class for each error code."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class NotificationPersonGone(ToolFailed):
 
 
 class QuestionnairePersonMissing(ToolFailed):
-    """The run does not work on a person's message, so it has no person to ask."""
+    """The run does not answer a person's message, so it has no person to ask."""
 
     code = "questionnaire.no_person"
 
     def __init__(self) -> None:
         super().__init__(
             "no person to ask",
-            because="this run does not work on a person's message",
+            because="this run does not answer a person's message",
             try_this="ask in your answer instead",
         )
 
@@ -74,14 +74,14 @@ class TooManyQuestionnaires(ToolFailed):
 
 
 class PanelPersonMissing(ToolFailed):
-    """The run does not work on a person's message, so there is no person whose web app it could use."""
+    """The run does not answer a person's message, so there is no person whose web app it could use."""
 
     code = "panel.no_person"
 
     def __init__(self) -> None:
         super().__init__(
             "you cannot use the web app in this run",
-            because="this run does not work on a person's message",
+            because="this run does not answer a person's message",
             try_this=_ANSWER_INSTEAD,
         )
 
@@ -100,7 +100,7 @@ class LinkInvalid(ToolFailed):
 
 
 class WindowRenamed(Invalid):
-    """A connection reports another id for its browser window than before."""
+    """A connection reports a different id for its browser window than it did first."""
 
     code = "window.renamed"
 
@@ -203,7 +203,7 @@ class WindowCommandFailed(WindowFailed):
     code = "window.failed"
 
     def __init__(self, *, because: str) -> None:
-        super().__init__("the browser window could not do that", because=because or "it gave no reason")
+        super().__init__("the browser window could not perform the command", because=because or "it gave no reason")
 
 
 class WindowClosed(WindowFailed):
@@ -228,7 +228,7 @@ class WindowTimeout(WindowFailed):
 
 
 class PermissionForAnother(ToolFailed):
-    """A permission for another agent was requested in a session without a person."""
+    """An agent requested a permission for another agent, in a session without a person."""
 
     code = "permission.for_another"
 
@@ -296,7 +296,7 @@ class PermissionReasonMissing(ToolFailed):
 
 
 class ResultNotFound(ToolFailed):
-    """This session has no truncated result with this id."""
+    """This session has no truncated tool result with this id."""
 
     code = "result.not_found"
 
@@ -309,7 +309,7 @@ class ResultNotFound(ToolFailed):
 
 
 class ResultGone(ToolFailed):
-    """The full text of a truncated result is no longer stored."""
+    """The full text of a truncated tool result is no longer stored."""
 
     code = "result.gone"
 
@@ -334,7 +334,10 @@ class MessageRecipientInvalid(ToolFailed):
 
 
 class ChannelMissing(ToolFailed):
-    """The call names no channel, and the message that the run answers came from none. `given` is what it names."""
+    """The call names no channel, and the message that the run answers did not come from a channel.
+
+    `given` is the recipient that the call names.
+    """
 
     code = "channel.missing"
 
@@ -395,7 +398,7 @@ class SessionFileNotFound(ToolFailed):
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no file '{id_[:80]}' in this conversation",
-            because="no file of this conversation has an id that starts with it",
+            because="no file of this conversation has an id that starts with these digits",
             try_this="copy the id again, or use `path` if you can read the file",
         )
 

@@ -1,6 +1,4 @@
-"""`message`: sends an envelope to a person or a channel, besides the answer, or starts a background
-job.
-"""
+"""The tool `message`: sends an envelope to a person or a channel, besides the answer, or starts a background job."""
 
 from __future__ import annotations
 
@@ -40,12 +38,12 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
     to: Annotated[str, msgspec.Meta(description="person:NAME, channel:CONNECTOR:CHANNEL, or agent:background")]
     text: str
     files: Annotated[list[str], msgspec.Meta(max_length=ATTACHMENTS_MAX, description="Paths of files to attach")] = []
-    silent: Annotated[bool, msgspec.Meta(description="Whether to send it without a notification")] = False
-    reply_to: Annotated[str, msgspec.Meta(description="Id of the envelope that this is a reply to")] = ""
+    silent: Annotated[bool, msgspec.Meta(description="Whether to send the message without a notification")] = False
+    reply_to: Annotated[str, msgspec.Meta(description="Id of the envelope that this message replies to")] = ""
 
 
 class MessageTool(Struct, frozen=True):
-    """Sends an envelope.
+    """The tool `message`: sends an envelope.
 
     The idempotency key derives from the call, so a call repeated after a crash sends one envelope.
     """
@@ -100,7 +98,7 @@ class MessageTool(Struct, frozen=True):
         return f"Sent to {to} (envelope {short_id(receipt.envelope)})."
 
     async def _resolve_reply_to(self, text: str, context: ToolContext) -> EnvelopeId | None:
-        """Resolve the id of an envelope that the agent can see: its own, or one in its sessions."""
+        """Return the full id of an envelope that the agent can see: its own, or one in its sessions."""
         if not text:
             return None
         agent = Principal(
@@ -128,14 +126,14 @@ class MessageTool(Struct, frozen=True):
         return f"Started a background job (envelope {id_}). You will get its result as a message."
 
     async def _attach_file(self, path: str, context: ToolContext) -> tuple[Attachment, Trust]:
-        place = await asyncio.to_thread(locate, path, context, PermissionKind.READ, self.file_services.withheld)
-        async with self.file_services.lock_file(place.real):
-            found = await asyncio.to_thread(partial(read_snapshot, place.real, text=path, bytes_max=SENT_BYTES_MAX))
-            trust = await self.file_services.trust_of(place.real, found)
+        resolved = await asyncio.to_thread(locate, path, context, PermissionKind.READ, self.file_services.withheld)
+        async with self.file_services.lock_file(resolved.real):
+            found = await asyncio.to_thread(partial(read_snapshot, resolved.real, text=path, bytes_max=SENT_BYTES_MAX))
+            trust = await self.file_services.trust_of(resolved.real, found)
         keep = partial(
             self.file_services.files.store,
             [found.data],
-            name=place.real.rpartition("/")[2],
+            name=resolved.real.rpartition("/")[2],
             media_type="application/octet-stream",
         )
         return await asyncio.to_thread(keep), trust

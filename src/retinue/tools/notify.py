@@ -1,4 +1,4 @@
-"""`notify`: stores a notification for the person an agent works for, besides the answer."""
+"""The tool `notify`: stores a notification for the person an agent works for, besides the answer."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ from retinue.tools.errors import NotificationPersonGone, NotificationTitleMissin
 
 class NotifyArguments(msgspec.Struct, forbid_unknown_fields=True):
     title: Annotated[
-        str, msgspec.Meta(min_length=1, max_length=NOTIFICATION_TITLE_LENGTH_MAX, description="Title in one line")
+        str,
+        msgspec.Meta(
+            min_length=1, max_length=NOTIFICATION_TITLE_LENGTH_MAX, description="Title of the notification in one line"
+        ),
     ]
     text: Annotated[str, msgspec.Meta(max_length=NOTIFICATION_TEXT_LENGTH_MAX)] = ""
 
 
 class NotifyTool(Struct, frozen=True):
-    """Stores a notification.
+    """The tool `notify`: stores a notification.
 
     The id derives from the call, so a call repeated after a crash stores one notification.
     """
@@ -89,6 +92,6 @@ def _store_notification(conn: sa.Connection, *, made: Notification) -> None:
 
 
 def person_of(context: ToolContext) -> str | None:
-    """Return the person the run works for, or None for an agent, a schedule or a channel."""
+    """Return the person for whom the run works, or None if it works for an agent, a schedule or a channel."""
     sender = context.sender
     return sender.name if sender is not None and sender.kind is AddressKind.PERSON else None

@@ -1,10 +1,10 @@
-"""`panels_*` and `open_url`: read and change the panels in the web app of the person an agent works
-for.
+"""The tools `panels_*` and `open_url`: read and change the panels in the web app of the person an agent works for.
 
 The content of panels is untrusted. A title or a context repeats whatever the panel shows, such as
 an email, a web page or a file that a stranger wrote.
 
-The person's own browser opens a link with everything in its address, so `open_url` sends data out.
+The person's browser opens a link with everything in its address. So `open_url` can send data to the
+outside.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ class PanelsTreeArguments(msgspec.Struct, forbid_unknown_fields=True):
 class PanelsOpenArguments(msgspec.Struct, forbid_unknown_fields=True):
     type: Annotated[Name, Meta(description="Panel type, such as run, files or notes; panels_tree returns all types")]
     title: Annotated[str, Meta(max_length=TITLE_LENGTH_MAX)] = ""
-    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Session to show in it")] = ""
+    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Session to show in the panel")] = ""
     region: PanelRegion = PanelRegion.TAB
-    beside: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Panel to place it next to")] = ""
+    beside: Annotated[
+        str, Meta(max_length=NAME_LENGTH_MAX, description="Id of the panel to place this panel next to")
+    ] = ""
     focus: bool = True
     window: WindowId = ""
 
@@ -76,7 +78,7 @@ class PanelArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 class PanelsMoveArguments(msgspec.Struct, forbid_unknown_fields=True):
     panel: PanelId
-    beside: Annotated[PanelId, Meta(description="Panel to place it next to")]
+    beside: Annotated[PanelId, Meta(description="Id of the panel to place this panel next to")]
     region: PanelRegion = PanelRegion.TAB
     window: WindowId = ""
 
@@ -84,7 +86,7 @@ class PanelsMoveArguments(msgspec.Struct, forbid_unknown_fields=True):
 class PanelsReplaceArguments(msgspec.Struct, forbid_unknown_fields=True):
     panel: PanelId
     type: Annotated[Name, Meta(description="Type of the new panel")]
-    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Session to show in it")] = ""
+    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Session to show in the panel")] = ""
     window: WindowId = ""
 
 
@@ -94,7 +96,7 @@ class OpenUrlArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _PanelTool:
-    """Base of the panel tools. They act on the windows of the person the run works for.
+    """Base class of the panel tools. They act on the browser windows of the person for whom the run works.
 
     An agent has these tools only if a rule names them, because few agents need them.
     """
@@ -133,7 +135,7 @@ class _PanelTool:
 
 
 def _build_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """Inline the regions, because not every provider follows references."""
+    """Return the schema of the arguments with the regions inlined, because not every provider follows references."""
     schema = schema_of(arguments)
     if "region" in schema["properties"]:
         regions = {"type": "string", "enum": [region.value for region in PanelRegion], "default": PanelRegion.TAB.value}
@@ -292,9 +294,8 @@ class PanelsFocusTool(_PanelTool):
 
 
 class OpenUrlTool(_PanelTool):
-    """Opens a link in the person's browser. Fails if the person has no window open; the server
-    opens nothing itself.
-    """
+    """The tool `open_url`: opens a link in the person's browser. It fails if the person has no
+    window open; the server itself opens nothing."""
 
     name = "open_url"
     description = "Open a link in the browser of the person you work for."

@@ -1,6 +1,5 @@
-"""`request_permission` and `grant_permission`: ask a person for a permission, or pass one on to
-another agent.
-"""
+"""The tools `request_permission` and `grant_permission`: ask a person for a permission, or pass one
+on to another agent."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ PermissionTag = Annotated[str, msgspec.Meta(description="`web`, `read:/path`, `w
 class RequestPermissionArguments(msgspec.Struct, forbid_unknown_fields=True):
     permission: PermissionTag
     reason: Reason
-    agent: Annotated[str, msgspec.Meta(description="Agent that needs it. Default: you")] = ""
+    agent: Annotated[str, msgspec.Meta(description="Agent that needs the permission. Default: you")] = ""
 
 
 class GrantPermissionArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,7 +69,8 @@ class PermissionRequester(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestPermissionTool:
-    """Creates one approval per call. Its id derives from the call, so a repeated call asks once."""
+    """The tool `request_permission`: creates one approval per call. The approval's id derives from
+    the call, so a repeated call asks once."""
 
     ask: PermissionRequester
     grants: GrantCache
@@ -113,10 +113,10 @@ class RequestPermissionTool:
 
 
 class GrantPermissionTool(Struct, frozen=True):
-    """Grants another agent a permission that the granting agent holds.
+    """The tool `grant_permission`: grants another agent a permission that the granting agent holds.
 
-    The new grant never lasts longer than the grant it derives from. The run principal must have the
-    level that decides about permissions.
+    The new grant never lasts longer than the grant it derives from. The person on whose behalf the
+    run acts must have a permission level that may grant the permission.
     """
 
     store: Store

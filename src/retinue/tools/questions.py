@@ -1,4 +1,4 @@
-"""`ask_questions`: sends a questionnaire to the person an agent works for.
+"""The tool `ask_questions`: sends a questionnaire to the person an agent works for.
 
 The call does not wait. The answers arrive as the person's next envelope in the same session.
 """
@@ -48,24 +48,28 @@ Meta = msgspec.Meta
 
 
 class QuestionFieldArguments(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(description="Name of the answer that you get: lower-case letters, digits, hyphens")]
+    name: Annotated[str, Meta(description="Name of the answer that you get: lowercase letters, digits, hyphens")]
     label: Annotated[str, Meta(description="The question as the person reads it")]
     kind: QuestionnaireFieldKind = QuestionnaireFieldKind.TEXT
     required: bool = False
     options: Annotated[list[str], Meta(max_length=OPTIONS_MAX, description="For choice and several: the options")] = []
     least: Annotated[
-        float | None, Meta(description="Minimum of a number, of a text's length, or of the number of chosen options")
+        float | None,
+        Meta(description="Minimum: of a number, of the length of a text, or of the number of chosen options"),
     ] = None
-    most: Annotated[float | None, Meta(description="Maximum of the same")] = None
+    most: Annotated[
+        float | None,
+        Meta(description="Maximum: of a number, of the length of a text, or of the number of chosen options"),
+    ] = None
 
 
 class AskQuestionsArguments(msgspec.Struct, forbid_unknown_fields=True):
-    title: Annotated[str, Meta(description="Subject in one line")]
+    title: Annotated[str, Meta(description="Title of the questionnaire in one line")]
     fields: Annotated[list[QuestionFieldArguments], Meta(min_length=1, max_length=FIELDS_MAX)]
 
 
 def _build_schema() -> dict[str, Any]:
-    """Inline the field schema, because not every provider follows references."""
+    """Return the schema of the arguments with the fields inlined, because not every provider follows references."""
     schema = schema_of(AskQuestionsArguments)
     item = schema_of(QuestionFieldArguments)
     item["properties"]["kind"] = {
@@ -78,9 +82,8 @@ def _build_schema() -> dict[str, Any]:
 
 
 class AskQuestionsTool(Struct, frozen=True):
-    """Creates one questionnaire per call. Its id derives from the call, so a repeated call asks
-    once.
-    """
+    """The tool `ask_questions`: creates one questionnaire per call. The questionnaire's id derives
+    from the call, so a repeated call asks once."""
 
     store: Store
     clock: Clock

@@ -937,7 +937,7 @@ export interface Operations {
   "session.list": { parameters: SessionListRequest; result: SessionList; hasEffect: false };
   /** Show the records of a session. */
   "session.history": { parameters: SessionHistoryRequest; result: SessionHistory; hasEffect: false };
-  /** Create a session of your own. */
+  /** Create a session with an agent. */
   "session.create": { parameters: SessionCreateRequest; result: SessionSummary; hasEffect: true };
   /** Rename a session. */
   "session.rename": { parameters: SessionRenameRequest; result: SessionSummary; hasEffect: true };
@@ -965,15 +965,15 @@ export interface Operations {
   "session.set_queue": { parameters: SessionQueueRequest; result: SessionQueueSet; hasEffect: true };
   /** Answer an approval: allow or deny the calls. */
   "approval.answer": { parameters: ApprovalAnswerRequest; result: ApprovalAnswered; hasEffect: true };
-  /** Open a session of an external agent by an id of your choice. */
+  /** Open a session of an external agent under an id that you choose. */
   "session.attach": { parameters: SessionAttachRequest; result: SessionAttached; hasEffect: true };
   /** Mark the messages from a session as read. */
   "session.mark_read": { parameters: SessionIdRequest; result: SessionMarkedRead; hasEffect: true };
-  /** Show when a session's context is reset, and whether its replies are sent. */
+  /** Show when a session's context is reset, and whether its replies are sent to its channel. */
   "session.policy": { parameters: SessionIdRequest; result: SessionPolicyDetails; hasEffect: false };
   /** Reset the context after the current run. */
   "session.reset_after_run": { parameters: SessionResetAfterRunRequest; result: SessionResetAfterRunResult; hasEffect: true };
-  /** Set whether a session's replies are sent. */
+  /** Set whether a session's replies are sent to its channel. */
   "session.set_sending": { parameters: SessionSendingRequest; result: SessionSendingSet; hasEffect: true };
   /** Read a conversation as people see it, newest page first. */
   "session.transcript": { parameters: TranscriptRequest; result: SessionTranscript; hasEffect: false };
@@ -999,11 +999,11 @@ export interface Operations {
   "session.deleted": { parameters: DeletedSessionListRequest; result: DeletedSessionList; hasEffect: false };
   /** Restore a deleted session. */
   "session.restore": { parameters: SessionIdRequest; result: SessionSummary; hasEffect: true };
-  /** List the envelopes that wait in a session, in order. */
+  /** List the envelopes that wait in a session, in the order in which they will be read. */
   "session.queued": { parameters: QueuedEnvelopeListRequest; result: QueuedEnvelopeList; hasEffect: false };
   /** List delegations between agents. */
   "delegation.list": { parameters: DelegationListRequest; result: DelegationList; hasEffect: false };
-  /** Stop a delegation, and all delegations made below it. */
+  /** Stop a delegation, and all delegations that it led to. */
   "delegation.stop": { parameters: DelegationStopRequest; result: DelegationStopped; hasEffect: true };
   /** List subagents. */
   "subagent.list": { parameters: SubagentListRequest; result: SubagentList; hasEffect: false };
@@ -1055,9 +1055,9 @@ export interface Operations {
   "credential.order": { parameters: CredentialOrderRequest; result: CredentialList; hasEffect: true };
   /** Record that a credential worked, and clear its failures. */
   "credential.mark_used": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
-  /** Record that a credential failed, so that it is not used for a while. */
+  /** Record that a credential failed, so the server does not use it for a while. */
   "credential.mark_failed": { parameters: CredentialFailureRequest; result: CredentialDetails; hasEffect: true };
-  /** Clear a credential's failures, so that it is used again at once. */
+  /** Clear a credential's failures, so the server can use it again at once. */
   "credential.clear": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
   /** List people and their roles. */
   "person.list": { parameters: EmptyRequest; result: PersonList; hasEffect: false };
@@ -1091,7 +1091,7 @@ export interface Operations {
   "config.apply": { parameters: ConfigApplyRequest; result: ConfigApplied; hasEffect: true };
   /** Export agents and people as a settings file, without secrets. */
   "config.export": { parameters: EmptyRequest; result: ConfigExported; hasEffect: false };
-  /** List all settings with their values and where these are set. */
+  /** List all settings, their values and where each value is set. */
   "config.fields": { parameters: EmptyRequest; result: ConfigFields; hasEffect: false };
   /** Preview a change of the settings file without making it. */
   "config.preview": { parameters: ConfigPreviewRequest; result: ConfigPreview; hasEffect: false };
@@ -1119,7 +1119,7 @@ export interface Operations {
   "usage.budgets": { parameters: EmptyRequest; result: BudgetList; hasEffect: false };
   /** Explain why an agent may use a tool, may not, or needs an approval. */
   "policy.explain": { parameters: PolicyExplainRequest; result: PolicyExplanation; hasEffect: false };
-  /** Check recorded tool calls against other settings, and show the calls whose decision would change. */
+  /** Check recorded tool calls against changed settings, and show each call whose decision would change. */
   "policy.test": { parameters: PolicyTestRequest; result: PolicyTestResult; hasEffect: false };
   /** List all tools, or show which of them an agent may use. */
   "tool.list": { parameters: ToolListRequest; result: ToolList; hasEffect: false };
@@ -1127,7 +1127,7 @@ export interface Operations {
   "grant.list": { parameters: EmptyRequest; result: GrantList; hasEffect: false };
   /** Grant an agent a permission. */
   "grant.add": { parameters: GrantAddRequest; result: GrantDetails; hasEffect: true };
-  /** Revoke a grant, with effect at once. */
+  /** Revoke a grant. This takes effect at once. */
   "grant.revoke": { parameters: GrantIdRequest; result: GrantRevoked; hasEffect: true };
   /** Call a tool directly, as an agent would. */
   "tool.invoke": { parameters: ToolInvokeRequest; result: ToolInvokeResult; hasEffect: true };
@@ -1139,7 +1139,7 @@ export interface Operations {
   "skill.approve": { parameters: SkillApproveRequest; result: SkillApproved; hasEffect: true };
   /** Revoke the approval of a skill. */
   "skill.revoke": { parameters: SkillNameRequest; result: SkillRevoked; hasEffect: true };
-  /** Export the operations of a noun as a skill with commands. */
+  /** Export all operations of a noun, such as session, as a skill with commands. */
   "skill.export": { parameters: SkillExportRequest; result: SkillExported; hasEffect: true };
   /** List plugins and their status. */
   "plugin.list": { parameters: EmptyRequest; result: PluginList; hasEffect: false };
@@ -1205,9 +1205,9 @@ export interface Operations {
   "binding.remove": { parameters: BindingIdRequest; result: BindingRemoved; hasEffect: true };
   /** List access requests and admitted senders. */
   "pairing.list": { parameters: EmptyRequest; result: PairingList; hasEffect: false };
-  /** Approve the access request with this pairing code. */
+  /** Accept an access request, by its pairing code or its id. */
   "pairing.accept": { parameters: PairingAcceptRequest; result: PairingDecided; hasEffect: true };
-  /** Refuse the access request with this pairing code. */
+  /** Refuse an access request, by its pairing code or its id. */
   "pairing.refuse": { parameters: PairingIdRequest; result: PairingDecided; hasEffect: true };
   /** Revoke the access of an admitted sender. */
   "pairing.revoke": { parameters: PairingRevokeRequest; result: PairingRevoked; hasEffect: true };
@@ -1279,7 +1279,7 @@ export interface Operations {
   "heartbeat.remove": { parameters: HeartbeatTaskRequest; result: HeartbeatTaskRemoved; hasEffect: true };
   /** Run the given heartbeat tasks now, or all tasks that are due. */
   "heartbeat.run": { parameters: HeartbeatRunRequest; result: HeartbeatRunResult; hasEffect: true };
-  /** List the scheduled occurrences of the next days. */
+  /** List the occurrences scheduled for the coming days. */
   "schedule.calendar": { parameters: CalendarRequest; result: CalendarDetails; hasEffect: false };
   /** Send a person a reminder at a set time, without starting a run. */
   "reminder.add": { parameters: ReminderAddRequest; result: ScheduleDetails; hasEffect: true };

@@ -83,7 +83,7 @@ export const settings = {
     emptyText: "Invite a person to give them their own conversations with your agents. Their role decides what they can do.",
     invite: "Invite person",
     name: "Name",
-    nameHint: "Lowercase letters, digits, - and _. It cannot be changed later.",
+    nameHint: "Letters, digits and single hyphens between them. It cannot be changed later.",
     createInvitation: "Create invitation",
     invited: (name: string): string => `Invitation for ${name}`,
     invitedText: (name: string): string => `The first person who opens this URL becomes ${name}. Send it over a channel that you trust.`,

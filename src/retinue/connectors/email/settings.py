@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 
 
 class EmailSecurity(StrEnum):
-    """How a connection is encrypted."""
+    """How the connection to an email server is encrypted."""
 
     TLS = "tls"  # from the first byte
     STARTTLS = "starttls"  # by an upgrade before the login; without it, the connection is refused
@@ -71,7 +71,7 @@ class EmailSettings:
     poll_s: float = setting(
         60.0, "Time between checks for new email if the server does not support IDLE, in seconds.", least=1, most=3600
     )
-    idle_s: float = setting(300.0, "Maximum time of one IDLE command, in seconds.", least=1, most=1680)
+    idle_s: float = setting(300.0, "Maximum duration of one IDLE command, in seconds.", least=1, most=1680)
     answer_timeout_s: float = setting(60.0, "Maximum time for an answer of a server, in seconds.", least=1, most=600)
     email_bytes_max: int = setting(
         25 * MIB,

@@ -67,7 +67,10 @@ class IrcConnector:
 
     @property
     def capabilities(self) -> ConnectorCapabilities:
-        """The maximum length of a text depends on our prefix, which the server may change."""
+        """What the server can do.
+
+        The maximum length of a text depends on the bot's prefix, which the server may change.
+        """
         present = self._client
         manners = present.registration.features if present else IrcServerFeatures()
         prefix = present.registration.prefix if present else ""
@@ -100,8 +103,10 @@ class IrcConnector:
             await self._pending_changed.wait()
 
     async def _accept_with_retry(self, incoming: InboundMessage, accept: Accept) -> None:
-        """Retry a message until the server accepts it. The connection stays open, because messages
-        sent to a disconnected client are lost."""
+        """Pass a message to the server, and retry until it is accepted.
+
+        The IRC connection stays open meanwhile, because messages sent to a disconnected client are lost.
+        """
         wait_s = ACCEPT_RETRY_S
         while True:
             try:
@@ -114,7 +119,7 @@ class IrcConnector:
             wait_s = min(wait_s * 2, ACCEPT_RETRY_S_MAX)
 
     async def _remember_nick(self, incoming: InboundMessage) -> None:
-        """Remember the nick of an account, because IRC delivers only to nicks."""
+        """Remember which nick an account uses, because IRC delivers only to nicks."""
         person = parse_user(incoming.room) if incoming.peer else None
         if person is None or not person.account or self._nicks.get(person.account) == incoming.speaker.name:
             return
@@ -192,13 +197,13 @@ class IrcConnector:
         )
 
     async def _join(self, client: IrcClient, *channels: str) -> None:
-        for room in channels:
-            name, _, key = room.partition(" ")
+        for channel in channels:
+            name, _, key = channel.partition(" ")
             await client.wait_while_connected(self._rate_limit.acquire())
             client.transport.write(encode_message("JOIN", name, *([key] if key else [])))
 
     def _schedule_rejoin(self, client: IrcClient, channel: str, rejoining: set[str], wait_s: float = REJOIN_S) -> None:
-        """Try to join again later, with exponential back-off, because a ban may be permanent."""
+        """Try to join a channel again later, with exponential back-off, because a ban may be permanent."""
         if channel in rejoining or client.ended.is_set():
             return
         rejoining.add(channel)
@@ -225,8 +230,10 @@ class IrcConnector:
                 self._pending_changed.set()
 
     async def _watch_liveness(self, client: IrcClient) -> None:
-        """Detect a half-open connection: send a PING after a silence, and raise if it is not
-        answered."""
+        """Detect a half-open connection.
+
+        After a silence, this sends a PING and raises an error if the server does not answer.
+        """
         while True:
             before = client.messages_received
             await self._clock.sleep(self._settings.ping_after_s)
@@ -295,7 +302,10 @@ class IrcConnector:
             client.pending_ack = None
 
     async def _resolve_target(self, client: IrcClient, channel: str) -> str:
-        """Return the nick or channel to write to. In a private channel, the nick must still belong to the same user."""
+        """Return the nick or IRC channel to write to.
+
+        In a private channel, the nick must still belong to the same user.
+        """
         manners = client.registration.features
         if len(channel.encode()) > TARGET_BYTES_MAX:
             raise _invalid_address(channel, f"it is longer than {TARGET_BYTES_MAX} bytes")
@@ -374,7 +384,7 @@ def _invalid_address(channel: str, because: str) -> DeliveryFailed:
 
 
 async def _run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all coroutines until one ends, then cancel the rest. Raises what the first one raised."""
+    """Run all coroutines until one ends, then cancel the others. Raises what the first coroutine raised."""
     tasks = [asyncio.ensure_future(work) for work in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IrcSettings:
-    """An IRC server, and our account on it."""
+    """An IRC server, and the account that the agent uses on it."""
 
     host: str = setting("", "Host name or address of the server.", example='"irc.libera.chat"')
     port: int = setting(6697, "Port of the server.", least=1, most=PORT_MAX)
@@ -25,7 +25,7 @@ class IrcSettings:
     channels: tuple[str, ...] = setting((), "Channels to join.", example='["#home"]')
     password_env: str = setting("", "Environment variable with the server password, if there is one.")
     password_file: str = setting("", "File with the server password.")
-    account: str = setting("", "Account on the network (SASL PLAIN).")
+    account: str = setting("", "Name of the account on the IRC network, for SASL PLAIN.")
     account_password_env: str = setting("", "Environment variable with the password of the account.")
     account_password_file: str = setting("", "File with the password of the account.")
     ping_after_s: float = setting(60.0, "Time without data after which the server is pinged, in seconds.", least=1)
@@ -34,5 +34,5 @@ class IrcSettings:
     )
     flood_lines: int = setting(10, "Maximum number of lines to send within `flood_window_s`.", least=2, most=1000)
     flood_window_s: float = setting(
-        10.0, "Period in which at most `flood_lines` are sent, in seconds.", least=0.1, most=600
+        10.0, "Period in which the connector sends at most `flood_lines` lines, in seconds.", least=0.1, most=600
     )

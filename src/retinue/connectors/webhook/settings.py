@@ -42,8 +42,10 @@ def check_template_length(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookMapping:
-    """Converts requests of services that do not know retinue. Templates are Jinja templates with
-    the variables `payload` and `headers`."""
+    """Converts requests of services that do not know retinue.
+
+    Templates are Jinja templates with the variables `payload` and `headers`.
+    """
 
     path: str = setting("", "Last part of the URL /hooks/CONNECTOR/PATH. Default: the name of the mapping.")
     match: Mapping[str, str] = setting(
@@ -93,7 +95,7 @@ class WebhookSettings:
     )
     agent: str | None = setting(
         None,
-        "Agent for requests that name no agent. Default: the default agent.",
+        "Agent for requests that name no agent. Default: the default agent of the server.",
         check=validators.check_agent_name,
     )
     agents: tuple[str, ...] = setting(
@@ -104,7 +106,7 @@ class WebhookSettings:
     )
     kinds: tuple[WebhookKind, ...] = setting(
         (WebhookKind.WAKE, WebhookKind.AGENT),
-        "Kinds that a request may use directly, at /wake and /agent. This does not limit mappings.",
+        "Kinds of messages that requests may send directly, to /wake and /agent. Mappings are not limited.",
         effect=SettingEffect.MESSAGE,
     )
     mappings: Mapping[str, WebhookMapping] = field(default_factory=dict[str, WebhookMapping])
@@ -138,13 +140,15 @@ class WebhookSettings:
     )
     url: str | None = setting(
         None,
-        "URL to which messages to channel:CONNECTOR:CHANNEL are posted, signed. Default: no messages are sent.",
+        "URL to which messages for channel:CONNECTOR:CHANNEL are posted, as signed requests. Default: no messages are "
+        "sent.",
         check=validators.check_public_url,
         example="https://example.com/from-retinue",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Allowed hosts in your own network, or with ports other than 80 and 443, as HOST:PORT.",
+        "Hosts to which requests are allowed although they are in your own network or use ports other than 80 and "
+        "443, as HOST:PORT.",
         check=check_host_and_port,
         example="127.0.0.1:9000",
     )

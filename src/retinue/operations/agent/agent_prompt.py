@@ -35,7 +35,10 @@ from retinue.store.sessions import instructions, sessions
 
 
 class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`check` holds template files to try instead of the template in use: the entry file and its includes."""
+    """Show the system prompt of an agent.
+
+    `check` contains template files to try instead of the template in use: the entry file and its includes.
+    """
 
     name: str
     session: Annotated[
@@ -46,14 +49,17 @@ class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     ] = None
     check: Annotated[
         list[AttachmentUpload],
-        msgspec.Meta(description="template file to try instead of the one in use; nothing is changed"),
+        msgspec.Meta(description="template file to try instead of the current template; nothing is changed"),
     ] = []
     parts: Annotated[bool, msgspec.Meta(description="include the text of each section and the previous prompt")] = False
 
 
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One section of the system prompt. `text` is set if `parts` was requested. The section named
-    `template` is the owner's text outside of all sections."""
+    """One section of the system prompt.
+
+    `text` is set if `parts` was requested. The section named `template` contains the text of the owner's template that
+    is outside of all sections.
+    """
 
     name: str
     tokens: int
@@ -83,10 +89,10 @@ class TemplateError(msgspec.Struct, frozen=True):
 
 
 class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The system prompt. `tokens` is an estimate.
+    """The system prompt of an agent. `tokens` is an estimate.
 
-    `template` is the start of the hash of the owner's template, or `built_in`. With `parts`, the answer
-    also has the text of each section, its files, the previous prompt and any error in the template.
+    `template` is the start of the hash of the owner's template, or `built_in`. With `parts`, the answer also has the
+    text of each section, its files, the previous prompt and any error in the template.
     """
 
     name: str
@@ -103,7 +109,7 @@ class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
 async def show_prompt(services: Services, caller: Principal, request: AgentPromptRequest) -> AgentPromptDetails:
     """Show the system prompt of an agent.
 
-    An agent may see its own. The prompt includes the agent's files, so people need the permission for
+    An agent may see its own prompt. The prompt includes the agent's files, so people need the permission for
     `agent.file`.
     """
     if caller.address.kind is AddressKind.PERSON:
@@ -144,7 +150,7 @@ async def _read_previous_prompt(services: Services, session: Session) -> Previou
 
 
 async def _find_template_error(services: Services, agent: str) -> TemplateError | None:
-    """Return the error in the agent's own template, or in the instance's if the agent has none."""
+    """Return the error in the agent's own template, or in the template of the instance if the agent has none."""
 
     def find_error() -> InvalidTemplate | None:
         own = (services.data_dir / TEMPLATES_FOLDER / agent).is_dir()
@@ -182,7 +188,7 @@ def _decode_text(file: AttachmentUpload) -> str:
 
 
 class _TemplateFacts(msgspec.Struct, frozen=True):
-    """Problems of templates by agent."""
+    """Problems found in prompt templates, by agent."""
 
     invalid: Mapping[str, InvalidTemplate]
     renamed: Mapping[str, list[RenamedName]]

@@ -115,7 +115,7 @@ class ExternalUrlMissing(InvalidFields):
 
 
 class ExternalSettingsUnused(InvalidFields):
-    """Settings for external agents are set for an agent that has another runner than `external`."""
+    """Settings for external agents are set for an agent whose runner is not `external`."""
 
     code = "agent.external_unused"
 
@@ -191,7 +191,7 @@ class AgentWorkspaceOutside(Invalid):
     def __init__(self, path: str, *, parent: str, example: str) -> None:
         super().__init__(
             f"invalid workspace: '{path[:200]}'",
-            because=f"it must be inside {parent}, also after following links",
+            because=f"it must be inside {parent}, even after links are followed",
             try_this=f"use {example}, or leave out the workspace",
         )
 
@@ -200,7 +200,7 @@ class AgentWorkspaceOutside(Invalid):
 
 
 class AgentFilesUnavailable(NotFound):
-    """The server was built without file tools."""
+    """This server has no file tools, so it cannot show the files of agents."""
 
     code = "agent_file.unavailable"
 
@@ -233,7 +233,7 @@ class AgentFileNotShown(Invalid):
     def __init__(self, path: str, *, memory_folder: str, skills_folder: str) -> None:
         super().__init__(
             f"'{format_path(path)}' does not define the agent",
-            because=f"only *.md in the agent directory and {memory_folder} and the files in {skills_folder} do",
+            because=f"only *.md in the agent directory and in {memory_folder}, and all files in {skills_folder}, do",
             try_this="list these files: retinue agent files NAME",
         )
 
@@ -294,7 +294,7 @@ class PromptNotAllowed(NotAllowed):
 
 
 class PromptPreviewUnavailable(NotFound):
-    """The server was built without prompt previews."""
+    """This server has no prompt previews."""
 
     code = "agent.prompt_unavailable"
 
@@ -315,7 +315,7 @@ class TemplateEntryMissing(Invalid):
         super().__init__(
             "the template has no entry file",
             because=f"several files were given, and none is named {entry_file}",
-            try_this=f"give a single file, or name one of them {entry_file}",
+            try_this=f"give a single file, or name one of the files {entry_file}",
         )
 
 

@@ -31,7 +31,7 @@ Meta = msgspec.Meta
 class QuestionnaireListRequest(msgspec.Struct, forbid_unknown_fields=True):
     open: Annotated[bool, Meta(description="list only questionnaires that can still be answered")] = False
     limit: int = 20
-    before: Annotated[str, Meta(description="`next` of the previous page")] = ""
+    before: Annotated[str, Meta(description="`next` from the previous page")] = ""
 
 
 class QuestionnaireIdRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class QuestionnaireFieldDetails(msgspec.Struct, frozen=True):
 
 
 class QuestionnaireDetails(msgspec.Struct, frozen=True):
-    """One questionnaire. `untrusted`: the agent had read untrusted text when it wrote the questions."""
+    """One questionnaire. If `untrusted` is set, the agent had read untrusted text when it wrote the questions."""
 
     id: str
     short: str
@@ -73,14 +73,14 @@ class QuestionnaireDetails(msgspec.Struct, frozen=True):
 
 
 class QuestionnaireList(msgspec.Struct, frozen=True):
-    """One page. `next` is the `before` of the next page."""
+    """One page of questionnaires. `next` is the `before` of the next page."""
 
     questionnaires: list[QuestionnaireDetails]
     next: str | None
 
 
 class QuestionnaireSubmitted(msgspec.Struct, frozen=True):
-    """`envelope` is the envelope that carries the answers to the agent."""
+    """Answers were submitted. `envelope` is the envelope that carries them to the agent."""
 
     id: str
     envelope: str
@@ -120,7 +120,10 @@ async def show_questionnaire(
 async def submit_questionnaire(
     services: Services, caller: Principal, request: QuestionnaireSubmitRequest
 ) -> QuestionnaireSubmitted:
-    """Store the answers and send them to the agent, in one commit. Invalid answers change nothing."""
+    """Store the answers to a questionnaire and send them to the agent, in one commit.
+
+    Invalid answers change nothing.
+    """
 
     def body(conn: sa.Connection) -> tuple[QuestionnaireSubmitted, tuple[Wake, ...]]:
         tx = Transaction(conn, to_ms(services.clock.now()))

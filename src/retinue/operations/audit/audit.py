@@ -65,10 +65,10 @@ class AuditListRequest(msgspec.Struct, forbid_unknown_fields=True):
     kind: Annotated[AuditKind | None, msgspec.Meta(description="only entries of this kind")] = None
     agent: Annotated[str, msgspec.Meta(description="only entries about this agent")] = ""
     principal: Annotated[
-        str, msgspec.Meta(description="only actions and decisions of this address: person:NAME, agent:NAME")
+        str, msgspec.Meta(description="only actions and decisions by this address: person:NAME or agent:NAME")
     ] = ""
     since: Annotated[str, msgspec.Meta(description="only entries since this time: -7D or 2026-01-28T20:30")] = ""
-    before: Annotated[str, msgspec.Meta(description="`next` of the previous page")] = ""
+    before: Annotated[str, msgspec.Meta(description="`next` from the previous page")] = ""
     limit: int = LIST_LIMIT_DEFAULT
 
 
@@ -80,7 +80,7 @@ class AuditVerifyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class AuditExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: ChainFilter = ""
-    after: Annotated[str, msgspec.Meta(description="`next` of the previous part")] = ""
+    after: Annotated[str, msgspec.Meta(description="`next` from the previous part")] = ""
     limit: Annotated[int, msgspec.Meta(description="maximum number of entries")] = EXPORT_LIMIT_MAX
 
 
@@ -102,7 +102,7 @@ class AuditEntryDetails(msgspec.Struct, frozen=True):
 
 
 class AuditEntryList(msgspec.Struct, frozen=True):
-    """One page. `next` is the `before` of the next page."""
+    """One page of audit entries. `next` is the `before` of the next page."""
 
     entries: list[AuditEntryDetails]
     next: str | None
@@ -115,7 +115,7 @@ class AuditFlaw(msgspec.Struct, frozen=True):
 
 
 class AuditVerifyResult(msgspec.Struct, frozen=True):
-    """Result of a verification. `lines` is the report as text."""
+    """Result of a verification of the audit log. `lines` is the report as text."""
 
     ok: bool
     checked: int
@@ -126,7 +126,10 @@ class AuditVerifyResult(msgspec.Struct, frozen=True):
 
 
 class AuditExport(msgspec.Struct, frozen=True):
-    """`lines` are JSON: a header, then one line per entry and per anchor. `next` is the `after` of the next part."""
+    """One part of an exported audit log.
+
+    `lines` are JSON: a header, then one line per entry and per anchor. `next` is the `after` of the next part.
+    """
 
     lines: list[str]
     next: str | None
@@ -280,7 +283,7 @@ def _check_limit(limit: int, limit_max: int) -> None:
 
 
 async def anchor_hourly(services: Services) -> None:
-    """Record the ends of the chains every hour: in the store, and in the log, which is outside the store."""
+    """Record the latest hash of each audit chain every hour: in the store, and in the log file outside the store."""
     while True:
         await anchor_audit(services)
         await services.clock.sleep(ANCHOR_EVERY_S)
@@ -300,7 +303,7 @@ async def anchor_audit(services: Services) -> AuditAnchor | None:
 
 
 def anchors_in_log(folder: Path) -> list[AuditAnchor]:
-    """Return the anchors found in the server's log files, as far back as these are kept."""
+    """Return the anchors found in the server's log files, which go back as far as log files are kept."""
     found: dict[str, AuditAnchor] = {}
     bytes_left = LOG_BYTES_MAX
     for path in sorted(folder.glob("retinue.log*"))[:LOG_FILES_MAX]:

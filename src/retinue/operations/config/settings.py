@@ -52,7 +52,10 @@ class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SettingDetails(msgspec.Struct, frozen=True, rename={"origin": "from"}):
-    """One setting. `location` is where its value is set. `pending_restart`: the value takes effect after a restart."""
+    """One setting.
+
+    `location` is where its value is set. If `pending_restart` is set, the value takes effect after a restart.
+    """
 
     path: list[str]
     help: str
@@ -185,7 +188,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that `config.patch` must merge into `old` to get `new`: null removes a key."""
+    """Return the changes with which `config.patch` turns the settings `old` into `new`. None removes a key."""
     found: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before: Any = old.get(key)
@@ -237,7 +240,7 @@ def _to_fault(services: Services, fault: SettingFault) -> ConfigFaultDetails:
 OPERATIONS = (
     Operation(
         name="config.fields",
-        summary="List all settings with their values and where these are set.",
+        summary="List all settings, their values and where each value is set.",
         parameters=EmptyRequest,
         handler=list_config_fields,
         result=ConfigFields,

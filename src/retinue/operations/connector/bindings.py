@@ -26,13 +26,16 @@ Meta = msgspec.Meta
 
 
 class BindingSetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Omitted fields match everything: without an account, the binding applies to every account of the connector."""
+    """Bind an agent to channels.
+
+    Omitted fields match everything: without an account, the binding applies to every account of the connector.
+    """
 
     agent: Annotated[str, Meta(description="name of the agent that answers")]
     connector: Annotated[
         str, Meta(description="name of a connector, or a platform such as telegram for all its connectors")
     ]
-    account: Annotated[str, Meta(description="name of the only connector, if `connector` is a platform")] = ""
+    account: Annotated[str, Meta(description="name of one connector, if `connector` is a platform")] = ""
     peer_kind: Annotated[PeerKind | None, Meta(description="only channels of this kind")] = None
     peer: Annotated[str, Meta(description="only this sender or channel, by its platform id")] = ""
     parent: Annotated[str, Meta(description="only topics of this channel")] = ""
@@ -46,7 +49,7 @@ class BindingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BindingDetails(msgspec.Struct, frozen=True):
-    """One binding. Empty fields match everything."""
+    """One binding: an agent, and the channels in which it answers. Empty fields match everything."""
 
     id: str
     agent: str
@@ -66,7 +69,7 @@ class BindingList(msgspec.Struct, frozen=True):
 
 
 class BindingSet(msgspec.Struct, frozen=True):
-    """`replaced` lists the bindings that the new binding replaced."""
+    """The new binding. `replaced` lists the bindings that it replaced."""
 
     binding: BindingDetails
     replaced: list[BindingDetails]

@@ -61,12 +61,17 @@ class ConnectorNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`secrets` are written to files in the data directory, and the settings refer to the files."""
+    """Add a connector.
+
+    Its `secrets` are written to files in the data directory, and the settings refer to these files.
+    """
 
     platform: Annotated[str, Meta(description="platform, such as telegram; `connector platforms` lists all")]
     name: Annotated[str, Meta(description="name of the connector; default: the platform")] = ""
     settings: Annotated[dict[str, Any], Meta(description="settings of the connector, as in the settings file")] = {}
-    answers: Annotated[dict[str, str], Meta(description="settings of the connector as typed text, by name")] = {}
+    answers: Annotated[
+        dict[str, str], Meta(description="settings of the connector by name, each as text that a person typed")
+    ] = {}
     secrets: Annotated[dict[str, str], Meta(description="secrets of the connector by name, such as token")] = {}
     check: Annotated[bool, Meta(description="test the connection first")] = True
 
@@ -119,14 +124,17 @@ class PlatformDetails(msgspec.Struct, frozen=True):
 
 
 class PlatformList(msgspec.Struct, frozen=True):
-    """`unavailable` maps each known platform that is not supported to the reason."""
+    """The platforms to which a connector can connect.
+
+    `unavailable` maps each known platform that this server does not support to the reason.
+    """
 
     platforms: list[PlatformDetails]
     unavailable: dict[str, str]
 
 
 class ConnectorTestResult(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """Result of a sign-in test. `account` is our account on the platform."""
+    """Result of a sign-in test. `account` is the account with which the connector signs in to the platform."""
 
     name: str
     ok: bool
@@ -244,7 +252,10 @@ def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
 
 
 def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """Return the settings with the platform's keys parsed, if the platform is known (its plugin is loaded)."""
+    """Return the settings of a connector, with the platform's own keys parsed if the platform is known.
+
+    The platform of a plugin is known only while that plugin is loaded.
+    """
     try:
         return parse_platform_settings(require_supervisor(services).get_platform(settings.platform), name, settings)
     except RetinueError:
@@ -314,7 +325,7 @@ def parse_typed_value(settings_class: type[Any], key: str, text: str) -> Any:
 
 
 def read_connector_settings(kind: Platform, name: str, table: Mapping[str, Any]) -> ConnectorSettings:
-    """Parse the table as the settings file would be parsed. Raises all errors at once."""
+    """Parse the settings table of a connector, as if it were in the settings file. Raises all errors at once."""
     faults = FaultCollector()
     settings = parse_connector_settings(kind.settings, dict(table), ("connectors", name), faults)
     if faults.count:
@@ -341,7 +352,10 @@ async def _apply_settings(services: Services) -> None:
 
 
 def _created_secret_files(services: Services, settings: ConnectorSettings) -> list[Path]:
-    """Return the secret files that we created. Files elsewhere belong to the owner and stay."""
+    """Return the secret files that `connector.add` created, for deletion.
+
+    Files elsewhere belong to the owner and stay.
+    """
     folder = (services.data_dir / SECRETS_DIRECTORY).resolve()
     files = [(services.data_dir / file).resolve() for _, _, file in iterate_secrets(settings.platform_settings) if file]
     return [file for file in files if file.parent == folder]

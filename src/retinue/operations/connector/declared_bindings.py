@@ -24,7 +24,9 @@ class PlannedBinding(Struct, frozen=True):
 def plan_bindings(
     conn: sa.Connection, ids: IdSource, declared: Mapping[str, Mapping[str, Any]], *, overwrite: bool, reset: bool
 ) -> list[PlannedBinding]:
-    """Return the steps in the order of the file, then bindings that an earlier file set and this one omits.
+    """Plan how the stored bindings become those of the settings file.
+
+    The steps are in the order of the file. Bindings that an earlier file set and this file omits come last.
 
     Bindings are compared by what they match. Their names in the file are not stored.
     """
@@ -52,7 +54,7 @@ def _plan_binding(
         return PlannedBinding(PlannedChange(ApplyAction.KEEP, name, "it is unchanged"))
     changed: dict[str, tuple[Any, Any]] = {"agents": (" ".join(was.agents), " ".join(wanted.agents))}
     if was.created_by != FILE_SOURCE and not overwrite:
-        because = f"it was changed by {was.created_by or 'someone'} since; use `--overwrite` to overwrite that"
+        because = f"it was changed by {was.created_by or 'someone'} since; use `--overwrite` to overwrite that change"
         return PlannedBinding(PlannedChange(ApplyAction.DRIFT, name, because, changes=changed))
     return PlannedBinding(PlannedChange(ApplyAction.CHANGE, name, "the file differs", changes=changed), wanted, was)
 
@@ -75,7 +77,7 @@ def _agent_keys(binding: Binding) -> list[str]:
 
 
 def apply_bindings(tx: Transaction, plan: list[PlannedBinding], *, reset: bool) -> None:
-    """Perform the plan. It runs in the commit that stores the agents, so the named agents exist."""
+    """Perform the planned changes of bindings, in the commit that stores the agents which they name."""
     if reset:
         bindings.remove_all(tx.conn)
     for each in plan:

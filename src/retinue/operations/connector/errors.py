@@ -11,7 +11,7 @@ from retinue.domain.shared_errors import shorten_name
 
 
 class ConnectorsUnavailable(NotFound):
-    """The server was built without connectors."""
+    """This server has no support for connectors."""
 
     code = "connector.unavailable"
 
@@ -63,7 +63,7 @@ class ConnectorSecretByAgent(Invalid):
 
 
 class ConnectorSecretUnknown(Invalid):
-    """The platform has no secret of this name."""
+    """The platform has no secret with this name."""
 
     code = "connector.secret_unknown"
 
@@ -76,7 +76,7 @@ class ConnectorSecretUnknown(Invalid):
 
 
 class ConnectorSecretInvalid(Invalid):
-    """The value cannot be a secret. The error does not show it."""
+    """The value cannot be a secret. The error does not show the value."""
 
     code = "connector.secret_invalid"
 
@@ -134,33 +134,33 @@ class BindingMatchInvalid(Invalid):
 
 
 class PairingNotFound(NotFound):
-    """No pending pairing request has this code or id."""
+    """No pending access request has this code or id."""
 
     code = "pairing.not_found"
 
     def __init__(self, code_or_id: str) -> None:
         super().__init__(
-            f"no pairing request with the code or id '{shorten_name(code_or_id)}'",
+            f"no access request with the code or id '{shorten_name(code_or_id)}'",
             because="the code or id is mistyped, or the request has expired or was already decided",
-            try_this="list the pairing requests: retinue pairing list",
+            try_this="list the access requests: retinue pairing list",
         )
 
 
 class PairingClosed(Conflict):
-    """The pairing request was decided, or has expired."""
+    """The access request was decided, or has expired."""
 
     code = "pairing.closed"
 
     def __init__(self) -> None:
         super().__init__(
-            "this pairing request is no longer open",
+            "this access request is no longer open",
             because="it was already decided, or its code has expired",
             try_this="ask the sender to write again: they get a new code",
         )
 
 
 class SenderNotAdmitted(NotFound):
-    """No sender with this id was admitted by a pairing request."""
+    """No sender with this id was admitted through an access request."""
 
     code = "pairing.not_admitted"
 
@@ -193,7 +193,7 @@ class IdentityInvalid(Invalid):
     def __init__(self, *, platform_chars_max: int, id_chars_max: int) -> None:
         super().__init__(
             "invalid identity",
-            because=f"the service must have 1 to {platform_chars_max} characters, and the id 1 to {id_chars_max}",
+            because=f"the platform must have 1 to {platform_chars_max} characters, and the id 1 to {id_chars_max}",
             try_this="for example: retinue identity link maria telegram --id 4711",
         )
 

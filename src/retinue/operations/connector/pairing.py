@@ -242,14 +242,14 @@ OPERATIONS = (
     ),
     _write_operation(
         name="pairing.accept",
-        summary="Approve the access request with this pairing code.",
+        summary="Accept an access request, by its pairing code or its id.",
         parameters=PairingAcceptRequest,
         handler=accept_pairing,
         result=PairingDecided,
     ),
     _write_operation(
         name="pairing.refuse",
-        summary="Refuse the access request with this pairing code.",
+        summary="Refuse an access request, by its pairing code or its id.",
         parameters=PairingIdRequest,
         handler=refuse_pairing,
         result=PairingDecided,

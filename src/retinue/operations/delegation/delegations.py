@@ -39,7 +39,7 @@ SHARED_SESSION_KINDS = frozenset(
 
 
 class DelegationProgress(StrEnum):
-    """Status of a delegation: the first four are open, the last four ended."""
+    """Status of a delegation. With the first four values it is open, with the last four it has ended."""
 
     WAITING = "waiting"  # not started
     WORKING = "working"
@@ -52,7 +52,7 @@ class DelegationProgress(StrEnum):
 
 
 class DelegationListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`cursor` is the `next` of the previous page."""
+    """List delegations. `cursor` is the `next` of the previous page."""
 
     session: Annotated[str, msgspec.Meta(description="only delegations made from this session")] = ""
     open: Annotated[bool, msgspec.Meta(description="list only delegations without a result")] = False
@@ -66,11 +66,10 @@ class DelegationStopRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DelegationRow(msgspec.Struct, frozen=True):
-    """One delegation: `agent` delegated to `target` with the `call` of the run `requester_run`.
+    """One delegation: `agent` delegated work to `target`, with the tool call `call` of its run `requester_run`.
 
-    `target_session` is the session in which `run` works on it, if you may see that session.
-    `blocking`: the call waits for the answer. `result` is the envelope with the result.
-    `cost_microusd` is the cost of its run so far.
+    `target_session` is the session in which `run` works on it, if you may see that session. `blocking`: the call waits
+    for the answer. `result` is the envelope with the result. `cost_microusd` is the cost of its run so far.
     """
 
     id: str
@@ -98,7 +97,7 @@ class DelegationRow(msgspec.Struct, frozen=True):
 
 
 class DelegationList(msgspec.Struct, frozen=True):
-    """One page. `open_count` counts all open delegations that you may see, up to `counted_max`."""
+    """One page of delegations. `open_count` counts all open delegations that you may see, up to `counted_max`."""
 
     delegations: list[DelegationRow]
     next: str | None
@@ -107,7 +106,7 @@ class DelegationList(msgspec.Struct, frozen=True):
 
 
 class DelegationStopped(msgspec.Struct, frozen=True):
-    """The delegations that ended, with those made below them, and the runs that were cancelled."""
+    """The delegations that were stopped, including those made further down, and the runs that were cancelled."""
 
     stopped: list[str]
     cancelled_runs: list[str]
@@ -134,7 +133,10 @@ async def list_delegations(services: Services, caller: Principal, request: Deleg
 
 
 async def stop_delegation(services: Services, caller: Principal, request: DelegationStopRequest) -> DelegationStopped:
-    """Stop a delegation and those made below it. Only the run that made the first delegation is notified."""
+    """Stop a delegation, and all delegations that its run made in turn.
+
+    Only the run that made the first delegation is notified.
+    """
     top = await services.store.read(partial(delegations.get_by_short_id, text=request.id, seen_by=caller))
     by, why = str(caller.address), request.reason[:REASON_CHARS_MAX]
     stopped: list[str] = []
@@ -259,7 +261,7 @@ OPERATIONS = (
     ),
     Operation(
         name="delegation.stop",
-        summary="Stop a delegation, and all delegations made below it.",
+        summary="Stop a delegation, and all delegations that it led to.",
         parameters=DelegationStopRequest,
         handler=stop_delegation,
         permission=PermissionLevel.RESTRICTED,

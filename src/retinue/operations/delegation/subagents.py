@@ -1,4 +1,4 @@
-"""Operations on subagents: list, show, stop, read the log of one and send it a message."""
+"""Operations on subagents: list, show, stop, read the log of a subagent, and send it a message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOPPED_MAX = 1_000
 
 
 class SubagentListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`cursor` is the `next` of the previous page."""
+    """List subagents. `cursor` is the `next` of the previous page."""
 
     session: Annotated[str, msgspec.Meta(description="only subagents started from this session")] = ""
     all: Annotated[bool, msgspec.Meta(description="include subagents whose session was archived or deleted")] = False
@@ -47,7 +47,7 @@ class SubagentStopRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Stop one subagent by `id`, or all that were started from `session`."""
 
     id: str = ""
-    session: Annotated[str, msgspec.Meta(description="id of the session whose subagents are all stopped")] = ""
+    session: Annotated[str, msgspec.Meta(description="id of a session; all its subagents are stopped")] = ""
     reason: str = "asked to stop"
 
 
@@ -144,8 +144,10 @@ async def show_subagent(services: Services, caller: Principal, request: Subagent
 
 
 async def stop_subagents(services: Services, caller: Principal, request: SubagentStopRequest) -> SubagentsStopped:
-    """Stop subagents, and the subagents that they started. The session that started a subagent is
-    notified once for it."""
+    """Stop subagents, and the subagents that they started.
+
+    For each stopped subagent, the session that started it is notified once.
+    """
     if bool(request.id) == bool(request.session):
         raise SubagentSelectionInvalid
 

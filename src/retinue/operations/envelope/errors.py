@@ -22,7 +22,7 @@ class SessionNamedTwice(Invalid):
 
 
 class NoSessionYet(NotFound):
-    """The caller has no session with the agent, so there is no latest one."""
+    """The caller has no session with the agent, so there is no latest session."""
 
     code = "session.none"
 
@@ -61,14 +61,14 @@ class AttachmentGivenTwice(Invalid):
 
 
 class RunRequestNotAllowed(NotAllowed):
-    """The caller may not choose model, lane, workspace or extra system prompt of the run."""
+    """The caller may not choose the model, lane, workspace or extra system prompt of the run."""
 
     code = "run.request_not_allowed"
 
     def __init__(self) -> None:
         super().__init__(
             "you cannot choose how this run is executed",
-            because="the owner may choose all of it, members only the model, and others nothing",
+            because="the owner may choose everything, members may choose only the model, and others may choose nothing",
             try_this="leave out model, provider, lane, workspace and extra_system_prompt",
         )
 
@@ -113,14 +113,14 @@ class ExtraSystemPromptTooLarge(TooLarge):
 
 
 class WebhookNotAllowed(NotAllowed):
-    """The caller may not have the outcome of an envelope sent to a URL."""
+    """The caller may not request that the outcome of an envelope is sent to a URL."""
 
     code = "webhook.not_allowed"
 
     def __init__(self) -> None:
         super().__init__(
             "you cannot set a webhook",
-            because="only members can, for their own messages",
+            because="only members can set a webhook, and only for their own messages",
             try_this="leave out `webhook`",
         )
 
@@ -142,7 +142,7 @@ class WebhookRecipientInvalid(Invalid):
 
 
 class EnvelopeNotWaiting(Conflict):
-    """The envelope can no longer be cancelled. `status` is empty if a run was steered with it."""
+    """The envelope can no longer be cancelled. `status` is empty if a run has already read it."""
 
     code = "envelope.not_waiting"
 

@@ -30,17 +30,20 @@ class McpServerNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class McpApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Without a hash, show what would be approved and change nothing."""
+    """Approve the tools of an MCP server. Without a hash, show what would be approved and change nothing."""
 
     name: McpServerName
     hash: Annotated[
-        str, msgspec.Meta(description="hash of the tools that you read; without it, they are shown and not approved")
+        str,
+        msgspec.Meta(description="hash of the tools that you read; without it, the tools are shown and not approved"),
     ] = ""
 
 
 class McpServerStatus(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """Status of one MCP server. `tools` lists all offered tools. `omitted_tools` maps tools that
-    are not used to the reason."""
+    """Status of one MCP server.
+
+    `tools` lists all offered tools. `omitted_tools` maps each tool that is not used to the reason.
+    """
 
     name: str
     state: McpConnectionState
@@ -72,7 +75,7 @@ class McpServerDetails(msgspec.Struct, frozen=True):
 
 
 class McpApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`approved` is false if the tool list was only shown. `lines` is the answer as text."""
+    """Result of an approval. `approved` is false if the tool list was only shown. `lines` is the answer as text."""
 
     server: McpServerStatus
     approved: bool
@@ -87,7 +90,7 @@ class McpRevoked(msgspec.Struct, frozen=True):
 
 
 def find_mcp_servers(holder: object) -> McpServerPool | None:
-    """Return the MCP servers of `Services` or `DoctorContext`, or None if the server has none."""
+    """Return the MCP servers of `Services` or `DoctorContext`, or None without MCP support."""
     return cast("McpServerPool | None", getattr(holder, "mcp", None))
 
 
@@ -114,7 +117,7 @@ async def show_mcp_server(services: Services, caller: Principal, request: McpSer
 
 
 async def approve_mcp_server(services: Services, caller: Principal, request: McpApproveRequest) -> McpApproved:
-    """Approve the tool list of a server, by the hash of what the caller has read."""
+    """Approve the tool list of an MCP server, if it still has the hash of the list that the caller has read."""
     servers, status = _require_server(services, request.name)
     offered = status.tool_list
     if offered is None:
@@ -141,13 +144,13 @@ async def approve_mcp_server(services: Services, caller: Principal, request: Mcp
 
 
 async def revoke_mcp_server(services: Services, caller: Principal, request: McpServerNameRequest) -> McpRevoked:
-    """Revoke the approval of a server. Its tools are not used until it is approved again."""
+    """Revoke the approval of an MCP server. Its tools are not used until it is approved again."""
     servers, _ = _require_server(services, request.name)
     return McpRevoked(request.name, await servers.revoke(request.name))
 
 
 async def restart_mcp_server(services: Services, caller: Principal, request: McpServerNameRequest) -> McpServerStatus:
-    """Restart a server, even while it waits for its next retry."""
+    """Restart an MCP server, even while it waits for its next retry."""
     servers, status = _require_server(services, request.name)
     servers.restart(request.name)
     return _to_status(servers, status)
@@ -185,7 +188,7 @@ def _heading_lines(status: McpConnectionStatus) -> list[str]:
 
 
 def _diff_lines(before: str, after: str) -> list[str]:
-    """Return the diff since the last approval, or everything if there was none."""
+    """Return how a tool list changed since its last approval, as a diff. Without an approval, everything is new."""
     import difflib  # lazy: only needed if something has changed
 
     if not before:

@@ -64,7 +64,7 @@ CredentialModel = Annotated[str, msgspec.Meta(description="apply to this model o
 
 
 class CredentialFailureReason(StrEnum):
-    """Failures that put a credential into a cooldown."""
+    """The reasons for which a credential is not used for a while."""
 
     AUTH = ModelFailureKind.AUTH.value
     PERMISSION = ModelFailureKind.PERMISSION.value
@@ -176,7 +176,10 @@ async def add_credential(services: Services, caller: Principal, request: Credent
 
 
 async def remove_credential(services: Services, caller: Principal, request: CredentialIdRequest) -> CredentialRemoved:
-    """Remove a credential. Its key file is deleted first: a credential without a key is noticed, a stray key is not."""
+    """Remove a credential.
+
+    Its key file is deleted first, because a credential without a key is noticed, but a leftover key file is not.
+    """
     credential = await services.store.read(
         partial(_require_credential, services=services, id_=request.id, owner_name=request.agent)
     )
@@ -343,7 +346,7 @@ OPERATIONS = (
     ),
     Operation(
         name="credential.mark_failed",
-        summary="Record that a credential failed, so that it is not used for a while.",
+        summary="Record that a credential failed, so the server does not use it for a while.",
         parameters=CredentialFailureRequest,
         handler=mark_credential_failed,
         result=CredentialDetails,
@@ -352,7 +355,7 @@ OPERATIONS = (
     ),
     Operation(
         name="credential.clear",
-        summary="Clear a credential's failures, so that it is used again at once.",
+        summary="Clear a credential's failures, so the server can use it again at once.",
         parameters=CredentialUseRequest,
         handler=clear_credential_failures,
         result=CredentialDetails,

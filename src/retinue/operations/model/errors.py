@@ -94,9 +94,9 @@ class CredentialNotFound(NotFound):
     def __init__(self, id_: str, *, agent: str = "") -> None:
         super().__init__(
             f"{f'agent {agent}' if agent else 'the server'} has no credential '{id_[:130]}'",
-            because="a credential of the server is found without --agent, and a credential of an agent only with it"
+            because="with --agent, only credentials of that agent are found; leave it out for credentials of the server"
             if agent
-            else "a credential of an agent is found only with its agent: --agent NAME",
+            else "credentials of an agent are found only with --agent NAME",
             try_this="list the credentials: retinue credential list",
         )
 
@@ -141,7 +141,7 @@ class CredentialExists(Conflict):
 
 
 class CredentialOrderInvalid(Invalid):
-    """An order of credentials lists a credential twice, or lists a credential of another provider."""
+    """The given order lists a credential twice, or lists a credential of another provider."""
 
     code = "credential.order_invalid"
 
@@ -156,7 +156,7 @@ class CredentialOrderInvalid(Invalid):
 
 
 class ModelCatalogUnavailable(NotFound):
-    """The server was built without a model catalog."""
+    """This server has no model catalog."""
 
     code = "model.no_catalog"
 

@@ -90,20 +90,20 @@ class PrincipalNotFound(NotFound):
 
 
 class TokenNotFound(NotFound):
-    """No token has an id that starts like this, or several tokens do."""
+    """No token has an id that begins with this text, or several tokens do."""
 
     code = "token.not_found"
 
     def __init__(self, digits: str) -> None:
         super().__init__(
             f"no token has the id {digits[:40]}",
-            because="no token that you can see has an id that starts with it, or several tokens do",
+            because="no token that you can see has an id that starts with these digits, or several tokens do",
             try_this="list the tokens: retinue token list",
         )
 
 
 class TokenExpiryInvalid(Invalid):
-    """A token cannot expire after this many days."""
+    """The requested lifetime of a token is out of range."""
 
     code = "token.expiry_invalid"
 
@@ -129,7 +129,7 @@ class TooManyTokens(Invalid):
 
 
 class SignInNotForAgents(Invalid):
-    """Only people sign in with a browser."""
+    """An agent requested a code for signing in with a browser, which only people can use."""
 
     code = "token.not_a_person"
 
@@ -223,7 +223,7 @@ class NotificationNotFound(NotFound):
 
 
 class NotificationIdAmbiguous(Conflict):
-    """Several notifications have an id that starts like this."""
+    """Several notifications have an id that begins with this text."""
 
     code = "notification.ambiguous"
 
@@ -259,7 +259,7 @@ class PreferenceKeyInvalid(Invalid):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"invalid preference key: '{shorten_name(key)}'",
-            because="it must have 1 to 64 lower-case letters, digits, dots and hyphens, and start with a letter",
+            because="it must have 1 to 64 lowercase letters, digits, dots and hyphens, and start with a letter",
             try_this="use a key such as page.layout",
         )
 

@@ -44,18 +44,18 @@ class NotificationCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 class NotificationListRequest(msgspec.Struct, forbid_unknown_fields=True):
     unread: Annotated[bool, Meta(description="list only unread notifications")] = False
     limit: int = 20
-    before: Annotated[str, Meta(description="`next` of the previous page")] = ""
+    before: Annotated[str, Meta(description="`next` from the previous page")] = ""
 
 
 class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Exactly one of `id` and `all` must be set."""
+    """Select one notification or all: exactly one of `id` and `all` must be set."""
 
     id: str = ""
-    all: Annotated[bool, Meta(description="select all your notifications")] = False
+    all: Annotated[bool, Meta(description="apply this to all your notifications")] = False
 
 
 class NotificationDetails(msgspec.Struct, frozen=True):
-    """One notification. `untrusted`: its text comes from outside, or from untrusted text."""
+    """One notification. If `untrusted` is set, its text comes from outside or was made from untrusted text."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -68,7 +68,7 @@ class NotificationDetails(msgspec.Struct, frozen=True):
 
 
 class NotificationList(msgspec.Struct, frozen=True):
-    """One page. `next` is the `before` of the next page. `unread` counts all unread notifications."""
+    """One page of notifications. `next` is the `before` of the next page. `unread` counts all unread notifications."""
 
     notifications: list[NotificationDetails]
     unread: int

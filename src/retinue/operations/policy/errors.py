@@ -8,7 +8,7 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 
 
 class ProposedSettingsInvalid(Invalid):
-    """The proposed settings, against which recorded calls should be tested, are invalid."""
+    """The proposed settings that a policy test should use are invalid."""
 
     code = "policy.settings_invalid"
 
@@ -21,14 +21,14 @@ class ProposedSettingsInvalid(Invalid):
 
 
 class GrantNotFound(NotFound):
-    """No grant has an id that starts like this, or several grants do."""
+    """No grant has an id that begins with this text, or several grants do."""
 
     code = "grant.not_found"
 
     def __init__(self, id_: str) -> None:
         super().__init__(
             f"no grant has the id {id_[:40]}",
-            because="no grant has an id that starts with it, or several grants do",
+            because="no grant has an id that starts with these digits, or several grants do",
             try_this="list the grants: retinue grant list",
         )
 
@@ -41,6 +41,6 @@ class GrantNotAllowed(NotAllowed):
     def __init__(self) -> None:
         super().__init__(
             "you cannot add or revoke grants",
-            because="only the owner can; others can only answer approvals",
+            because="only the owner can add and revoke grants; other people can only answer approvals",
             try_this="answer the approval: retinue allow ID",
         )

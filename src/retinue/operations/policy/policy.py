@@ -76,7 +76,7 @@ class PolicyFindingRow(msgspec.Struct):
 
 
 class PolicyExplanation(msgspec.Struct):
-    """The decision, the setting it depends on, and the finding of each policy layer."""
+    """How policy decides one tool call: the decision, the setting it depends on, and the finding of each layer."""
 
     agent: str
     tool: str
@@ -89,7 +89,7 @@ class PolicyExplanation(msgspec.Struct):
 
 
 class PolicyTestRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The proposed settings. Without `text`, they are read from the settings file on disk."""
+    """Test proposed settings with recorded tool calls. Without `text`, the settings are read from the file on disk."""
 
     text: Annotated[
         str | None, msgspec.Meta(description="text of the settings file to test; default: the file on disk")
@@ -131,7 +131,7 @@ class ToolRow(msgspec.Struct):
 class ToolListRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: Annotated[
         str,
-        msgspec.Meta(description="agent whose permission to use each tool is shown; default: only list the tools"),
+        msgspec.Meta(description="agent whose permission for each tool is shown; default: only list the tools"),
     ] = ""
     changes: Annotated[
         dict[str, Any],
@@ -163,7 +163,7 @@ class GrantAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     permission: Annotated[str, msgspec.Meta(description="permission to grant: web, read:PATH, write:PATH or tool:NAME")]
     because: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="reason for the grant")]
     session: Annotated[
-        str, msgspec.Meta(description="id of the only session in which the grant applies; default: all sessions")
+        str, msgspec.Meta(description="id of a session, to limit the grant to it; default: all sessions")
     ] = ""
 
 
@@ -180,7 +180,7 @@ class GrantRevoked(msgspec.Struct):
 
 
 async def explain_policy(services: Services, caller: Principal, request: PolicyExplainRequest) -> PolicyExplanation:
-    """Explain how policy would decide this call if it arrived now from this call source."""
+    """Explain how policy would decide a tool call that arrives now."""
     toolbox = _require_toolbox(services)
     spec = toolbox.spec(request.tool)
     if spec is None:
@@ -219,7 +219,10 @@ def _require_toolbox(services: Services) -> Toolbox:
 
 
 async def test_policy(services: Services, caller: Principal, request: PolicyTestRequest) -> PolicyTestResult:
-    """Decide every recorded call under the current and the proposed settings, each in its original context."""
+    """Decide every recorded tool call under the current and the proposed settings, and compare.
+
+    Each call is decided in its original context.
+    """
     examined = await asyncio.to_thread(
         examine_configuration, services.require_config_holder().environment, text=request.text
     )
@@ -258,7 +261,7 @@ class _PolicyPair(Struct, frozen=True, kw_only=True):
 
 
 class _SessionHistory(Struct, frozen=True, kw_only=True):
-    """One session's records, with the sender and the requesters of each run."""
+    """The records of one session, with the sender of each run and the people for whom it acted."""
 
     agent: Agent
     session: Session
@@ -461,8 +464,11 @@ async def revoke_grant(services: Services, caller: Principal, request: GrantIdRe
 
 
 def _check_may_grant(caller: Principal) -> None:
-    """Raise unless the caller sees everything, as the owner does. Agents pass on permissions with
-    the tool `grant_permission`. No permission level lets them create grants here."""
+    """Raise unless the caller may create grants.
+
+    Only callers that see everything, as the owner does, may. Agents pass on permissions with the tool
+    `grant_permission`. No permission level lets them create grants here.
+    """
     if not caller.sees_everything:
         raise GrantNotAllowed()
 
@@ -478,7 +484,7 @@ OPERATIONS = (
     ),
     Operation(
         name="policy.test",
-        summary="Check recorded tool calls against other settings, and show the calls whose decision would change.",
+        summary="Check recorded tool calls against changed settings, and show each call whose decision would change.",
         parameters=PolicyTestRequest,
         handler=test_policy,
         permission=PermissionLevel.BOSS,
@@ -511,7 +517,7 @@ OPERATIONS = (
     ),
     Operation(
         name="grant.revoke",
-        summary="Revoke a grant, with effect at once.",
+        summary="Revoke a grant. This takes effect at once.",
         parameters=GrantIdRequest,
         handler=revoke_grant,
         permission=PermissionLevel.BOSS,

@@ -34,9 +34,9 @@ LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 100
 
 
 class RunResultStatus(StrEnum):
-    """Result of a run, as shown to the requester.
+    """How a run ended, as shown to the caller.
 
-    Each value except `open` corresponds to one run status.
+    Each value except `open` corresponds to one run status in the store.
     """
 
     OK = "ok"
@@ -169,7 +169,7 @@ def _to_model_call_row(services: Services, call: model_calls.RecordedModelCall) 
 
 
 class RunListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Runs are listed newest first. `cursor` is the `next` of the previous page."""
+    """List runs, newest first. `cursor` is the `next` of the previous page."""
 
     agent: Annotated[str, msgspec.Meta(description="only runs of this agent")] = ""
     session: Annotated[str, msgspec.Meta(description="only runs in this session")] = ""
@@ -177,8 +177,10 @@ class RunListRequest(msgspec.Struct, forbid_unknown_fields=True):
     sender: Annotated[str, msgspec.Meta(description="only runs started by this sender")] = ""
     status: Annotated[RunStatus | None, msgspec.Meta(description="only runs with this status")] = None
     model: Annotated[str, msgspec.Meta(description="only runs that used this model")] = ""
-    since: Annotated[str, msgspec.Meta(description="only runs started since this time: -7D, or 2026-01-28T20:30")] = ""
-    until: Annotated[str, msgspec.Meta(description="only runs started until this time")] = ""
+    since: Annotated[
+        str, msgspec.Meta(description="only runs started at or after this time: -7D, or 2026-01-28T20:30")
+    ] = ""
+    until: Annotated[str, msgspec.Meta(description="only runs started at or before this time")] = ""
     limit: int = 20
     cursor: str = ""
 
@@ -216,10 +218,10 @@ class RunRow(msgspec.Struct, frozen=True):
 
 
 class RunList(msgspec.Struct, frozen=True):
-    """`next` is the cursor of the next page.
+    """One page of runs. `next` is the cursor of the next page.
 
-    A page can have fewer rows than `limit`, or none, and still have a `next`: each request examines
-    a limited number of runs.
+    A page can have fewer rows than `limit`, or none, and still have a `next`: each request examines a limited number of
+    runs.
     """
 
     runs: list[RunRow]

@@ -100,17 +100,18 @@ class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
     context_messages: Annotated[
         int,
         msgspec.Meta(
-            ge=0, le=CONTEXT_MESSAGES_MAX, description="wake, remind, add: number of last messages here to quote"
+            ge=0,
+            le=CONTEXT_MESSAGES_MAX,
+            description="wake, remind, add: number of last messages of this conversation to quote",
         ),
     ] = 0
 
 
 class CronTool(Struct, frozen=True):
-    """The `cron` tool.
+    """The `cron` tool, with which an agent manages its schedules, reminders and wake-ups.
 
-    The agent acts with its own rights: it sees and changes only the schedules that it owns. In a
-    run on behalf of a person other than the owner, it acts as that person, who then owns the
-    schedules.
+    The agent acts with its own rights: it sees and changes only the schedules that it owns. In a run on behalf of a
+    person other than the owner, it acts as that person, who then owns the schedules.
     """
 
     services: Callable[[], Services]
@@ -151,7 +152,7 @@ class CronTool(Struct, frozen=True):
     async def _add_defaults(
         self, services: Services, arguments: CronArguments, parameters: dict[str, Any], context: ToolContext
     ) -> None:
-        """Add parameters that follow from the current conversation."""
+        """Add the parameters that follow from the current conversation, such as the session and the reply address."""
         match arguments.action:
             case "wake":
                 parameters["session"] = context.session
@@ -223,7 +224,7 @@ def _sender_name(sender: address.Address) -> str:
 
 
 class NoCronArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """No arguments."""
+    """The arguments of tools that take none."""
 
 
 class CronMemoryArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -237,7 +238,7 @@ def schedule_folder(schedule: Schedule) -> str:
 
 
 def _open_memory_folder(schedule: Schedule, context: ToolContext) -> tuple[str, ToolContext]:
-    """Return the path of the schedule's memory, and a tool context that may write to its folder."""
+    """Return the path of the schedule's memory file, and a tool context that may write to its folder."""
     folder = context.agent_directory / schedule_folder(schedule)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(folder / "MEMORY.md"), replace(
@@ -246,7 +247,7 @@ def _open_memory_folder(schedule: Schedule, context: ToolContext) -> tuple[str, 
 
 
 async def _require_schedule(services: Services, context: ToolContext) -> Schedule:
-    """Return the schedule that the session of this call belongs to."""
+    """Return the schedule whose session makes this call. Raise if the session belongs to no schedule."""
     session = await services.store.read(lambda conn: sessions.get(conn, context.session))
     id_ = session.origin.key.removeprefix("schedule:") if session is not None else ""
     kept = (
@@ -328,7 +329,7 @@ class CronWriteMemoryTool(Struct, frozen=True):
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether the file is missing, empty, or contains only the text for an empty memory."""
+    """Whether a memory file is missing or empty, or contains only the placeholder for an empty memory."""
     try:
         with path.open(errors="replace") as file:
             return file.read(len(NO_MEMORY) + 2).strip() in ("", NO_MEMORY)

@@ -1,4 +1,4 @@
-"""Apply `[schedules.*]` of the settings file: compare declared with stored schedules, as for agents."""
+"""Plan and apply the `[schedules.*]` tables of the settings file, for `config.apply`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class PlannedSchedule(Struct, frozen=True):
 def plan_schedules(
     conn: sa.Connection, services: Services, declared: Mapping[str, Mapping[str, Any]], *, overwrite: bool, reset: bool
 ) -> list[PlannedSchedule]:
-    """Return the planned steps in the order of the file, then the schedules that the file does not declare."""
+    """Plan how the stored schedules become those of the settings file.
+
+    The steps are in the order of the file. Schedules that the file does not declare come last.
+    """
     here = {each.schedule.name.casefold(): each for each in _list_named_schedules(conn)}
     if reset:
         here = {}
@@ -88,7 +91,7 @@ def _plan_schedule(
     if not changed:
         return PlannedSchedule(PlannedChange(ApplyAction.KEEP, was.name, "it is as declared"))
     if was.source != SETTINGS_SOURCE and not overwrite:
-        because = f"it was changed over the {was.source}; use `take` = file to overwrite that"
+        because = f"it was changed through the {was.source} since; use `--overwrite` to overwrite that change"
         return PlannedSchedule(PlannedChange(ApplyAction.DRIFT, was.name, because, changes=changed))
     because = "it differs from the settings file"
     return PlannedSchedule(
@@ -158,7 +161,7 @@ def apply_plan(
 
 
 def delete_all_schedules(tx: Transaction, caller: Principal) -> int:
-    """Delete all schedules, for `--reset`."""
+    """Delete all schedules, for `config.apply` with `reset`."""
     cleared = 0
     while rows := schedules.list_all(tx.conn, limit=500):
         for kept in rows:

@@ -101,7 +101,7 @@ class ScheduleGateNotAllowed(NotAllowed):
 
 
 class ScheduleChangeEmpty(Invalid):
-    """A change of a schedule names no field."""
+    """A request to change a schedule names no field."""
 
     code = "schedule.change_empty"
 
@@ -193,7 +193,7 @@ class HeartbeatNotAllowed(NotAllowed):
 
 
 class HeartbeatTaskUnusable(Invalid):
-    """A heartbeat task has an error and cannot run."""
+    """A heartbeat task is invalid and cannot run."""
 
     code = "heartbeat.task_unusable"
 
@@ -281,7 +281,7 @@ class ReminderRecipientInvalid(Invalid):
     def __init__(self, recipient: str) -> None:
         super().__init__(
             f"{recipient} cannot be reminded",
-            because="only people can; an agent gets a wake-up in one of its conversations",
+            because="only people can be reminded; for an agent, add a wake-up to one of its conversations",
             try_this="use to=person:NAME",
         )
 
@@ -294,7 +294,7 @@ class ReminderNotAllowed(NotAllowed):
     def __init__(self, caller: str) -> None:
         super().__init__(
             "you can only remind yourself",
-            because=f"you are {caller}",
+            because=f"you are {caller}, and only agents and the owner can remind other people",
             try_this="send a message for later: retinue send ADDRESS TEXT --deliver-at TIME",
         )
 

@@ -76,12 +76,14 @@ class HeartbeatAddRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class HeartbeatRunRequest(msgspec.Struct, forbid_unknown_fields=True):
     ids: Annotated[list[str], Meta(description="ids of the tasks to run; default: all tasks that are due")] = []
-    force: Annotated[bool, Meta(description="run even if the last run is still working, and skip the gates")] = False
+    force: Annotated[bool, Meta(description="run even if the last run is still in progress, and skip the gates")] = (
+        False
+    )
     agent: Annotated[str, Meta(description=AGENT_HELP)] = ""
 
 
 class HeartbeatTaskRow(msgspec.Struct, frozen=True):
-    """`because` is the reason why the task does not run. It is empty if the task runs."""
+    """One task of a heartbeat. `because` is the reason why the task does not run, or empty if it runs."""
 
     id: str
     title: str
@@ -90,7 +92,7 @@ class HeartbeatTaskRow(msgspec.Struct, frozen=True):
 
 
 class HeartbeatDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """`checklist` is the state of HEARTBEAT.md: whether it exists, and whether it has content."""
+    """The heartbeat of one agent. `checklist` says whether HEARTBEAT.md exists, and whether it has content."""
 
     agent: str
     schedule: str | None  # None if it has no heartbeat
@@ -130,7 +132,7 @@ class HeartbeatTaskRemoved(msgspec.Struct, frozen=True):
 
 
 class HeartbeatRunResult(msgspec.Struct, frozen=True):
-    """`because` is the reason if no run was started."""
+    """Result of a request to run a heartbeat. `because` is the reason if no run was started."""
 
     agent: str
     started: bool
@@ -142,7 +144,10 @@ class HeartbeatRunResult(msgspec.Struct, frozen=True):
 
 
 async def _require_agent(services: Services, caller: Principal, agent_name: str) -> Agent:
-    """Return the requested agent. Only the owner may change another agent's heartbeat."""
+    """Return the agent of this name.
+
+    Raise if the caller may not change its heartbeat: only the owner and the agent may.
+    """
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
 
     def body(conn: sa.Connection) -> Agent:
@@ -256,10 +261,9 @@ async def add_task(services: Services, caller: Principal, request: HeartbeatAddR
 async def _write_task(
     services: Services, caller: Principal, agent: Agent, task: HeartbeatTask, request: HeartbeatAddRequest
 ) -> Path:
-    """Write the task file and keep its trust.
+    """Write the file of a heartbeat task and record its trust.
 
-    Text from untrusted sources stays marked as untrusted, so that a file cannot turn it into
-    instructions.
+    Text from untrusted sources stays marked as untrusted, so that a file cannot turn it into instructions.
     """
     home = await _ensure_agent_directory(services, agent)
     real = os.path.join(os.path.realpath(home), heartbeat.TASKS_FOLDER, f"{task.id}.md")
@@ -309,14 +313,17 @@ async def run_heartbeat(services: Services, caller: Principal, request: Heartbea
         because = "" if request.force else overlap_reason(conn, kept.id)
         if because:
             schedules.record_manual_skip(tx, kept, because=because)
-        slot = (
+        occurrence = (
             None
             if because
             else schedules.create_manual_occurrence(tx, kept, is_forced=request.force, text="\n".join(ids))
         )
         tx.close()
         return HeartbeatRunResult(
-            agent.name, started=slot is not None, because=because, envelope=slot.envelope if slot is not None else None
+            agent.name,
+            started=occurrence is not None,
+            because=because,
+            envelope=occurrence.envelope if occurrence is not None else None,
         )
 
     return await services.store.write(body, point="schedule")

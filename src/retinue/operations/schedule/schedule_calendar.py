@@ -1,4 +1,4 @@
-"""Calendar of the coming days, computed from the schedules. Nothing is stored."""
+"""Shows the occurrences of the coming days as a calendar, computed from the schedules."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CalendarRequest(msgspec.Struct, forbid_unknown_fields=True):
 class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule in the calendar.
 
-    `truncated`: it has more than 60 occurrences, so `times` has only the first 60, and `when`
-    describes the rest. `text` is truncated.
+    If `truncated` is set, it has more than 60 occurrences: `times` has only the first 60, and `when` describes the
+    rest. `text` is shortened.
     """
 
     id: str
@@ -48,7 +48,7 @@ class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalendarDetails(msgspec.Struct, frozen=True):
-    """Times are in the owner's time zone, soonest first. `has_more`: further schedules were omitted."""
+    """The calendar. Times are in the owner's time zone, soonest first. If `has_more` is set, schedules were omitted."""
 
     zone: str
     now: str
@@ -73,7 +73,7 @@ async def show_calendar(services: Services, caller: Principal, request: Calendar
 
 
 def calendar_end(now: datetime, zone: ZoneInfo, *, days: int) -> datetime:
-    """Return the midnight at which this number of days ends, counting today."""
+    """Return the midnight at which a calendar of this many days ends. Today is the first day."""
     last = now.astimezone(zone).date() + timedelta(days=days)
     return datetime.combine(last, time(), zone)
 
@@ -101,7 +101,7 @@ def _to_calendar_row(stored: StoredSchedule, first: datetime, until: datetime, z
 OPERATIONS = (
     Operation(
         name="schedule.calendar",
-        summary="List the scheduled occurrences of the next days.",
+        summary="List the occurrences scheduled for the coming days.",
         parameters=CalendarRequest,
         handler=show_calendar,
         permission=PermissionLevel.RESTRICTED,

@@ -101,7 +101,7 @@ class ScheduleAddRequest(ScheduleForm):
 
 
 class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Omitted fields stay unchanged.
+    """Change a schedule. Omitted fields stay unchanged.
 
     A new `at`, `every` or `cron` replaces the old one. An empty text clears a field.
     """
@@ -138,7 +138,7 @@ class ScheduleRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class ScheduleRunRequest(ScheduleRequest):
     force: Annotated[
-        bool, Meta(description="run even if the schedule's last run is still working, and skip the gate")
+        bool, Meta(description="run even if the schedule's last run is still in progress, and skip the gate")
     ] = False
 
 
@@ -150,7 +150,7 @@ class ScheduleListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScheduleExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The times of a schedule to explain. Nothing is stored."""
+    """Explain when a schedule with these times would run. Nothing is stored."""
 
     cron: str = ""
     every: str = ""
@@ -165,14 +165,14 @@ class ScheduleNextRequest(ScheduleRequest):
 
 class ScheduleHistoryRequest(ScheduleRequest):
     limit: int = 20
-    cursor: Annotated[str, Meta(description="`next` of the previous page")] = ""
+    cursor: Annotated[str, Meta(description="`next` from the previous page")] = ""
 
 
 # --- lookup and permission checks ---
 
 
 def find_schedule(conn: sa.Connection, text: str, *, seen_by: Principal) -> StoredSchedule:
-    """Return the one visible schedule with this name or id prefix."""
+    """Return the visible schedule with this name or id prefix. Raise if none or several match."""
     named = schedules.get_by_name(conn, text.strip()) if text.strip() else None
     if named is not None and schedules.can_see(seen_by, named.schedule):
         return named
@@ -241,7 +241,7 @@ def _check_recipient(conn: sa.Connection, caller: Principal, schedule: Schedule)
 
 
 def _check_gate(services: Services, caller: Principal, conn: sa.Connection) -> None:
-    """Raise an error if the caller may not run commands without approval. A gate is a command."""
+    """Raise an error if the caller may not set a gate. A gate is a command that runs without approval."""
     agent = agents.find(conn, caller.address.name) if caller.address.kind is AddressKind.AGENT else None
     because = "a gate is a command on this machine, and you are not the owner"
     if agent is not None and services.toolbox is not None:
@@ -306,7 +306,10 @@ def build_schedule(
 
 
 def with_default_delivery(schedule: Schedule) -> Schedule:
-    """Deliver the answers of a schedule's own session to the person who owns it, unless that is the owner."""
+    """Return the schedule with its owner as recipient of its answers, if it has its own session and no recipient.
+
+    Schedules of the instance's owner stay unchanged.
+    """
     own = (
         schedule.to.kind is AddressKind.AGENT
         and schedule.to.session is None
@@ -425,7 +428,7 @@ async def change_schedule(services: Services, caller: Principal, request: Schedu
 
 
 def _check_not_heartbeat(stored: StoredSchedule) -> None:
-    """Refuse to change a heartbeat: it is derived from settings and agents, which would undo the change."""
+    """Raise if the schedule is a heartbeat. Heartbeats are derived from settings, so a change would be undone."""
     if stored.schedule.kind is ScheduleKind.HEARTBEAT:
         raise HeartbeatNotEditable(stored.schedule.to.name)
 
@@ -486,7 +489,7 @@ async def _set_enabled(
 async def run_schedule(services: Services, caller: Principal, request: ScheduleRunRequest) -> ScheduleRunResult:
     """Run a schedule now, even if it is disabled.
 
-    Unless forced, skip it if its last run is still working.
+    Unless forced, skip it if its previous run is still working.
     """
 
     def body(conn: sa.Connection) -> ScheduleRunResult:
@@ -497,9 +500,9 @@ async def run_schedule(services: Services, caller: Principal, request: ScheduleR
             schedules.record_manual_skip(tx, kept, because=because)
             tx.close()
             return ScheduleRunResult(kept.id, started=False, because=because, envelope=None)
-        slot = schedules.create_manual_occurrence(tx, kept, is_forced=request.force)
+        occurrence = schedules.create_manual_occurrence(tx, kept, is_forced=request.force)
         tx.close()
-        return ScheduleRunResult(kept.id, started=True, because="", envelope=slot.envelope)
+        return ScheduleRunResult(kept.id, started=True, because="", envelope=occurrence.envelope)
 
     return await services.store.write(body, point="schedule")
 

@@ -52,7 +52,7 @@ class DoctorRequest(msgspec.Struct, forbid_unknown_fields=True):
     fix: Annotated[
         bool,
         msgspec.Meta(
-            description="remove the permissions of other users on the server's files, and rename old settings"
+            description="remove other users' access to the server's files, and rename settings that have old names"
         ),
     ] = False
 
@@ -72,7 +72,7 @@ class DoctorCheckRow(msgspec.Struct, frozen=True):
 
 
 class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`fixable`: `fix` can remove the problem."""
+    """One problem found by the security checks. If `fixable` is set, `fix` can remove it."""
 
     check: str
     severity: Literal["info", "warning", "critical"]
@@ -83,7 +83,10 @@ class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}
 
 
 class DoctorReport(msgspec.Struct, frozen=True):
-    """`lines` is the whole report as text. `security` and `fixed` are filled only on request."""
+    """The results of all checks.
+
+    `lines` is the whole report as text. `security` and `fixed` are filled only on request.
+    """
 
     health: DoctorHealth
     checks: list[DoctorCheckRow]
@@ -138,8 +141,8 @@ async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
 async def check_security(context: SecurityContext, caller: Principal, *, fix: bool) -> DoctorReport:
     """Run the security checks.
 
-    With `fix`, first remove file permissions that are safe to remove, and rewrite settings that have
-    the name of an earlier version.
+    With `fix`, first remove file permissions that are safe to remove, and rename settings that still have the name of
+    an earlier version.
     """
     from retinue.operations.server import security
 

@@ -204,7 +204,7 @@ def check_clock(facts: StoreFacts) -> Iterable[DoctorFinding]:
     if ahead_s > CLOCK_AHEAD_S_MAX:
         yield build_problem(
             f"the server's time is {ahead_s:,.0f} s ahead of this machine's clock",
-            because=f"its time never goes back; its last commit is of {from_ms(facts.latest_ms):%Y-%m-%d %H:%M} UTC",
+            because=f"its time never goes back; its last commit is from {from_ms(facts.latest_ms):%Y-%m-%d %H:%M} UTC",
             try_this="synchronize the machine's clock; the server continues when the clock has caught up",
         )
 

@@ -81,7 +81,7 @@ class SecurityFinding(Struct, frozen=True, kw_only=True):
 
 
 class _Finding(Struct, frozen=True, kw_only=True):
-    """A finding without the id of its check."""
+    """What a check returns: a finding without the id of the check, which is added later."""
 
     severity: SecuritySeverity
     sentence: str
@@ -117,7 +117,8 @@ def check_listen_address(facts: SecurityFacts) -> Iterator[_Finding]:
     behind = (facts.settings.public_url or "").startswith("https://") and bool(facts.settings.trusted_proxies)
     yield (build_warning if behind else build_critical)(
         f"the server listens on {facts.listens_on}, which other machines can reach",
-        because="`server.listen.host` is set to it" + ("" if behind else ", without an https proxy in front of it"),
+        because="`server.listen.host` is set to this address"
+        + ("" if behind else ", without an https proxy in front of it"),
         try_this='set host = "127.0.0.1", unless a proxy on another machine needs it',
     )
 
@@ -205,13 +206,13 @@ def check_exec_rules(facts: SecurityFacts) -> Iterator[_Finding]:
     names = [each.agent.name for each in _agents_that_run_code(facts)]
     if rules.security is CommandSecurity.FULL and rules.ask is CommandAsk.OFF:
         yield build_critical(
-            f"any command runs without sandbox and approval: {_join_names(names)}",
+            f"any command of these agents runs without a sandbox and without approval: {_join_names(names)}",
             because='`tools.exec` has security = "full" and ask = "off", and there is no sandbox',
             try_this='set security = "allowlist" and ask = "on-miss" in [tools.exec], or use a sandbox',
         )
     elif rules.ask is not CommandAsk.ALWAYS:
         yield build_warning(
-            "some commands run without sandbox and approval",
+            "some commands run without a sandbox and without approval",
             because="there is no sandbox, and `tools.exec.allow` allows some commands",
             try_this='use a sandbox, or set ask = "always" in [tools.exec]',
         )
@@ -414,7 +415,7 @@ def check_guests(facts: SecurityFacts) -> Iterator[_Finding]:
     if shared:
         yield build_warning(
             f"guests see shared sessions: {_join_names(f'{name} ({n})' for name, n in shared.items())}",
-            because="what an agent writes there may contain what guests should not know",
+            because="what an agent writes in these sessions may contain information that guests should not have",
             try_this="stop sharing what is no longer needed: retinue session unshare",
         )
 
@@ -440,8 +441,8 @@ def check_outside_senders(facts: SecurityFacts) -> Iterator[_Finding]:
     if looser:
         yield build_warning(
             f"senders who are neither you nor a member have more than the minimal tools: {_join_names(looser)}",
-            because="these settings add tools for guests, paired senders, people in groups or webhooks, and the agent "
-            "reads with them whatever it may read itself",
+            because="these settings add tools for guests, paired senders, people in groups or webhooks, and with these "
+            "tools the agent can read for them whatever it may read itself",
             try_this="remove what they do not need, or make the people members: retinue person role NAME member",
         )
 
@@ -535,7 +536,7 @@ def check_audit(facts: SecurityFacts) -> Iterator[_Finding]:
 
 
 class SecurityCheck(Struct, frozen=True, kw_only=True):
-    """`ok_message` is shown if there are no findings."""
+    """One security check. `ok_message` is shown if it has no findings."""
 
     id: str
     ok_message: str
@@ -566,7 +567,7 @@ SECURITY_CHECKS: tuple[SecurityCheck, ...] = (
     _build_check("sandbox.off", "commands run in a sandbox", check_sandbox_on),
     _build_check("sandbox.main_off", "commands run in a sandbox in every session", check_sandbox_mode),
     _build_check("sandbox.unavailable", "the sandbox works on this machine", check_sandbox_available),
-    _build_check("exec.unsandboxed", "no command runs without sandbox and approval", check_exec_rules),
+    _build_check("exec.unsandboxed", "every command runs in a sandbox or needs an approval", check_exec_rules),
     _build_check("exec.elevated", "no command leaves the sandbox without approval", check_elevated_exec),
     _build_check("files.data_directory", "only you can access the data directory", _build_mode_check("home")),
     _build_check("files.keys", "only you can access the keys", _build_mode_check("keys")),
@@ -616,7 +617,7 @@ async def run_security_checks(
 
 
 def fix_permissions(fix: PermissionFix) -> str:
-    """Remove other users' permissions and return the change as text; empty if nothing changed.
+    """Remove other users' permissions on a file, and return the change as text; empty if nothing changed.
 
     Never follows a symbolic link, never changes another user's file, and never adds a permission.
     """

@@ -1,4 +1,4 @@
-"""Gather the facts that `operations/server/security` evaluates."""
+"""Gathers the facts about the server that the security checks evaluate."""
 
 from __future__ import annotations
 
@@ -208,20 +208,20 @@ def _read_stored_facts(conn: sa.Connection, *, now_ms: int, with_audit: bool) ->
 
 
 def _find_abilities(agent: Agent, toolbox: Toolbox | None, stored_facts: _StoredFacts) -> AgentAbilities:
-    """Return the tools that an agent may use: for unknown senders if it has channels, otherwise on the terminal.
+    """Return the tools that an agent may use: for unknown senders if it has channels, otherwise in a terminal.
 
     Without a toolbox the tools are unknown.
     """
-    rooms = stored_facts.channels.get(agent.name, ())
+    channels = stored_facts.channels.get(agent.name, ())
     if toolbox is None:
-        return AgentAbilities(agent=agent, allowed_tools={}, public_channel=rooms[0] if rooms else "")
+        return AgentAbilities(agent=agent, allowed_tools={}, public_channel=channels[0] if channels else "")
     where = ToolPolicyContext()
-    if rooms:
-        stranger = Address(AddressKind.CHANNEL, *rooms[0].removeprefix("channel:").split(":", 1))
+    if channels:
+        stranger = Address(AddressKind.CHANNEL, *channels[0].removeprefix("channel:").split(":", 1))
         where = ToolPolicyContext(sender=stranger, requesters=(Requester(stranger),), channel=stranger.channel)
     chain = toolbox.rule_chain(agent, where)
     free = {spec.name: spec.effects for spec in toolbox.specs if chain.decide(spec).kind is DecisionKind.ALLOW}
-    return AgentAbilities(agent=agent, allowed_tools=free, public_channel=rooms[0] if rooms else "")
+    return AgentAbilities(agent=agent, allowed_tools=free, public_channel=channels[0] if channels else "")
 
 
 def _find_lowered_operations(settings: Settings) -> dict[str, tuple[PermissionLevel, PermissionLevel]]:

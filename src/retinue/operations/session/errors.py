@@ -153,7 +153,7 @@ class SessionNotExternal(Invalid):
 
 
 class SessionForkPointInvalid(Invalid):
-    """A session cannot be forked at this record."""
+    """A session cannot be forked from this record."""
 
     code = "session.fork_point_invalid"
 
@@ -199,7 +199,7 @@ class SessionBusy(Conflict):
     def __init__(self, session: str) -> None:
         super().__init__(
             f"a run is working in session {session}",
-            because="it has already read what you want to remove",
+            because="the run has already read what you want to remove",
             try_this=f"wait until it ends, or stop it: retinue stop {session}",
         )
 

@@ -1,4 +1,4 @@
-"""Sessions of external agents, identified by an id that the caller chooses."""
+"""Operation that creates or finds a session of an external agent by an id that the caller chooses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ID_PATTERN = re.compile(rf"[A-Za-z0-9_-]{{1,{ID_LENGTH_MAX}}}")
 
 class SessionAttachRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
-    id: Annotated[str, msgspec.Meta(description="id of your choice for the session")]
+    id: Annotated[str, msgspec.Meta(description="id that you choose for the session")]
 
 
 class AttachStatus(StrEnum):
@@ -119,7 +119,7 @@ def _parse_id(text: str) -> str:
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.attach",
-        summary="Open a session of an external agent by an id of your choice.",
+        summary="Open a session of an external agent under an id that you choose.",
         parameters=SessionAttachRequest,
         handler=attach_session,
         permission=PermissionLevel.STANDARD,

@@ -55,7 +55,7 @@ class SessionForkRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
     before: Annotated[int, msgspec.Meta(description="number of the first record that is not copied")]
     name: Annotated[
-        str | None, msgspec.Meta(description="name of the new session; default: similar to that of the original")
+        str | None, msgspec.Meta(description="name of the new session; default: derived from the original's name")
     ] = None
 
 
@@ -65,7 +65,7 @@ class SessionTrimRequest(msgspec.Struct, forbid_unknown_fields=True):
     remove: Annotated[
         TrimMode,
         msgspec.Meta(
-            description="what to remove: everything before or after the request of this record, or that request"
+            description="what to remove: everything before or after the request that has the record, or that request"
         ),
     ]
     revision: Annotated[
@@ -80,7 +80,7 @@ class SessionForked(SessionSummary):
 
 
 class SessionTrimmed(msgspec.Struct):
-    """`records` counts the records in the context now, and `removed_count` the records that were removed from it.
+    """`records` counts the records that are now in the context, and `removed_count` the records removed from it.
 
     Neither counts the start record.
     """
@@ -186,7 +186,7 @@ def _check_unchanged(conn: sa.Connection, session: Session, request: SessionTrim
 
 
 def _read_context(conn: sa.Connection, session: Session, *, before: int) -> list[Record]:
-    """Return the records of a context up to the one before `before`, starting with its start record."""
+    """Return the records of a context that come before the record number `before`, including its start record."""
     first = records.context_start_seq(conn, session.id, before=before)
     if before - first > RECORDS_COPIED_MAX:
         raise SessionContextTooLong(short_id(session.id), records=before - first, records_max=RECORDS_COPIED_MAX)

@@ -25,7 +25,10 @@ from retinue.store.sessions import sessions
 
 
 class SessionResetAfterRunRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`reason` is stored with the record that starts the new context."""
+    """Reset a session's context after its current run.
+
+    `reason` is stored with the record that starts the new context.
+    """
 
     session: str
     reason: Annotated[str, msgspec.Meta(max_length=REASONS_LENGTH_MAX // 2)] = ""
@@ -47,10 +50,10 @@ class SessionSendingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionResetAfterRunResult(msgspec.Struct, frozen=True):
-    """`reset`: the context was reset immediately.
+    """If `reset` is set, the context was reset immediately.
 
-    Otherwise a run is working or envelopes wait. The next run then starts with a new context, for
-    the reasons in `pending_reset_because`.
+    Otherwise a run is working or envelopes wait. The next run then starts with a new context, for the reasons in
+    `pending_reset_because`.
     """
 
     session: str
@@ -128,7 +131,7 @@ async def reset_session_after_run(
 
 
 async def set_sending(services: Services, caller: Principal, request: SessionSendingRequest) -> SessionSendingSet:
-    """Set whether replies of this session are sent. Overrides all rules."""
+    """Set whether replies of a session are sent to its channel. This overrides all rules in the settings."""
 
     def body(conn: sa.Connection) -> Session:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -144,7 +147,7 @@ async def set_sending(services: Services, caller: Principal, request: SessionSen
 OPERATIONS = (
     Operation(
         name="session.policy",
-        summary="Show when a session's context is reset, and whether its replies are sent.",
+        summary="Show when a session's context is reset, and whether its replies are sent to its channel.",
         parameters=SessionIdRequest,
         handler=show_policy,
         permission=PermissionLevel.RESTRICTED,
@@ -161,7 +164,7 @@ OPERATIONS = (
     ),
     Operation(
         name="session.set_sending",
-        summary="Set whether a session's replies are sent.",
+        summary="Set whether a session's replies are sent to its channel.",
         parameters=SessionSendingRequest,
         handler=set_sending,
         permission=PermissionLevel.BOSS,

@@ -27,7 +27,7 @@ class QueuedEnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True):
 class QueuedEnvelopeList(msgspec.Struct):
     """Envelopes in the order in which they will be read; position 1 is next.
 
-    `run` is the run that they wait for. `has_more`: not all envelopes are listed.
+    `run` is the run that they wait for. If `has_more` is set, not all envelopes are listed.
     """
 
     session: str
@@ -66,7 +66,7 @@ async def list_waiting_envelopes(
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.queued",
-        summary="List the envelopes that wait in a session, in order.",
+        summary="List the envelopes that wait in a session, in the order in which they will be read.",
         parameters=QueuedEnvelopeListRequest,
         handler=list_waiting_envelopes,
         permission=PermissionLevel.RESTRICTED,

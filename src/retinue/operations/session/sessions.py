@@ -83,7 +83,7 @@ class SessionResetRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionQueueRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An omitted field gets the value of the agent's queue rules."""
+    """Set the queue rules of a session. An omitted field gets the value of the agent's queue rules."""
 
     session: str
     mode: QueueMode | None = None
@@ -93,7 +93,7 @@ class SessionQueueRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`cursor` is the `next` of the previous page."""
+    """List sessions. `cursor` is the `next` of the previous page."""
 
     limit: int = 10
     agent: str = ""
@@ -102,7 +102,7 @@ class SessionListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionHistoryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The newest records, or with `before` the records before that number."""
+    """Read the newest records of a session, or with `before` the records before that number."""
 
     session: str
     limit: int = 50
@@ -116,14 +116,17 @@ class SessionCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionRenameRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`name` is the new name. Null removes the name."""
+    """Rename a session. If `name` is null, its name is removed."""
 
     session: str
     name: str | None
 
 
 class SessionAttributesRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """In `patch`, objects are merged recursively, null removes a value, and any other value replaces the old one."""
+    """Change the attributes of a session by merging `patch` into them.
+
+    Objects are merged recursively, null removes a value, and any other value replaces the old value.
+    """
 
     session: str
     patch: dict[str, Any]
@@ -135,7 +138,7 @@ class SessionShareRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApprovalAnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`scope` is how long an approval counts: for these calls once, for this session, or always.
+    """Answer an approval. `scope` is how long a yes counts: for these calls once, for this session, or always.
 
     The agent reads `because`.
     """
@@ -168,14 +171,14 @@ class HistoryRecord(msgspec.Struct):
 
 
 class DamagedRecordRow(msgspec.Struct):
-    """A record that cannot be decoded."""
+    """Stands for a record that cannot be decoded."""
 
     seq: int
     because: str
 
 
 class PartialReplyDetails(msgspec.Struct):
-    """The text of one model reply attempt so far."""
+    """The text that a model has produced so far in a reply that is not complete yet."""
 
     session: str
     run: str
@@ -186,7 +189,7 @@ class PartialReplyDetails(msgspec.Struct):
 
 
 class SessionState(msgspec.Struct):
-    """Current state of a session. Events continue from `cursor`."""
+    """Everything needed to show a session now. Later changes are the events after `cursor`."""
 
     cursor: int
     session: str
@@ -201,7 +204,7 @@ class SessionState(msgspec.Struct):
 
 
 class SessionSummary(msgspec.Struct, rename="camel"):
-    """Basic data of a session."""
+    """The data of a session that every answer about it contains."""
 
     session_id: str
     agent_id: str
@@ -234,14 +237,14 @@ class SessionCleared(SessionSummary):
 
 
 class SessionList(msgspec.Struct):
-    """`next` is the cursor of the next page."""
+    """One page of sessions. `next` is the cursor of the next page."""
 
     sessions: list[SessionRow]
     next: str | None
 
 
 class SessionHistory(msgspec.Struct):
-    """`next` is the `before` of the next page, with older records."""
+    """One page of records. `next` is the `before` of the next page, which has older records."""
 
     session: str
     agent: str
@@ -504,7 +507,7 @@ async def create_session(services: Services, caller: Principal, request: Session
 def build_own_origin(caller: Principal, agent: Agent, id_: SessionId) -> Origin:
     """Return the origin of a new session of the caller.
 
-    An agent can only create its own sessions, because it could not see another agent's.
+    An agent can only create its own sessions, because it could not see the session of another agent.
     """
     if caller.address.kind is AddressKind.PERSON:
         return Origin(OriginKind.WEB, f"{caller.address}/{id_}")
@@ -548,7 +551,7 @@ async def set_attributes(services: Services, caller: Principal, request: Session
 
 
 async def clear_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionCleared:
-    """Reset the context without carrying anything over. Agent, name, pin and attributes stay."""
+    """Reset the context of a session without carrying anything over. Its agent, name, pin and attributes stay."""
     session = await services.store.read(partial(sessions.get_by_short_id, text=request.session, seen_by=caller))
     done = await services.engine.reset(session.id, by=str(caller.address))
 
@@ -563,7 +566,7 @@ async def clear_session(services: Services, caller: Principal, request: SessionI
 async def delete_session(services: Services, caller: Principal, request: SessionIdRequest) -> SessionDeleted:
     """Delete a session, then stop its run.
 
-    If the server stops in between, it ends the run at the next start.
+    If the server stops in between, the run is ended at the next start.
     """
 
     def act(tx: Transaction, session: Session) -> None:
@@ -640,7 +643,7 @@ async def _change_shares(
 async def _write_session(
     services: Services, caller: Principal, text: str, write_session: Callable[[Transaction, Session], None]
 ) -> Session:
-    """Call a function on a visible session in one transaction.
+    """Look up a visible session and call `write_session` with it, in one transaction.
 
     Returns the session as it was before.
     """
@@ -658,7 +661,7 @@ async def _write_session(
 async def _change_session(
     services: Services, caller: Principal, text: str, change_session: Callable[[Transaction, Session], dict[str, Any]]
 ) -> SessionSummary:
-    """Change a visible session, emit an event, and return the changed session."""
+    """Change a visible session with `change_session`, emit an event, and return the changed session."""
 
     def body(conn: sa.Connection) -> Session:
         tx = Transaction(conn, to_ms(services.clock.now()))
@@ -745,7 +748,7 @@ OPERATIONS = (
     ),
     Operation(
         name="session.create",
-        summary="Create a session of your own.",
+        summary="Create a session with an agent.",
         parameters=SessionCreateRequest,
         handler=create_session,
         permission=PermissionLevel.RESTRICTED,

@@ -72,7 +72,7 @@ class SkillNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SkillApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `hash`, show what would be approved and change nothing."""
+    """Approve a skill. Without `hash`, show what would be approved and change nothing."""
 
     name: SkillName
     hash: Annotated[
@@ -108,7 +108,7 @@ class BrokenSkillRow(msgspec.Struct, frozen=True):
 
 
 class SkillList(msgspec.Struct, frozen=True):
-    """`shadowed` lists skills that another skill of the same name overrides.
+    """All skills. `shadowed` lists skills that another skill of the same name overrides.
 
     `broken` lists folders without a valid skill.
     """
@@ -121,8 +121,8 @@ class SkillList(msgspec.Struct, frozen=True):
 class SkillDetails(msgspec.Struct, frozen=True):
     """One skill. `content` is its full text.
 
-    `diff` is what changed since the approval, or everything if there was none. `lines` is the same
-    as text for people.
+    `diff` is what changed since the approval, or everything if there was none. `lines` has all of this as text for
+    people.
     """
 
     skill: SkillRow
@@ -134,7 +134,10 @@ class SkillDetails(msgspec.Struct, frozen=True):
 
 
 class SkillApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`approved` is false if the skill was only shown. `lines` is the result as text for people."""
+    """Result of an approval.
+
+    `approved` is false if the skill was only shown. `lines` is the result as text for people.
+    """
 
     skill: SkillRow
     approved: bool
@@ -224,7 +227,7 @@ async def show_skill(services: Services, caller: Principal, request: SkillNameRe
 
 
 async def approve_skill(services: Services, caller: Principal, request: SkillApproveRequest) -> SkillApproved:
-    """Approve a skill's current version. Refused if it changed since it was read."""
+    """Approve a skill's current version. Raise if it has changed since the caller read it."""
     stood = await _require_skill(services, request)
     skill = stood.skill
     pin = await services.store.read(partial(content_approvals.find, kind=APPROVAL_KIND, name=skill.key))
@@ -282,13 +285,13 @@ async def export_skill(services: Services, caller: Principal, request: SkillExpo
 
 
 def _find_written_skill(skills_folder: Path, name: str) -> Skill | None:
-    """Return the skill that was just written, if it is the one used under that name."""
+    """Return the skill that was just written, or None if another skill with its name overrides it."""
     skills = find_skills([SkillRoot(source=SkillSource.INSTANCE, path=skills_folder)], with_contents=True).skills
     return next((skill for skill in skills if skill.folder == skills_folder.resolve() / name), None)
 
 
 def build_bundle(noun: str, operations: Mapping[str, Operation]) -> SkillBundle:
-    """Return all operations of a noun as a bundle."""
+    """Return all operations of a noun as a bundle, which can be written as a skill."""
     found = [each for each in operations.values() if each.command[0] == noun]
     if not found:
         nouns = sorted({each.command[0] for each in operations.values()})
@@ -299,7 +302,7 @@ def build_bundle(noun: str, operations: Mapping[str, Operation]) -> SkillBundle:
 
 
 def map_tools_to_bundles(operations: Mapping[str, Operation]) -> dict[str, str]:
-    """Map each operation's tool name to its bundle, as `operation_exposure` needs it."""
+    """Return the bundle of each operation, by the operation's tool name."""
     from retinue.operations.operation_tools import tool_name
 
     return {tool_name(each): each.command[0] for each in operations.values()}
@@ -381,7 +384,7 @@ def _diff_content(before: str, skill: Skill) -> list[str]:
 
 
 def _escape_hidden_characters(text: str) -> str:
-    """Escape invisible characters: a person would not see them, but a model would read them."""
+    """Escape invisible characters in a text. A person would not see them, but a model would read them."""
     return "".join(char if char in "\n\t" or not _is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
 
 
@@ -518,7 +521,7 @@ OPERATIONS = (
     ),
     Operation(
         name="skill.export",
-        summary="Export the operations of a noun as a skill with commands.",
+        summary="Export all operations of a noun, such as session, as a skill with commands.",
         parameters=SkillExportRequest,
         handler=export_skill,
         result=SkillExported,

@@ -34,7 +34,10 @@ SHOWN_CHARS_MAX = 80
 
 
 class ContextSource(Struct, frozen=True, kw_only=True):
-    """One item of the context: a user's text or the result of a call. For other items, only their trust is set."""
+    """One item of the context: a user's text or the result of a call.
+
+    Items of other kinds have only their trust set.
+    """
 
     trust: Trust
     text: str = ""
@@ -55,7 +58,7 @@ class ProvenanceContext(Struct, frozen=True, kw_only=True):
 
 
 class ArgumentFinding(Struct, frozen=True):
-    """The check of one value of a call: what explains it, or why it is not explained."""
+    """Result of the check of one value in a tool call: what explains it, or why it is not explained."""
 
     argument: str
     value: str
@@ -195,8 +198,10 @@ def _check_arguments(
 
 
 def _check_tool(policy: ProvenancePolicy, spec: ToolSpec, known: KnownValues) -> ArgumentFinding:
-    """Check the tool itself, which is a value too. If the owner named a file, that does not mean
-    that it may be deleted."""
+    """Check the choice of the tool, which needs an explanation like any argument.
+
+    If the owner named a file, that does not mean that the file may be deleted.
+    """
     rule = policy.find_act_rule(spec.name)
     if rule is None:
         words = [word for word in re.split(r"[^a-zA-Z]+", normalize_text(spec.name)) if word]
@@ -264,18 +269,18 @@ def _check_value(
 ) -> ArgumentFinding:
     pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
     rule = policy.find_argument_rule(spec.name, pattern) or policy.find_argument_rule(spec.name, name)
-    standing = frozenset[StandingExplanation](rule.explanations if rule else ())
+    explanations = frozenset[StandingExplanation](rule.explanations if rule else ())
     if rule and any(other in given for other in rule.unless):
-        standing = frozenset[StandingExplanation]()
+        explanations = frozenset[StandingExplanation]()
     if ToolEffect.SENDS_OUT in spec.effects:
-        standing -= {StandingExplanation.QUOTED}
+        explanations -= {StandingExplanation.QUOTED}
     sorts = parse_value_types(rule.kind) if rule and rule.kind else (_infer_value_type(properties, name, path, value),)
     by = explain_value(
         known,
         sorts,
         value,
         name=path.rpartition(".")[2] if not path.rpartition(".")[2].isdigit() else name,
-        standing=standing,
+        explanations=explanations,
         says=rule.choice_words if rule else {},
         others={other: content for other, content in given.items() if other != name},
     )

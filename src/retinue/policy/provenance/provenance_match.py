@@ -1,9 +1,10 @@
-"""Finds what explains a value: the owner's words, a thing that these words name or rank, or a standing rule.
+"""Finds what explains a value in a tool call.
 
-The owner's words explain a value only if they state it or if it follows from them in one of a few
-ways. It may be a date with a time, a time some hours later, a percentage of an amount, a filled-in
-template, or a field of a named thing. If the words match things with different values, these
-explain nothing.
+An explanation is the owner's words, a result entry that these words name or rank, or a standing rule.
+
+The owner's words explain a value only if they state it or if it follows from them in one of a few ways. The value may
+be a date with a time, a time some hours later, a percentage of an amount, a filled-in template, or a field of a named
+thing. If the words match things with different values, these explain nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class KnownValues:
         )
 
     def find_named(self, entries: Iterable[ResultEntry]) -> tuple[ResultEntry, ...]:
-        """Return the entries with the highest score. Empty if no value of any entry was mentioned."""
+        """Return the entries that the owner's words describe best. Empty if no value of any entry was mentioned."""
         scored = [(self._score(entry), entry) for entry in entries]
         best = max((score for score, _ in scored), default=0)
         return tuple(entry for score, entry in scored if score == best) if best else ()
@@ -99,7 +100,7 @@ class KnownValues:
         return score
 
     def find_all_named(self) -> tuple[ResultEntry, ...]:
-        """Return the named entries of each tool."""
+        """Return, for each tool, the result entries that the owner's words name."""
         return tuple(entry for group in group_by_tool(self.entries) for entry in self.find_named(group))
 
     def find_meant_values(self, sort: ValueType) -> list[frozenset[str]]:
@@ -143,7 +144,9 @@ def _is_same_type(have: ValueType, want: ValueType) -> bool:
 
 
 def _score_value(known: KnownValues, value: TypedValue, entry: ResultEntry) -> int:
-    """Score a value: 6 if the owner stated it exactly, 4 if as a spoken name, 2 if the owner only hinted at it.
+    """Return how well the owner's words match a value.
+
+    The score is 6 for an exact match, 4 for a spoken name and 2 for a hint.
 
     The score is 1 higher if the owner also stated a word for its field.
     """
@@ -248,7 +251,7 @@ def explain_value(
     value: Any,
     *,
     name: str,
-    standing: frozenset[StandingExplanation],
+    explanations: frozenset[StandingExplanation],
     says: Mapping[str, Sequence[str]],
     others: Mapping[str, Any],
 ) -> str:
@@ -256,7 +259,7 @@ def explain_value(
 
     `others` are the other arguments of the call.
     """
-    if StandingExplanation.ANY in standing or StandingExplanation.STAYS_ON_SERVER in standing:
+    if StandingExplanation.ANY in explanations or StandingExplanation.STAYS_ON_SERVER in explanations:
         return "a standing rule"
     if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
         return ""
@@ -270,14 +273,13 @@ def explain_value(
                 _explain_by_words(known, sort, text, name=name)
                 or _explain_by_entry(known, sort, text, name=name)
                 or _explain_by_derivation(known, sort, text, value, name=name, others=others)
-                or _explain_by_rule(known, sort, text, value, standing, says)
+                or _explain_by_rule(known, sort, text, value, explanations, says)
             )
     return ""  # not of the expected type
 
 
 def _is_exact(sort: ValueType, value: str) -> bool:
-    """Whether the value that was compared is exactly the value that the tool gets, so that
-    normalization changed nothing."""
+    """Whether normalization left a value unchanged, so that the compared value is the value that the tool gets."""
     return normalize_text(value) == value and (
         sort.kind is not ValueKind.NAME or value.strip(EDGE_PUNCTUATION) == value
     )
@@ -300,8 +302,8 @@ def _explain_by_entry(known: KnownValues, sort: ValueType, text: str, *, name: s
 def _find_meant_for_argument(known: KnownValues, sort: ValueType, name: str) -> list[frozenset[str]]:
     """Return the values that the owner can mean for an argument.
 
-    If a sentence mentions the name of the argument and names an entry, that entry is meant.
-    Otherwise all sentences count.
+    If a sentence mentions the name of the argument and names an entry, that entry is meant. Otherwise entries named in
+    any sentence count.
     """
     spoken = known.restrict_to(name.replace("_", " "))
     return (spoken.find_meant_values(sort) if spoken else []) or known.find_meant_values(sort)
@@ -363,7 +365,10 @@ def _explain_by_derivation(
 
 
 def _explain_by_duration(known: KnownValues, text: str, others: Mapping[str, Any]) -> str:
-    """Explain a moment as a stated duration after another moment of the same call, which the owner must have stated."""
+    """Explain a moment that is a stated duration after another moment of the same call.
+
+    The owner must have stated that other moment.
+    """
     end = datetime.fromisoformat(text)
     lasting = {span for words in known.parsed_texts for span in words.durations}
     for group in group_by_tool(known.find_all_named()):
@@ -383,8 +388,10 @@ def _entry_duration(entry: ResultEntry) -> timedelta | None:
 
 
 def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
-    """Explain a number as a stated percentage of an amount that the owner means, with or without a
-    stated amount added."""
+    """Explain a number that is a stated percentage of an amount that the owner means.
+
+    A stated amount may be added to it.
+    """
     percents = {percent for words in known.parsed_texts for percent in words.percents}
     extras = {Decimal(0)} | {
         Decimal(found.value) for words in known.parsed_texts for found in words.values if found.kind is ValueKind.NUMBER
@@ -400,7 +407,7 @@ def _explain_by_percentage(known: KnownValues, text: str, name: str) -> str:
 
 
 def _explain_by_template(known: KnownValues, value: str) -> str:
-    """Explain a text as a template of the owner in which each slot is filled with a name that the owner means."""
+    """Explain a text that is the owner's template, with each slot filled with a name that the owner means."""
     names = frozenset[str]().union(*known.find_meant_values(ValueType(ValueKind.NAME)))
     for words in known.parsed_texts:
         for template in words.templates:
@@ -417,20 +424,20 @@ def _explain_by_rule(
     sort: ValueType,
     text: str,
     value: Any,
-    standing: frozenset[StandingExplanation],
+    explanations: frozenset[StandingExplanation],
     says: Mapping[str, Sequence[str]],
 ) -> str:
-    if StandingExplanation.TODAY in standing and known.today and text == known.today.isoformat():
+    if StandingExplanation.TODAY in explanations and known.today and text == known.today.isoformat():
         return "it is today's date"
-    if StandingExplanation.ONLY_VALUE in standing:
+    if StandingExplanation.ONLY_VALUE in explanations:
         if {found for entry in known.find_all_named() for found in _extract_values(entry.texts, sort.kind)} == {text}:
             return "the only one in what the owner named"
-    if StandingExplanation.EVERY_VALUE in standing:
+    if StandingExplanation.EVERY_VALUE in explanations:
         for phrase in says.get("all", ()):
             spoken = known.restrict_to(phrase)
             if spoken and any(text in _extract_values(entry.texts, sort.kind) for entry in spoken.find_all_named()):
                 return f"one of '{phrase}' in what the owner named"
-    if StandingExplanation.QUOTED in standing and isinstance(value, str):
+    if StandingExplanation.QUOTED in explanations and isinstance(value, str):
         phrase = tokenize(value)
         if any(parse_text(stated).has_phrase(phrase) for entry in known.find_all_named() for stated in entry.texts):
             return "literally from what the owner named"

@@ -1,5 +1,6 @@
-"""The audit log: entries are written in the commit of the change that they describe. Anchors record
-the ends of the chains; `verify` checks entries and anchors.
+"""The audit log. Each entry is written in the same commit as the change that it describes. The
+entries of a session form a chain. Anchors record the end of each chain, and `verify` checks entries
+and anchors.
 
 Entries are written in an open `Transaction`, which serializes all writes, so two writes cannot use
 the same position. Entries that are written together cost one lookup of the chain's head and one
@@ -99,9 +100,9 @@ def append_in_transaction(
 
     If a transaction is already open, call `append` instead, because a second one cannot be opened.
     """
-    page = Transaction(conn, now_ms)
-    append(page, chain, entries)
-    page.close()
+    tx = Transaction(conn, now_ms)
+    append(tx, chain, entries)
+    tx.close()
 
 
 def _truncate(text: str, chars_max: int) -> str:
@@ -128,22 +129,22 @@ def add_anchors(conn: sa.Connection, *, now_ms: int) -> AuditAnchor | None:
     Returns the anchor of the server's chain, which covers all others. Store it outside the
     database, for example in the log, and pass it to `verify`.
     """
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     since: int = conn.execute(_last_anchor).scalar() or 0
     moved = [
-        AuditAnchor(page.at_ms, row.chain, row.position, _hash_at(conn, row.chain, row.position))
+        AuditAnchor(tx.at_ms, row.chain, row.position, _hash_at(conn, row.chain, row.position))
         for row in conn.execute(_grown_chains, {"since": since}).all()
         if row.position != conn.execute(_last_anchored_position, {"chain": row.chain, "since": since}).scalar()
     ]
-    if not moved or page.at_ms <= since:
+    if not moved or tx.at_ms <= since:
         return None
     others = [each for each in moved if each.chain != SERVER_CHAIN]
     entry = AuditEntry(kind=AuditKind.ANCHORED, who="server", subject=f"{len(others)}", content=hash_anchors(others))
-    append(page, SERVER_CHAIN, (entry,))
+    append(tx, SERVER_CHAIN, (entry,))
     head = conn.execute(_head, {"chain": SERVER_CHAIN}).one()
-    own = AuditAnchor(page.at_ms, SERVER_CHAIN, head.position, head.hash)
+    own = AuditAnchor(tx.at_ms, SERVER_CHAIN, head.position, head.hash)
     conn.execute(_insert_anchor, [_anchor_row(each) for each in (*others, own)])
-    page.close()
+    tx.close()
     return own
 
 
@@ -207,7 +208,8 @@ _anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(
 
 
 class AuditVerification(Struct, frozen=True, kw_only=True):
-    """How many entries, chains and anchors were verified, and the flaws that were found, at most a hundred."""
+    """The result of verifying the audit log: the numbers of entries, chains and anchors, and the
+    flaws that were found, at most a hundred."""
 
     lines: int
     chains: int
@@ -220,8 +222,8 @@ class AuditVerification(Struct, frozen=True, kw_only=True):
 
 
 def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[AuditAnchor] = ()) -> AuditVerification:
-    """Verify every chain, or only the given one. `outside` are anchors that were stored outside the
-    database, such as in a log."""
+    """Verify every chain, or only the given one. `outside` holds anchors that were stored outside
+    the database, such as in a log."""
     checker, flaws = AuditChainChecker(), _FlawList()
     for link in iterate_entries(conn, chain):
         flaws.add(checker.check_link(link))
@@ -256,7 +258,7 @@ def _anchor_flaws(conn: sa.Connection, chain: str | None) -> Iterator[AuditChain
 
 
 def _anchor_entry_flaws(conn: sa.Connection) -> Iterator[AuditChainFlaw]:
-    """Yield anchors that were changed or removed, according to the server's chain."""
+    """Yield a flaw for each set of anchors that was changed or removed, according to the server's chain."""
     known: set[int] = set()
     for row in conn.execute(_anchor_entries).all():
         known.add(row.at_ms)
@@ -340,7 +342,8 @@ def list_entries(
     since_ms: int | None = None,
     seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[AuditLink]:
-    """List entries of visible chains, newest first. Only the owner sees the server's chain."""
+    """List the audit entries of the chains that the caller can see, newest first. Only the owner
+    sees the server's chain."""
     at_ms, after_chain, position = before or (POSITION_MAX, SERVER_CHAIN, 0)
     wanted = {"chain": chain, "kind": kind or None, "agent": agent or None, "who": who or None, "since": since_ms}
     given = {f"the_{name}": value for name, value in wanted.items() if value is not None}

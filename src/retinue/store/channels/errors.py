@@ -1,4 +1,4 @@
-"""Errors of bindings, identities and the state of connectors."""
+"""Errors that occur when bindings, identities or the state of a connector are stored."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class BindingExists(Conflict):
     def __init__(self, *, agent: str, binding: str) -> None:
         super().__init__(
             f"{agent} is already bound to this channel",
-            because=f"binding {binding} has exactly the same match",
-            try_this="replace it with `retinue binding set`, or narrow the match",
+            because=f"binding {binding} applies to exactly the same channels",
+            try_this="replace that binding with `retinue binding set`, or make this one apply to fewer channels",
         )
 
 

@@ -12,10 +12,6 @@ _REPORT = "report this as a bug"
 _RESTORE = "stop the server, move the file and its -wal file elsewhere, and restore the latest backup: retinue restore"
 
 
-def _at(path: Path | None) -> str:
-    return f" at {path}" if path is not None else ""
-
-
 # --- open ---
 
 
@@ -91,7 +87,7 @@ class StoreCannotOpen(StoreError):
 
     def __init__(self, *, because: str, path: Path | None = None) -> None:
         super().__init__(
-            f"cannot open the database{_at(path)}",
+            f"cannot open the database{f' at {path}' if path is not None else ''}",
             because=because,
             try_this="check that the folder of the file exists, who owns it, and whether its disk is mounted read-only",
         )
@@ -104,7 +100,7 @@ class StoreReadOnly(StoreError):
 
     def __init__(self, *, because: str, path: Path | None = None) -> None:
         super().__init__(
-            f"cannot write to the database{_at(path)}",
+            f"cannot write to the database{f' at {path}' if path is not None else ''}",
             because=because,
             try_this="check who owns RETINUE_HOME, and whether its disk is mounted read-only",
         )
@@ -117,7 +113,7 @@ class StoreDiskFull(StoreError):
 
     def __init__(self, *, because: str, path: Path | None = None) -> None:
         super().__init__(
-            f"cannot write to the database{_at(path)}: the disk is full",
+            f"cannot write to the database{f' at {path}' if path is not None else ''}: the disk is full",
             because=because,
             try_this="free some disk space: a running server then continues by itself; start one that has stopped",
         )
@@ -357,7 +353,7 @@ class IdNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"nothing has the id {prefix}",
-            because="no envelope, run, approval or session that you can see has an id that starts with it",
+            because="no envelope, run, approval or session that you can see has an id that starts with these digits",
             try_this="copy the id from a list: retinue envelope recent, or retinue run list",
         )
 
@@ -370,7 +366,7 @@ class EnvelopeNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"no envelope has the id {prefix}",
-            because="no envelope that you can see has an id that starts with it",
+            because="no envelope that you can see has an id that starts with these digits",
             try_this="list the envelopes: retinue envelope recent",
         )
 
@@ -396,7 +392,7 @@ class RunNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"no run has the id {prefix}",
-            because="no run that you can see has an id that starts with it",
+            because="no run that you can see has an id that starts with these digits",
             try_this="list the runs: retinue run list",
         )
 
@@ -409,6 +405,6 @@ class ApprovalNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"no approval has the id {prefix}",
-            because="no approval that you can see has an id that starts with it",
+            because="no approval that you can see has an id that starts with these digits",
             try_this="list the pending approvals: retinue approval list",
         )

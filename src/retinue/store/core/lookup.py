@@ -118,4 +118,6 @@ def _build_not_found(digits: str, kinds: Sequence[IdKind]) -> NotFound:
         case IdKind.APPROVAL:
             return ApprovalNotFound(digits)
         case IdKind.SESSION:
-            return SessionNotFound(digits, because="no session that you can see has an id that starts with it")
+            return SessionNotFound(
+                digits, because="no session that you can see has an id that starts with these digits"
+            )

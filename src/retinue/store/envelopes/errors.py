@@ -1,4 +1,4 @@
-"""Errors of the attachment files."""
+"""Errors that occur when attachment files are stored or read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AttachmentHashInvalid(Invalid):
     def __init__(self, hash_: str) -> None:
         super().__init__(
             f"invalid attachment hash: {hash_[:80]!r}",
-            because="it must have 64 lower-case hex digits",
+            because="it must have 64 lowercase hex digits",
             try_this="copy it from the envelope that has the attachment",
         )
 

@@ -1,4 +1,4 @@
-"""The equations of the ledger. Each is a statement that finds violations. It finds nothing if the equation holds.
+"""The equations of the ledger. Each equation is an SQL statement that finds violations, and holds if it finds none.
 
 The equations hold after every commit, not only while the server is idle. So a finding is always a
 fault. The database compares and counts, and returns only violations. Python reads only open rows,
@@ -31,7 +31,7 @@ _ids_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
 class LedgerFinding(NamedTuple):
-    """A violation. `id` is the id of an envelope, a run or a session, or the name of a sum."""
+    """A violation of an equation. `id` is the id of an envelope, a run or a session, or the name of a sum."""
 
     id: str
     because: str
@@ -393,7 +393,7 @@ def _find_unreadable(conn: sa.Connection) -> Iterator[LedgerFinding]:
 # --- delegated: a delegation is open as long as its envelope, and its result replies to it. If the envelope was purged,
 # or the agent is external, only the delegation itself is left ---
 
-_h, _request, _result = t.delegations, _e.alias("letter"), _e.alias("back_letter")
+_h, _request, _result = t.delegations, _e.alias("request"), _e.alias("result")
 _OPEN = t.sql_literal("'open'")
 _open_but_envelope_done = (
     sa.select(*_finding_columns(_h.c.id, "open, but its envelope is done"))

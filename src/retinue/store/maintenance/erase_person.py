@@ -138,7 +138,7 @@ def _list_schedules(conn: sa.Connection, person: str) -> list[str]:
 
 
 def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureResult:
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     # Shares first: messages in another person's sessions belong to that person.
     conn.execute(_delete_shares, {"my_name": person})
     sessions = list_own_sessions(conn, person)
@@ -148,9 +148,9 @@ def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureRes
     for schedule in _list_schedules(conn, person):
         envelopes += conn.execute(_erase_schedule_envelopes, {"address": schedule}).rowcount
         conn.execute(_erase_schedule_events, {"address": schedule})
-    schedules.delete_of_owner(page, address.person_address(person), because=f"{person} is forgotten")
-    records = sum(_erase_session(conn, session, page.at_ms) for session in sessions)
-    tokens.revoke_all(conn, str(address.person_address(person)), at_ms=page.at_ms)
+    schedules.delete_of_owner(tx, address.person_address(person), because=f"{person} is forgotten")
+    records = sum(_erase_session(conn, session, tx.at_ms) for session in sessions)
+    tokens.revoke_all(conn, str(address.person_address(person)), at_ms=tx.at_ms)
     for statement in _delete_of_person:
         conn.execute(statement, {"the_person": person})
     for identity in identities.unlink_all(conn, person):
@@ -159,8 +159,8 @@ def erase_person(conn: sa.Connection, *, person: str, now_ms: int) -> ErasureRes
         pairings.delete_of_sender(conn, identity.service, identity.id)
         poison_messages.delete_of_sender(conn, identity.service, identity.id)
     spend_report.anonymize_person(conn, person)
-    people.mark_erased(conn, person, at_ms=page.at_ms)
-    page.close()
+    people.mark_erased(conn, person, at_ms=tx.at_ms)
+    tx.close()
     return ErasureResult(len(sessions), envelopes, records)
 
 
@@ -190,7 +190,7 @@ def _erase_session(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
 def _erase_body(row: sa.Row[Any]) -> RecordBody:
     """Return the body of a record without its texts and files. The kind of the record stays the same.
 
-    Without their names, the files are removed by the next purge.
+    The next purge deletes the files, because no record names them any more.
     """
     match decode_body(row.kind, row.body):
         case UserTurn(envelopes=envelopes):

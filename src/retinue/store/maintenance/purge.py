@@ -1,4 +1,4 @@
-"""Purge: delete old envelopes, events and runs in a way that the equations of the ledger still hold.
+"""Delete old envelopes, events and runs in a way that the equations of the ledger still hold.
 
 - Rows that belong together go in one commit: the envelopes of one run, which share an answer, or a
   dead letter with its retries. An answer goes with its question or after it.
@@ -48,8 +48,8 @@ _attachments_decoder = msgspec.json.Decoder(list[Attachment])
 
 
 class PurgeHorizon(Struct, frozen=True, kw_only=True):
-    """Envelopes that were done, events that occurred and runs that ended before these times may be
-    purged. None: none of them."""
+    """The times before which done envelopes, past events and ended runs may be purged. If a time is
+    None, nothing of that kind is purged."""
 
     envelopes_ms: int | None = None
     events_ms: int | None = None
@@ -58,13 +58,13 @@ class PurgeHorizon(Struct, frozen=True, kw_only=True):
 
     @property
     def events_horizon_ms(self) -> int | None:
-        """The horizon for events. It is not earlier than that for envelopes, so that an event does
-        not outlive its envelope."""
+        """The time before which events may be purged. It is not earlier than the time for
+        envelopes, so that an event does not outlive its envelope."""
         return max((each for each in (self.events_ms, self.envelopes_ms) if each is not None), default=None)
 
 
 class PurgedKey(Struct, frozen=True, kw_only=True):
-    """The stored remains of a purged envelope, which has no content."""
+    """The remains of a purged envelope: its id, its outcome and a hash, without its content."""
 
     envelope: EnvelopeId
     session: SessionId | None
@@ -84,7 +84,7 @@ _purged_id = sa.select(t.purged_envelopes.c.purged_ms).where(t.purged_envelopes.
 
 
 def get_purged_key(conn: sa.Connection, source: str, key: str) -> PurgedKey | None:
-    """Return the remains of the purged envelope with this idempotency key, if there was one."""
+    """Return what stays stored of the purged envelope with this idempotency key, or None if there was none."""
     row = conn.execute(_key, {"source": source, "key": key}).one_or_none()
     if row is None:
         return None
@@ -213,18 +213,19 @@ def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
 
 
 def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: PurgeHorizon, now_ms: int) -> int:
-    """Delete those of these envelopes that may be purged, and all that must be purged with them. Returns how many."""
-    page = Transaction(conn, now_ms)
+    """Delete each of these envelopes that may be purged, and all that must be purged with it.
+    Returns how many envelopes were deleted."""
+    tx = Transaction(conn, now_ms)
     going = list_purgeable(conn, ids, horizon)
     if going:
-        _insert_purged_keys(conn, going, at_ms=page.at_ms)
+        _insert_purged_keys(conn, going, at_ms=tx.at_ms)
         counts = Counter((row.accepted_ms // MS_PER_DAY, row.source) for row in going.values())
         conn.execute(
             _count_purged, [{"the_day": day, "the_source": source, "n": n} for (day, source), n in counts.items()]
         )
         for statement in _delete_envelope:
             conn.execute(statement, [{"the_id": id_} for id_ in going])
-    page.close()
+    tx.close()
     return len(going)
 
 
@@ -267,12 +268,12 @@ def count_events(conn: sa.Connection, *, before_ms: int) -> int:
 
 def purge_events(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
     """Delete some of the oldest events, but never the newest one. Returns how many."""
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     oldest = conn.execute(_oldest_events, {"limit": ROWS_PER_BATCH_MAX}).all()
-    going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < page.event_seq]
+    going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < tx.event_seq]
     if going:
         conn.execute(_delete_events, {"upto": going[-1]})
-    page.close()
+    tx.close()
     return len(going)
 
 
@@ -301,7 +302,7 @@ def list_old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[st
 def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_ms: int) -> int:
     """Delete the steps of these ended runs, and the runs whose envelopes were all purged. Returns
     how many runs lost their steps."""
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     trimmed = 0
     for id_ in ids:
         if conn.execute(_is_ended, {"id": id_, "before": before_ms}).scalar() is None:
@@ -310,7 +311,7 @@ def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_m
         if _is_run_purgeable(conn, id_, before_ms):
             conn.execute(_delete_approvals, {"the_run": id_})
             conn.execute(_delete_run, {"the_run": id_})
-    page.close()
+    tx.close()
     return trimmed
 
 
@@ -363,9 +364,9 @@ def count_expired(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
 def purge_expired(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
     """Delete some expired purge keys, stored responses, tokens, notifications and questionnaires.
 
-    Returns how many of each.
+    Returns how many of each were deleted.
     """
-    page = Transaction(conn, now_ms)
+    tx = Transaction(conn, now_ms)
     went: dict[str, int] = {}
     for name, table, _where in _EXPIRING:
         rows = conn.execute(_some_expired[name], {"before": before_ms, "limit": ROWS_PER_BATCH_MAX}).all()
@@ -373,7 +374,7 @@ def purge_expired(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[s
         if rows:
             conn.execute(_delete_expired[name], [dict(zip(names, row, strict=True)) for row in rows])
         went[name] = len(rows)
-    page.close()
+    tx.close()
     return went
 
 

@@ -1,4 +1,4 @@
-"""Errors of finding delegations and subagents."""
+"""Errors for a delegation or a subagent that cannot be found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SubagentNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"no subagent has the id {prefix}",
-            because="no subagent that you can see has an id, or a session id, that starts with it",
+            because="no subagent that you can see has an id, or a session id, that starts with these digits",
             try_this="list the subagents: retinue subagent list",
         )
 
@@ -26,6 +26,6 @@ class DelegationNotFound(NotFound):
     def __init__(self, prefix: str) -> None:
         super().__init__(
             f"no delegation has the id {prefix}",
-            because="no delegation that you can see has an id that starts with it",
+            because="no delegation that you can see has an id that starts with these digits",
             try_this="list the delegations: retinue delegation list",
         )

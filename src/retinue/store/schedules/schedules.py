@@ -1,4 +1,4 @@
-"""Schedules and their occurrences.
+"""Store schedules and their occurrences.
 
 An occurrence has an envelope that is accepted, pending, and held until the scheduler releases it.
 The commit that ends an occurrence also records its result and creates the next occurrence, strictly
@@ -581,16 +581,17 @@ def create_next_occurrence(tx: Transaction, stored: StoredSchedule, *, after: da
 def create_manual_occurrence(
     tx: Transaction, stored: StoredSchedule, *, is_forced: bool, text: str | None = None
 ) -> Occurrence:
-    """Create an occurrence for now, in addition to that of the scheduler. `text` replaces the schedule's text.
+    """Create an occurrence for now, in addition to the one that the scheduler created. `text`
+    replaces the text of the schedule.
 
     For a heartbeat, `text` contains the ids of the requested tasks, or is empty for all tasks.
     """
     by = OccurrenceCause.FORCE if is_forced else OccurrenceCause.MANUAL
     if stored.schedule.heartbeat is not None:
         text = text or ""
-    slot = _create_occurrence(tx, stored, by, from_ms(tx.at_ms), clock_ms=tx.at_ms, text=text)
-    emit_change(tx, stored, change=slot.state.value, slot=slot.at.isoformat())
-    return slot
+    occurrence = _create_occurrence(tx, stored, by, from_ms(tx.at_ms), clock_ms=tx.at_ms, text=text)
+    emit_change(tx, stored, change=occurrence.state.value, slot=occurrence.at.isoformat())
+    return occurrence
 
 
 def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[str, ...]:
@@ -656,8 +657,8 @@ def _create_occurrence(
         held=True,
     )
     tx.emit(EventKind.ENVELOPE_ACCEPTED, envelope=draft.id)
-    slot = Occurrence(schedule=schedule.id, cause=by, at=at, state=OccurrenceState.WAITING, envelope=draft.id)
-    return _insert_next(tx, slot, clock_ms=clock_ms)
+    occurrence = Occurrence(schedule=schedule.id, cause=by, at=at, state=OccurrenceState.WAITING, envelope=draft.id)
+    return _insert_next(tx, occurrence, clock_ms=clock_ms)
 
 
 def _context(schedule: Schedule) -> EnvelopeContext:
@@ -731,20 +732,20 @@ def withdraw_occurrence(tx: Transaction, stored: StoredSchedule, *, because: str
     skipped, and so are those missed after it. If the occurrence is running, it continues, and those
     missed since then are recorded according to the old definition.
     """
-    slot = get_open_occurrence(tx.conn, stored.id)
-    if slot is None:
+    occurrence = get_open_occurrence(tx.conn, stored.id)
+    if occurrence is None:
         return
-    if slot.state is OccurrenceState.WORKING:
+    if occurrence.state is OccurrenceState.WORKING:
         if stored.enabled:
-            _record_missed_during(tx, stored, slot)
+            _record_missed_during(tx, stored, occurrence)
         return
-    if to_ms(slot.at) > tx.at_ms:
-        tx.conn.execute(_delete_occurrence, {"the_schedule": stored.id, "the_seq": slot.seq})
+    if to_ms(occurrence.at) > tx.at_ms:
+        tx.conn.execute(_delete_occurrence, {"the_schedule": stored.id, "the_seq": occurrence.seq})
     else:
-        _end_occurrence(tx, slot, OccurrenceState.SKIPPED, because)
-        _record_skipped(tx, stored, _recorded_until(stored, slot), from_ms(tx.at_ms), because=because)
-    if slot.envelope is not None:
-        _cancel_envelope(tx, slot.envelope, because)
+        _end_occurrence(tx, occurrence, OccurrenceState.SKIPPED, because)
+        _record_skipped(tx, stored, _recorded_until(stored, occurrence), from_ms(tx.at_ms), because=because)
+    if occurrence.envelope is not None:
+        _cancel_envelope(tx, occurrence.envelope, because)
 
 
 def _cancel_envelope(tx: Transaction, envelope: str, because: str) -> None:
@@ -755,9 +756,9 @@ def _cancel_envelope(tx: Transaction, envelope: str, because: str) -> None:
 def record_outcomes(tx: Transaction, ids: Iterable[str], outcome: Outcome, *, because: str) -> None:
     """Record the results of occurrences whose envelopes have ended, and create the next occurrences."""
     for id_ in ids:
-        slot = get_occurrence_of_envelope(tx.conn, id_)
-        if slot is not None:
-            _record_outcome(tx, slot, outcome, because)
+        occurrence = get_occurrence_of_envelope(tx.conn, id_)
+        if occurrence is not None:
+            _record_outcome(tx, occurrence, outcome, because)
 
 
 def _record_outcome(tx: Transaction, occurrence: Occurrence, outcome: Outcome, because: str) -> None:
@@ -790,7 +791,7 @@ def _end_occurrence(tx: Transaction, occurrence: Occurrence, state: OccurrenceSt
 def _continue_schedule(
     tx: Transaction, stored: StoredSchedule, occurrence: Occurrence, *, has_run: bool, because: str
 ) -> None:
-    """Record missed occurrences as skipped, with the reason, and create the next one."""
+    """Record missed occurrences as skipped, with the reason, and create the next occurrence."""
     if not has_run:
         _record_skipped(tx, stored, _recorded_until(stored, occurrence), from_ms(tx.at_ms), because=because)
     elif stored.enabled:
@@ -820,7 +821,7 @@ def _record_skipped(tx: Transaction, stored: StoredSchedule, since: datetime, un
     if first is None or first > until:
         return
     end = next_occurrence(when, until, zone) or until
-    slot = Occurrence(
+    occurrence = Occurrence(
         schedule=stored.id,
         cause=OccurrenceCause.CLOCK,
         at=first,
@@ -830,4 +831,4 @@ def _record_skipped(tx: Transaction, stored: StoredSchedule, since: datetime, un
         count=count_occurrences(when, first, end, zone),
         ended_at=from_ms(tx.at_ms),
     )
-    _insert_next(tx, slot)
+    _insert_next(tx, occurrence)

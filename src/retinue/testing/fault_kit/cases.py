@@ -1,6 +1,6 @@
 """The cases of the fault kit: every way in which a platform, the network or the server may fail.
 
-What must hold at the end is the same for all cases, and checked by the harness.
+The same conditions must hold at the end of every case. The harness checks them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def _no_fault(harness: FaultHarness) -> None:
 
 
 async def check_both_ways(harness: FaultHarness, *, channel: str | None = None) -> None:
-    """Check that a message and a delivery work, as they must before and after every fault."""
+    """Check that the connector receives a message and delivers one, as it must before and after every fault."""
     await harness.send_inbound(channel=channel)
     await harness.wait_until_all_received()
     if (outcome := await harness.deliver(channel=channel)) is not SendOutcome.DELIVERED:
@@ -44,15 +44,15 @@ async def check_both_ways(harness: FaultHarness, *, channel: str | None = None) 
 
 
 async def _busy(harness: FaultHarness) -> None:
-    rooms = (harness.bench.channel, harness.bench.other_channel)
+    channels = (harness.bench.channel, harness.bench.other_channel)
 
-    async def answers(room: str) -> None:
+    async def answers(channel: str) -> None:
         for _ in range(BUSY_MESSAGES // 4):
-            await harness.deliver(channel=room)
+            await harness.deliver(channel=channel)
 
-    answering = [asyncio.create_task(answers(room)) for room in rooms]
+    answering = [asyncio.create_task(answers(channel)) for channel in channels]
     for number in range(BUSY_MESSAGES):
-        await harness.send_inbound(channel=rooms[number % 2])
+        await harness.send_inbound(channel=channels[number % 2])
     await asyncio.gather(*answering)
 
 

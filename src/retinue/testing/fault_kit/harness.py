@@ -26,12 +26,12 @@ SILENCE_S_MAX = 24 * 3600.0
 
 
 class ContractBroken(AssertionError):
-    """The connector broke its contract. The text says how."""
+    """A connector broke its contract. The message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class KitDelivery:
-    """One delivery and its outcome."""
+    """One delivery that a case made, and its outcome."""
 
     channel: str
     text: str
@@ -40,7 +40,7 @@ class KitDelivery:
 
 @dataclass(slots=True, eq=False)
 class KitServerLife:
-    """The server from its start until it is stopped, killed or dies."""
+    """The life of one server, from its start until it is stopped, killed or dies."""
 
     connector: Connector
     listening: asyncio.Task[None]
@@ -93,7 +93,7 @@ class FaultHarness:
         await self.wait_for(lambda: self.bench.wait_until_ready(connector), "the connector did not connect")
 
     async def stop_server(self) -> None:
-        """Stop the server in an orderly way, as for new settings."""
+        """Stop the server in an orderly way, as happens when its settings change."""
         assert self.life is not None
         self.life.listening.cancel()
         done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_LIMIT_S)
@@ -166,7 +166,7 @@ class FaultHarness:
     # --- messages and deliveries ---
 
     def unique_text(self, prefix: str) -> str:
-        """Returns a unique text, so that it can be found again, also in a connection's bytes."""
+        """Return a text that occurs nowhere else, so that it can be found again, even in the bytes of a connection."""
         self._text_count += 1
         return f"{prefix} kit{self._text_count:03d}mark"
 
@@ -211,7 +211,7 @@ class FaultHarness:
         return self._number
 
     async def wait_for(self, done: Callable[[], Awaitable[object]], failure: str) -> None:
-        """Wait for something that ends by itself. Raises `ContractBroken` after the time limit."""
+        """Wait for something that ends without further action. Raises `ContractBroken` after the time limit."""
         try:
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await done()
@@ -237,15 +237,16 @@ class FaultHarness:
     # --- final checks ---
 
     async def check_contract(self) -> None:
-        """Check both directions: nothing lost, nothing doubled, in order, and in the right channel."""
+        """Check both directions: no message was lost, none was doubled, and all are in order and in
+        the right channel."""
         await self._check_all_received()
-        rooms = (self.bench.channel, self.bench.other_channel)
-        standing = {room: await self.bench.list_texts(room) for room in rooms}
-        for room in rooms:
-            self._check_channel(room, standing[room])
-        for room in rooms:
-            self._check_inbound(room)
-            self._check_deliveries(room, standing[room])
+        channels = (self.bench.channel, self.bench.other_channel)
+        standing = {channel: await self.bench.list_texts(channel) for channel in channels}
+        for channel in channels:
+            self._check_channel(channel, standing[channel])
+        for channel in channels:
+            self._check_inbound(channel)
+            self._check_deliveries(channel, standing[channel])
 
     async def _check_all_received(self) -> None:
         try:

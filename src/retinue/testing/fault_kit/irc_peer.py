@@ -1,4 +1,4 @@
-"""The IRC peer: ngIRCd as an independent server, and a person with a separate, minimal client."""
+"""The IRC peer of the fault kit: a real ngIRCd server, and a person with a separate, minimal client."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def _accepts_connections(port: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class IrcPerson:
-    """A person with an IRC client. It shares no code with the connector, so that they cannot share a bug."""
+    """A person with an IRC client. The client shares no code with the connector, so the two cannot share a bug."""
 
     port: int
     nick: str = PERSON
@@ -133,8 +133,8 @@ class IrcPerson:
         self.send_lines(*([f"PASS :{self.password}"] if self.password else []))
         self.send_lines(f"NICK {self.nick}", f"USER {self.nick} 0 * :{self.nick}")
         await self.wait_for(lambda: any(" 376 " in line or " 422 " in line for line in self.lines))
-        for room in channels:
-            self.send_lines(f"JOIN {room}")
+        for channel in channels:
+            self.send_lines(f"JOIN {channel}")
         await self.wait_until_read()
 
     async def disconnect(self) -> None:
@@ -163,7 +163,7 @@ class IrcPerson:
         await self.wait_for(lambda: any(" PONG " in line and line.endswith(f":{token}") for line in self.lines[-50:]))
 
     async def list_names(self, channel: str) -> set[str]:
-        """Returns who is in a channel now, according to the server."""
+        """Return the users who are in a channel now, according to the server."""
         self.names[channel] = set()
         self.send_lines(f"NAMES {channel}")
         await self.wait_until_read()
@@ -197,7 +197,7 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 class IrcPeer(BasePeer):
-    """IRC over ngIRCd."""
+    """Lets the fault kit test the IRC connector, with an ngIRCd server."""
 
     platform = PLATFORM.name
     factory = "irc"
@@ -252,9 +252,9 @@ class IrcPeer(BasePeer):
     async def restart(self) -> None:
         await self.server.close()
         await self.person.disconnect()
-        for room in (self.channel, self.other_channel):
-            self._texts_before_restart[room] = self._list_texts(
-                room
+        for channel in (self.channel, self.other_channel):
+            self._texts_before_restart[channel] = self._list_texts(
+                channel
             )  # texts that were read stay read when the server forgets them
         self._person = None
         await self.server.open()
@@ -276,14 +276,14 @@ class IrcPeer(BasePeer):
         return PLATFORM.make_connector(settings, context)
 
     async def wait_until_ready(self, connector: Connector | None) -> None:
-        rooms = {self.channel, self.other_channel}
+        channels = {self.channel, self.other_channel}
         if isinstance(connector, IrcConnector):
-            await wait_until(lambda: rooms <= connector.joined_channels, "the connector has joined its channels")
+            await wait_until(lambda: channels <= connector.joined_channels, "the connector has joined its channels")
         else:
             await wait_until(self._is_nick_present, "the connector of another process has joined its channels")
 
     async def _is_nick_present(self) -> bool:
-        present = [await self.person.list_names(room) for room in (self.channel, self.other_channel)]
+        present = [await self.person.list_names(channel) for channel in (self.channel, self.other_channel)]
         return all(NICK in names for names in present)
 
     async def send_as_person(self, channel: str, text: str) -> None:

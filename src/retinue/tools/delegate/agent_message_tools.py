@@ -1,5 +1,4 @@
-"""`send_agent_message` and `agents_switch`: send an agent message to another session without
-waiting.
+"""The tools `send_agent_message` and `agents_switch`: send an agent message to another session without waiting.
 
 With `agents_switch` the person also moves to that session.
 """
@@ -32,12 +31,14 @@ class SendAgentMessageArguments(msgspec.Struct, forbid_unknown_fields=True):
         str, msgspec.Meta(description="Use instead of agentId: most-recent-foreground or heartbeat")
     ] = ""
     silent: Annotated[
-        bool, msgspec.Meta(description="Whether to store it for the next turn there, without starting a run")
+        bool,
+        msgspec.Meta(description="Whether to store the message for the recipient's next turn, without starting a run"),
     ] = False
 
 
 class SendAgentMessageTool(Struct, frozen=True):
-    """Sends an agent message. Its id derives from the call, so a call repeated after a crash sends one message."""
+    """The tool `send_agent_message`. The id of the message derives from the call, so a call
+    repeated after a crash sends one message."""
 
     send_message: DeliverAgentMessage
     is_confined: Callable[[ToolContext], bool]
@@ -86,15 +87,14 @@ class AgentsSwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
         str,
         msgspec.Meta(
             min_length=1,
-            description="What the person wants to discuss there; with `back`, a summary of what was decided here",
+            description="What the person wants to discuss with the agent; with `back`, a summary of the decisions here",
         ),
     ]
 
 
 class AgentsSwitchTool(Struct, frozen=True):
-    """Moves the person to another session. The message to that session is sent in the agent's name,
-    not the person's.
-    """
+    """The tool `agents_switch`: moves the person to another session. The message to that session is
+    sent in the agent's name, not the person's."""
 
     send_message: DeliverAgentMessage
     arguments: type[msgspec.Struct] = AgentsSwitchArguments

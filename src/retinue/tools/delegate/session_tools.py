@@ -1,7 +1,7 @@
-"""`sessions_list`, `sessions_history` and `sessions_send`: read and write other sessions.
+"""The tools `sessions_list`, `sessions_history` and `sessions_send`: read and write other sessions.
 
 Access depends on the agent's visibility, on whether its session is sandboxed, and on what the run
-principal can see. A session that the run principal cannot see is reported as not found.
+principal can see. If the run principal cannot see a session, it is reported as not found.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _build_json_output(body: Any, *, failed: bool = False, trust: Trust = Trust.
 
 
 class _SessionAccess:
-    """The sessions that the run of one call may access, from one read of the store."""
+    """Decides which sessions the run of one call may access, from one read of the store."""
 
     def __init__(self, conn: sa.Connection, context: ToolContext, *, confined: bool) -> None:
         run, here = runs.get(conn, context.run), sessions.get(conn, context.session)
@@ -104,7 +104,7 @@ class _SessionAccess:
         )
 
     def list_candidates(self) -> list[Session]:
-        """Return candidate sessions, newest first.
+        """Return the sessions that are checked for access, newest first.
 
         They are the latest of all sessions, the latest that the run principal can see, and those
         started from this session.
@@ -137,7 +137,7 @@ class SessionsListArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = []
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = LISTED_DEFAULT
     activeMinutes: Annotated[
-        float, msgspec.Meta(ge=0, description="Only sessions changed in the last so many minutes; 0 is all")
+        float, msgspec.Meta(ge=0, description="Only sessions changed in the last N minutes; 0: all sessions")
     ] = 0
     messageLimit: Annotated[
         int,
@@ -148,7 +148,7 @@ class SessionsListArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionsListTool(Struct, frozen=True):
-    """Lists the sessions that a run may read."""
+    """The tool `sessions_list`: lists the sessions that a run may read."""
 
     store: Store
     clock: Clock
@@ -224,9 +224,8 @@ def _build_session_row(
 
 
 def _decide_name_trust(conn: sa.Connection, session: Session) -> Trust:
-    """A delegated session is named after its task, so its name has the trust of the delegating
-    envelope.
-    """
+    """Return the trust of a session's name. A delegated session is named after its task, so the
+    name has the trust of the delegating envelope."""
     if session.origin.kind not in SPAWNED_ORIGINS:
         return Trust.PRIVATE
     envelope = envelopes.get(conn, session.origin.key)
@@ -246,7 +245,7 @@ class SessionsHistoryArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionsHistoryTool(Struct, frozen=True):
-    """Reads the messages of a session."""
+    """The tool `sessions_history`: reads the messages of a session."""
 
     store: Store
     is_confined: IsConfined
@@ -292,9 +291,8 @@ class SessionsHistoryTool(Struct, frozen=True):
 
 
 def _build_access_error(decision: Decision, text: str) -> ToolFailed:
-    """Build the error for a session that may not be accessed. One that the run principal cannot see
-    is reported as not found.
-    """
+    """Build the error for a session that may not be accessed. If the run principal cannot see the
+    session, it is reported as not found."""
     if not decision.setting_key:
         return _not_found(text)
     return SessionForbidden(because=decision.because, setting=decision.setting_key)
@@ -369,16 +367,15 @@ class SessionsSendArguments(msgspec.Struct, forbid_unknown_fields=True):
         str, msgspec.Meta(description="Key of the session, as returned by sessions_list, or its id")
     ] = ""
     label: Annotated[str, msgspec.Meta(description="Name of the session, instead of sessionKey")] = ""
-    agentId: Annotated[
-        str, msgspec.Meta(description="With label: the agent that the session belongs to. Default: you")
-    ] = ""
+    agentId: Annotated[str, msgspec.Meta(description="With label: the agent that has the session. Default: you")] = ""
     timeoutSeconds: Annotated[
         float, msgspec.Meta(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the answer; 0 does not wait")
     ] = WAIT_DEFAULT_S
 
 
 class SessionsSendTool(Struct, frozen=True):
-    """Sends a message to another session and waits like `agents_message`: the run is suspended."""
+    """The tool `sessions_send`: sends a message to another session. It waits like `agents_message`:
+    the run is suspended."""
 
     delegate: DelegateWork
     store: Store

@@ -1,4 +1,4 @@
-"""`sessions_spawn` and `start_background_agent`: start a subagent in its own session.
+"""The tools `sessions_spawn` and `start_background_agent`: start a subagent in a separate session.
 
 Both return at once. The subagent's result or failure arrives as an envelope.
 """
@@ -48,7 +48,9 @@ class SessionsSpawnArguments(msgspec.Struct, forbid_unknown_fields=True):
     runTimeoutSeconds: Annotated[
         float,
         msgspec.Meta(
-            ge=0, le=RUN_TIMEOUT_S_MAX, description="Time in seconds after which it is ended; 0 is the default limit"
+            ge=0,
+            le=RUN_TIMEOUT_S_MAX,
+            description="Time in seconds after which the subagent is ended; 0 is the default limit",
         ),
     ] = 0
     timeoutSeconds: Annotated[
@@ -56,7 +58,9 @@ class SessionsSpawnArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0
     cleanup: Annotated[
         SubagentCleanup,
-        msgspec.Meta(description="keep: keep its session for a while. delete: delete it after you have its result"),
+        msgspec.Meta(
+            description="keep: keep the subagent's session for a while. delete: delete it after you have the result"
+        ),
     ] = SubagentCleanup.KEEP
 
 
@@ -78,9 +82,8 @@ class _SpawnRequest(Struct, frozen=True, kw_only=True):
 
 
 class SubagentSpawner(Struct, frozen=True):
-    """Starts subagents for both tools. `catalog` lists the models; `defaults` has the settings for
-    subagents.
-    """
+    """Starts subagents for the two spawn tools. `catalog` lists the models; `defaults` has the
+    settings for subagents."""
 
     delegate: DelegateWork
     store: Store
@@ -109,9 +112,8 @@ class SubagentSpawner(Struct, frozen=True):
     async def _build_run_request(
         self, spawn_request: _SpawnRequest, context: ToolContext, target: str
     ) -> tuple[RunRequest, dict[str, Any]]:
-        """Return the run parameters: from the call, else from the agent's subagent settings, else
-        the defaults.
-        """
+        """Return the parameters of the subagent's run. Those that the call does not give come from
+        the agent's subagent settings, or else from the defaults."""
         defaults = self.defaults().subagents_of(context.agent)
         notes: dict[str, Any] = {}
         model, warning = self._resolve_model(spawn_request.model or defaults.model)
@@ -127,9 +129,8 @@ class SubagentSpawner(Struct, frozen=True):
         return RunRequest(model=model, effort=effort, seconds_max=seconds), notes
 
     def _resolve_model(self, text: str) -> tuple[str | None, str]:
-        """Resolve a model name. If the model is not available, return a warning: the subagent uses
-        its own model instead.
-        """
+        """Return the model that a name stands for. If the model is not available, the subagent uses
+        its usual model, and a warning is returned."""
         if not text:
             return None, ""
         try:
@@ -157,7 +158,7 @@ def _build_error_output(error: RetinueError) -> ToolOutput:
 
 
 def _build_rejection(status: DelegationStatus) -> ToolOutput | None:
-    """Return the error output of a delegation that was refused at once, or None."""
+    """Return the error output if a delegation was refused at once, or None."""
     if status.delegation.state.is_open or status.answer is None:
         return None
     body = {"status": "error", "error": status.delegation.because}
@@ -165,7 +166,7 @@ def _build_rejection(status: DelegationStatus) -> ToolOutput | None:
 
 
 class SessionsSpawnTool(Struct, frozen=True):
-    """Starts a subagent with a label, model, timeout and cleanup rule."""
+    """The tool `sessions_spawn`: starts a subagent with a label, model, timeout and cleanup rule."""
 
     spawner: SubagentSpawner
     arguments: type[msgspec.Struct] = SessionsSpawnArguments
@@ -214,7 +215,7 @@ class SessionsSpawnTool(Struct, frozen=True):
 
 
 class StartBackgroundAgentTool(Struct, frozen=True):
-    """Starts a subagent with a prompt and a name only."""
+    """The tool `start_background_agent`: starts a subagent with only a prompt and a name."""
 
     spawner: SubagentSpawner
     arguments: type[msgspec.Struct] = StartBackgroundAgentArguments

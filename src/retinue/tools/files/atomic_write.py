@@ -29,32 +29,33 @@ _temp_numbers = itertools.count()
 
 
 class WrittenFile(Struct, frozen=True):
-    """The result of a write."""
+    """The result of writing a file atomically."""
 
     ctime_ms: int
     is_new: bool
 
 
-def missing_folders(place: ResolvedPath) -> list[str]:
-    """Return the parent folders that do not exist yet and that `write_atomically` would create."""
+def missing_folders(resolved: ResolvedPath) -> list[str]:
+    """Return the parent folders that do not exist yet. `write_atomically` would create them."""
     missing: list[str] = []
-    folder = os.path.dirname(place.real)
-    while is_within(folder, place.root) and not os.path.lexists(folder):
+    folder = os.path.dirname(resolved.real)
+    while is_within(folder, resolved.root) and not os.path.lexists(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
     return missing[::-1]
 
 
-def write_atomically(place: ResolvedPath, data: bytes, *, text: str, was: os.stat_result | None = None) -> WrittenFile:
-    """Create or replace a file, with its missing parent folders. Readers see the old or the new
-    file.
+def write_atomically(
+    resolved: ResolvedPath, data: bytes, *, text: str, was: os.stat_result | None = None
+) -> WrittenFile:
+    """Create or replace a file, with its missing parent folders. Readers see the old or the new file.
 
-    A replaced file keeps its mode. It keeps its owner if we are permitted to set it. With `was`,
+    A replaced file keeps its mode. It keeps its owner if the server may set the owner. With `was`,
     the file is replaced only if it is unchanged since that status was taken.
     """
-    folder, name = os.path.split(place.real)
+    folder, name = os.path.split(resolved.real)
     try:
-        with _enter_or_create(folder, place, text=text) as parent:
+        with _enter_or_create(folder, resolved, text=text) as parent:
             old = _stat_or_none(name, parent)
             if old is not None:
                 # Renaming over a file needs no write permission on it. We require that permission.
@@ -75,9 +76,9 @@ def write_atomically(place: ResolvedPath, data: bytes, *, text: str, was: os.sta
 
 
 @contextmanager
-def _enter_or_create(folder: str, place: ResolvedPath, *, text: str) -> Generator[int]:
+def _enter_or_create(folder: str, resolved: ResolvedPath, *, text: str) -> Generator[int]:
     """Open a folder by walking from the root, and create missing folders inside the writable root."""
-    kept = folder if not is_within(folder, place.root) else os.path.dirname(place.root)
+    kept = folder if not is_within(folder, resolved.root) else os.path.dirname(resolved.root)
     with enter_folder(kept, text=text) as top:
         opened = os.dup(top)
     try:

@@ -1,4 +1,4 @@
-"""`edit`: replaces exact parts of a text file."""
+"""The tool `edit`: replaces exact parts of a text file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _build_schema() -> dict[str, Any]:
 
 
 class EditTool(Struct, frozen=True):
-    """Changes parts of a text file."""
+    """The tool `edit`: replaces parts of a text file."""
 
     file_services: FileServices
     arguments: type[msgspec.Struct] = EditArguments
@@ -139,18 +139,18 @@ class EditTool(Struct, frozen=True):
         path, changes = arguments.path, arguments.changes()
         for each in changes:
             encode_text(each.new, path)
-        place = await asyncio.to_thread(locate_to_write, path, context, self.file_services.withheld)
-        async with self.file_services.lock_file(place.real):
-            old = await asyncio.to_thread(partial(read_snapshot, place.real, text=path, bytes_max=TEXT_BYTES_MAX))
+        resolved = await asyncio.to_thread(locate_to_write, path, context, self.file_services.withheld)
+        async with self.file_services.lock_file(resolved.real):
+            old = await asyncio.to_thread(partial(read_snapshot, resolved.real, text=path, bytes_max=TEXT_BYTES_MAX))
             changed = await asyncio.to_thread(
                 partial(apply_edits, _decode_text(old.data, path), changes, path=format_path(path))
             )
             if isinstance(changed, ToolFailed):
                 # The error may quote the file, so it has the trust of the file.
                 return ToolOutput(
-                    text=str(changed), failed=True, trust=await self.file_services.trust_of(place.real, old)
+                    text=str(changed), failed=True, trust=await self.file_services.trust_of(resolved.real, old)
                 )
-            await write_changed(self.file_services, place, old, changed.text.encode(), text=path, context=context)
+            await write_changed(self.file_services, resolved, old, changed.text.encode(), text=path, context=context)
         lines = ", ".join(map(str, changed.first_lines)) + (", ..." if changed.places > PLACES_SHOWN_MAX else "")
         places = "1 place" if changed.places == 1 else f"{changed.places} places"
         return ToolOutput(text=f"edited {format_path(path)} in {places} (line {lines})", trust=Trust.PRIVATE)

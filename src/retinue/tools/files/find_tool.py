@@ -1,4 +1,4 @@
-"""`find`: searches files by a glob over paths and by a text in them.
+"""The tool `find`: searches files by a glob over paths and by a text in them.
 
 The text is searched literally, so no pattern can make a search slower than reading the files.
 """
@@ -77,7 +77,7 @@ class FileHit(Struct, frozen=True):
 
 
 class FindTool(Struct, frozen=True):
-    """Searches files."""
+    """The tool `find`: searches files by path and text."""
 
     file_services: FileServices
     arguments: type[msgspec.Struct] = FindArguments
@@ -103,32 +103,32 @@ class FindTool(Struct, frozen=True):
         if len(arguments.text) > TEXT_LENGTH_MAX or "\n" in arguments.text:
             raise FindTextInvalid(chars_max=TEXT_LENGTH_MAX)
         glob = globs.parse(arguments.glob)
-        place = await asyncio.to_thread(
+        resolved = await asyncio.to_thread(
             locate, arguments.path, context, PermissionKind.READ, self.file_services.withheld
         )
-        known = await self.file_services.labels_below(place.real)
-        search = FileSearch(arguments, glob, place, context, self.file_services)
+        known = await self.file_services.labels_below(resolved.real)
+        search = FileSearch(arguments, glob, resolved, context, self.file_services)
         hits, notice = await asyncio.to_thread(search.run)
-        since = await self.file_services.labels_below(place.real)
+        since = await self.file_services.labels_below(resolved.real)
         trust = least_trust(each.get_trust(hit.real, ctime_ms=hit.ctime_ms) for hit in hits for each in (known, since))
         lines = [hit.line for hit in hits] or ["[nothing found]"]
         return ToolOutput(text="\n".join([*lines, *notice]), trust=trust)
 
 
 class FileSearch:
-    """One search. It stops at its limits and adds a notice when it does."""
+    """One search of files. If the search stops at a limit, the result has a notice."""
 
     def __init__(
         self,
         arguments: FindArguments,
         glob: globs.Glob,
-        place: ResolvedPath,
+        resolved: ResolvedPath,
         context: ToolContext,
         file_services: FileServices,
     ) -> None:
         self._arguments = arguments
         self._glob = glob
-        self._place = place
+        self._place = resolved
         self._reachable = find_reachable_paths(context, file_services.withheld)
         self._text = arguments.text.lower() if arguments.ignore_case else arguments.text
         self._entries = 0

@@ -24,7 +24,8 @@ WORKSPACES_GUARDED_MAX = 100
 
 
 def locate_to_write(text: str, context: ToolContext, withheld: ProtectedPaths) -> ResolvedPath:
-    """Like `locate`, but refuse instructions and memory to runs that work for anyone but the owner.
+    """Resolve a path for writing, like `locate`. Refuse a path of instructions or memory unless the
+    run works only for the owner.
 
     Reads the disk, so call it in a thread.
     """
@@ -34,20 +35,21 @@ def locate_to_write(text: str, context: ToolContext, withheld: ProtectedPaths) -
     return place
 
 
-def _check_not_instructions(place: ResolvedPath, context: ToolContext, text: str) -> None:
+def _check_not_instructions(resolved: ResolvedPath, context: ToolContext, text: str) -> None:
     workspace = Path(os.path.realpath(context.rights.workspace))
-    named = is_within(place.real, str(workspace)) and any(
-        PurePosixPath(os.path.relpath(place.real, workspace)).match(pattern) for pattern in context.agent.context_files
+    named = is_within(resolved.real, str(workspace)) and any(
+        PurePosixPath(os.path.relpath(resolved.real, workspace)).match(pattern)
+        for pattern in context.agent.context_files
     )
     guarded = list(_iterate_instruction_paths(context))
-    if (nested := _find_nested_workspace(place.real, Path(os.path.realpath(context.agent_directory)))) is not None:
+    if (nested := _find_nested_workspace(resolved.real, Path(os.path.realpath(context.agent_directory)))) is not None:
         guarded += instruction_paths(agent_directory=nested, workspace=nested)
-    if named or any(is_within(place.real, str(each)) for each in guarded):
+    if named or any(is_within(resolved.real, str(each)) for each in guarded):
         raise build_instructions_error(f"write '{format_path(text)}'", context)
 
 
 def build_instructions_error(action: str, context: ToolContext) -> InstructionsOwnerOnly:
-    """Return the error for an action, such as "write 'SOUL.md'", that only runs for the owner may perform."""
+    """Return the error for an action that only runs for the owner may perform, such as "write 'SOUL.md'"."""
     return InstructionsOwnerOnly(action, principal=str(context.non_owner_requesters[0].address))
 
 
@@ -85,7 +87,7 @@ def _iterate_instruction_paths(context: ToolContext) -> Iterator[Path]:
 def _find_nested_workspace(real: str, home: Path) -> Path | None:
     """Return the other agent's workspace inside this agent directory that contains a path, if any.
 
-    Neither has to exist yet.
+    Neither the path nor the workspace has to exist yet.
     """
     parts = Path(real).relative_to(home).parts if is_within(real, str(home)) else ()
     return home.joinpath(*parts[:2]) if len(parts) > 2 and parts[0] == CREATED_AGENTS_FOLDER else None

@@ -1,4 +1,4 @@
-"""`ls`: lists a folder."""
+"""The tool `ls`: lists a folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ListFolderArguments(PathArguments, forbid_unknown_fields=True, kw_only=Tru
 
 
 class FolderEntry(Struct, frozen=True):
-    """One entry of a folder."""
+    """One entry of a listed folder."""
 
     name: str
     status: os.stat_result
@@ -60,7 +60,7 @@ class FolderEntry(Struct, frozen=True):
 
 
 class ListTool(Struct, frozen=True):
-    """Lists a folder."""
+    """The tool `ls`: lists a folder."""
 
     file_services: FileServices
     arguments: type[msgspec.Struct] = ListFolderArguments
@@ -81,18 +81,18 @@ class ListTool(Struct, frozen=True):
         return missing_permissions(arguments.path, context, PermissionKind.READ, self.file_services.withheld)
 
     async def perform(self, arguments: ListFolderArguments, context: ToolContext) -> ToolOutput:
-        place = await asyncio.to_thread(
+        resolved = await asyncio.to_thread(
             locate, arguments.path, context, PermissionKind.READ, self.file_services.withheld
         )
-        known = await self.file_services.labels_below(place.real)
+        known = await self.file_services.labels_below(resolved.real)
         shown_max = min(arguments.limit, ENTRIES_SHOWN_MAX)
         entries, more = await asyncio.to_thread(
-            partial(self._list_entries, place, arguments.path, context=context, shown_max=shown_max)
+            partial(self._list_entries, resolved, arguments.path, context=context, shown_max=shown_max)
         )
-        since = await self.file_services.labels_below(place.real)
+        since = await self.file_services.labels_below(resolved.real)
         # File names are content too: a name can contain instructions for an agent.
         trust = least_trust(
-            each.get_trust(os.path.join(place.real, entry.name), ctime_ms=file_trust.ctime_ms(entry.status))
+            each.get_trust(os.path.join(resolved.real, entry.name), ctime_ms=file_trust.ctime_ms(entry.status))
             for entry in entries
             for each in (known, since)
         )
@@ -102,13 +102,13 @@ class ListTool(Struct, frozen=True):
         return ToolOutput(text="\n".join(lines), trust=trust)
 
     def _list_entries(
-        self, place: ResolvedPath, text: str, *, context: ToolContext, shown_max: int
+        self, resolved: ResolvedPath, text: str, *, context: ToolContext, shown_max: int
     ) -> tuple[list[FolderEntry], int]:
         """Return the first entries by name, and the number of further entries."""
         reach = find_reachable_paths(context, self.file_services.withheld)
-        with open_folder_for_listing(place.real, text=text) as folder, os.scandir(folder) as found:
+        with open_folder_for_listing(resolved.real, text=text) as folder, os.scandir(folder) as found:
             names = [entry.name for entry in islice(found, ENTRIES_SCANNED_MAX)]
-            names = [name for name in names if not reach.why_withheld(os.path.join(place.real, name))]
+            names = [name for name in names if not reach.why_withheld(os.path.join(resolved.real, name))]
             entries: list[FolderEntry] = []
             for name in heapq.nsmallest(shown_max, names):
                 try:

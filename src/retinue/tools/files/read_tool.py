@@ -1,4 +1,4 @@
-"""`read`: reads a text file by lines, a picture as an attachment, or a truncated result."""
+"""The tool `read`: reads a text file by lines, a picture as an attachment, or a truncated result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReadArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
 
 class ReadTool(Struct, frozen=True):
-    """Reads a file. Without `file_services` it reads text only, and its output is untrusted."""
+    """The tool `read`. Without `file_services` it reads text only, and its output is untrusted."""
 
     file_services: FileServices | None = None
     arguments: type[msgspec.Struct] = ReadArguments
@@ -78,14 +78,14 @@ class ReadTool(Struct, frozen=True):
             )
             shown = await asyncio.to_thread(_page_text, text, arguments, self._redact)
             return ToolOutput(text=shown, trust=result.trust)
-        place = await asyncio.to_thread(locate, arguments.path, context, PermissionKind.READ, self._withheld)
-        read = partial(read_snapshot, place.real, text=arguments.path, bytes_max=READ_BYTES_MAX)
+        resolved = await asyncio.to_thread(locate, arguments.path, context, PermissionKind.READ, self._withheld)
+        read = partial(read_snapshot, resolved.real, text=arguments.path, bytes_max=READ_BYTES_MAX)
         if self.file_services is None:
             content = await asyncio.to_thread(read)
             return await self._build_output(content, arguments, Trust.UNTRUSTED)
-        async with self.file_services.lock_file(place.real):
+        async with self.file_services.lock_file(resolved.real):
             content = await asyncio.to_thread(read)
-            trust = await self.file_services.trust_of(place.real, content)
+            trust = await self.file_services.trust_of(resolved.real, content)
         return await self._build_output(content, arguments, trust)
 
     @property

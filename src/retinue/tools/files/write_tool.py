@@ -1,4 +1,4 @@
-"""`write`: writes a whole file, or appends to it."""
+"""The tool `write`: writes a whole file, or appends to it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class WriteArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
 
 class WriteTool(Struct, frozen=True):
-    """Writes a file. Repeating a call gives the same file, so a call interrupted by a crash can run
-    again.
+    """The tool `write`. Repeating a call gives the same file, so a call interrupted by a crash can run again.
 
-    An append is skipped if the file already ends with the text.
+    Text is not appended if the file already ends with it.
     """
 
     file_services: FileServices
@@ -59,33 +58,33 @@ class WriteTool(Struct, frozen=True):
 
     async def perform(self, arguments: WriteArguments, context: ToolContext) -> ToolOutput:
         data = encode_text(arguments.content, arguments.path)
-        place = await asyncio.to_thread(locate_to_write, arguments.path, context, self.file_services.withheld)
-        async with self.file_services.lock_file(place.real):
+        resolved = await asyncio.to_thread(locate_to_write, arguments.path, context, self.file_services.withheld)
+        async with self.file_services.lock_file(resolved.real):
             if arguments.append:
-                return await self._append(place, data, arguments, context)
-            return await self._replace(place, data, arguments, context)
+                return await self._append(resolved, data, arguments, context)
+            return await self._replace(resolved, data, arguments, context)
 
     async def _replace(
-        self, place: ResolvedPath, data: bytes, arguments: WriteArguments, context: ToolContext
+        self, resolved: ResolvedPath, data: bytes, arguments: WriteArguments, context: ToolContext
     ) -> ToolOutput:
-        await mark_before_write(self.file_services, place, context)
-        placed = await finish_in_thread(partial(write_atomically, place, data, text=arguments.path))
+        await mark_before_write(self.file_services, resolved, context)
+        placed = await finish_in_thread(partial(write_atomically, resolved, data, text=arguments.path))
         if context.trust is not Trust.UNTRUSTED:
-            await self.file_services.mark_clean(place.real, context, ctime_ms=placed.ctime_ms)
+            await self.file_services.mark_clean(resolved.real, context, ctime_ms=placed.ctime_ms)
         done = "created" if placed.is_new else "replaced"
         return _build_output(f"{done} {format_path(arguments.path)}: {len(data)} bytes")
 
     async def _append(
-        self, place: ResolvedPath, data: bytes, arguments: WriteArguments, context: ToolContext
+        self, resolved: ResolvedPath, data: bytes, arguments: WriteArguments, context: ToolContext
     ) -> ToolOutput:
         old = await asyncio.to_thread(
-            read_snapshot_if_exists, place.real, text=arguments.path, bytes_max=TEXT_BYTES_MAX
+            read_snapshot_if_exists, resolved.real, text=arguments.path, bytes_max=TEXT_BYTES_MAX
         )
         if old is None:
-            return await self._replace(place, data, arguments, context)
+            return await self._replace(resolved, data, arguments, context)
         if data and old.data.endswith(data):
             return _build_output(f"{format_path(arguments.path)} already ends with this text: nothing was appended")
-        await write_changed(self.file_services, place, old, old.data + data, text=arguments.path, context=context)
+        await write_changed(self.file_services, resolved, old, old.data + data, text=arguments.path, context=context)
         return _build_output(
             f"appended {len(data)} bytes to {format_path(arguments.path)}: {len(old.data) + len(data)} bytes"
         )
@@ -95,30 +94,34 @@ def _build_output(text: str) -> ToolOutput:
     return ToolOutput(text=text, trust=Trust.PRIVATE)
 
 
-async def mark_before_write(file_services: FileServices, place: ResolvedPath, context: ToolContext) -> None:
+async def mark_before_write(file_services: FileServices, resolved: ResolvedPath, context: ToolContext) -> None:
     """Mark the file and its new parent folders as untrusted before writing, if the context is
     untrusted.
     """
     if context.trust is Trust.UNTRUSTED:
-        new = await asyncio.to_thread(missing_folders, place)
-        await file_services.mark_untrusted([*new, place.real], context)
+        new = await asyncio.to_thread(missing_folders, resolved)
+        await file_services.mark_untrusted([*new, resolved.real], context)
 
 
 async def write_changed(
-    file_services: FileServices, place: ResolvedPath, old: FileSnapshot, data: bytes, *, text: str, context: ToolContext
+    file_services: FileServices,
+    resolved: ResolvedPath,
+    old: FileSnapshot,
+    data: bytes,
+    *,
+    text: str,
+    context: ToolContext,
 ) -> None:
-    """Write a file of which a part existed before. It gets the lower trust of the old and the new
-    part.
-    """
+    """Write a file that keeps a part of its old content. The file gets the lower trust of the old and the new part."""
     if len(data) > TEXT_BYTES_MAX:
         raise WrittenFileTooLarge(text, bytes_max=TEXT_BYTES_MAX)
-    was = await file_services.trust_of(place.real, old)
+    was = await file_services.trust_of(resolved.real, old)
     # Also if only the old part is untrusted: content known by its hash has another hash now.
     if Trust.UNTRUSTED in (context.trust, was):
-        await file_services.mark_untrusted([place.real], context)
-    placed = await finish_in_thread(partial(write_atomically, place, data, text=text, was=old.status))
+        await file_services.mark_untrusted([resolved.real], context)
+    placed = await finish_in_thread(partial(write_atomically, resolved, data, text=text, was=old.status))
     if Trust.UNTRUSTED not in (context.trust, was):
-        await file_services.mark_clean(place.real, context, ctime_ms=placed.ctime_ms)
+        await file_services.mark_clean(resolved.real, context, ctime_ms=placed.ctime_ms)
 
 
 def encode_text(text: str, path: str) -> bytes:

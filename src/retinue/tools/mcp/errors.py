@@ -1,4 +1,4 @@
-"""Errors of MCP servers and their tools: one class for each code."""
+"""Errors of MCP servers and their tools: one class for each error code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class McpSandboxUnavailable(SandboxFailed):
     def __init__(self, server: str, *, sandbox: str, because: str, try_this: str) -> None:
         super().__init__(
             f"the MCP server '{server}' was not started",
-            because=f"its sandbox {sandbox} does not work here, and it must not run without a sandbox: {because}",
+            because=f"it must run in the sandbox {sandbox}, which does not work on this machine: {because}",
             try_this=try_this or "fix the sandbox: retinue doctor",
         )
 
@@ -125,7 +125,7 @@ class McpAccessDenied(ToolFailed):
 
 
 class McpToolChanged(ToolFailed):
-    """The server changed the tool after the list of tools was sent to the model."""
+    """The MCP server changed the tool after the list of tools was sent to the model."""
 
     code = "mcp.tool_changed"
 

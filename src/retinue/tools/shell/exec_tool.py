@@ -1,6 +1,4 @@
-"""`exec`: runs a command, waits for it for a while, and leaves it running in the background after
-that.
-"""
+"""The tool `exec`: runs a command, waits for it for a while, and then leaves it running in the background."""
 
 from __future__ import annotations
 
@@ -71,32 +69,41 @@ _ALLOWLIST_NOT_USED = Decision(DecisionKind.ASK, "the allowlist of commands does
 
 class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
     command: Annotated[str, Meta(description="The command line.")]
-    workdir: Annotated[str, Meta(description="Folder to run it in. Default: your workspace.")] = ""
-    env: Annotated[dict[str, str], Meta(description="Environment variables to set for it.")] = {}
+    workdir: Annotated[str, Meta(description="Folder to run the command in. Default: your workspace.")] = ""
+    env: Annotated[dict[str, str], Meta(description="Environment variables to set for the command.")] = {}
     yield_ms: Annotated[
         int,
         Meta(
             ge=YIELD_MS_MIN,
             le=YIELD_MS_MAX,
-            description="Time in milliseconds to wait before it continues in the background.",
+            description="Time in milliseconds to wait before the command continues in the background.",
         ),
     ] = YIELD_MS
-    background: Annotated[bool, Meta(description="Whether to start it in the background without waiting.")] = False
+    background: Annotated[bool, Meta(description="Whether to start the command in the background without waiting.")] = (
+        False
+    )
     timeout_s: Annotated[
         float,
-        Meta(ge=0.1, le=TIMEOUT_S_MAX, description="Time in seconds after which it is ended, also in the background."),
+        Meta(
+            ge=0.1,
+            le=TIMEOUT_S_MAX,
+            description="Time in seconds after which the command is ended, also in the background.",
+        ),
     ] = TIMEOUT_S
-    pty: Annotated[bool, Meta(description="Whether to give it a terminal, for interactive programs.")] = False
+    pty: Annotated[bool, Meta(description="Whether to give the command a terminal, for interactive programs.")] = False
     hosts: Annotated[
         list[str],
-        Meta(max_length=HOSTS_MAX, description="Hosts it may reach, as HOST, *.HOST or HOST:PORT. Default: none."),
+        Meta(
+            max_length=HOSTS_MAX,
+            description="Hosts that the command may reach, as HOST, *.HOST or HOST:PORT. Default: none.",
+        ),
     ] = []
     elevated: Annotated[
         bool, Meta(description="Whether to run outside of the sandbox. Needs the owner's permission.")
     ] = False
     host: Annotated[
         Literal["sandbox", "host"] | None,
-        Meta(description="Where to run it. Only a stricter value than the settings has an effect."),
+        Meta(description="Where to run the command. Only a stricter value than the settings has an effect."),
     ] = None
     security: Annotated[
         Literal["deny", "allowlist", "full"] | None,
@@ -111,8 +118,8 @@ class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
 class CommandPlacer(Protocol):
     """Chooses the sandbox of a command, and may tighten the confinement.
 
-    Raises `SandboxFailed` rather than loosening it. `program` is the real path of what runs, or
-    empty if a shell runs the command.
+    If the confinement cannot be applied, raises `SandboxFailed`; it is never loosened. `program` is
+    the real path of what runs, or empty if a shell runs the command.
     """
 
     async def __call__(
@@ -134,7 +141,7 @@ class ExecRules(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecTool:
-    """Runs a command."""
+    """The tool `exec`: runs a command."""
 
     jobs: JobRunner
     store: Store
@@ -186,7 +193,8 @@ class ExecTool:
             await self.rules.prepare_sandbox()
 
     def decide_sandbox(self, arguments: ExecArguments, context: ToolContext) -> Decision:
-        """Decide whether this command may run in its placement. Called before `perform`."""
+        """Decide whether a command may run where it was placed, in a sandbox or on the host. Called
+        before `perform`."""
         resolved, decision = self._decide(arguments, context)
         while len(self._judged) >= DECISIONS_CACHED_MAX:
             del self._judged[next(iter(self._judged))]
@@ -215,9 +223,8 @@ class ExecTool:
             raise
 
     async def _wait_to_end(self, job: Job, arguments: ExecArguments) -> ToolOutput:
-        """Wait until the command ends or is ended, because the agent has no tool for background
-        commands.
-        """
+        """Wait until a command ends or is killed at its time limit. Used if the agent has no tool
+        for background commands."""
         in_time = not arguments.background and await self.jobs.wait(job, arguments.yield_ms / 1000)
         if not in_time and not await self.jobs.wait(job, FOREGROUND_S_MAX + LIMIT_MARGIN_S):
             raise CommandNotEnded
@@ -263,9 +270,8 @@ class ExecTool:
         return exec_allowlist.decide_by_allowlist(policy.allow, line, programs, writable=writable)
 
     def _require_decision(self, arguments: ExecArguments, context: ToolContext) -> CommandLocation:
-        """Return the placement. A command that needs approval runs only in the placement that was
-        decided on.
-        """
+        """Return whether a command runs in a sandbox or on the host. A command is refused if its
+        decision changed since it was approved or allowed."""
         resolved, decision = self._decide(arguments, context)
         if decision.is_denied:
             raise CommandDenied(because=decision.because)

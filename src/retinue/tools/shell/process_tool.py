@@ -1,4 +1,4 @@
-"""`process`: reads, controls and ends the background commands of a session."""
+"""The tool `process`: reads, controls and ends the background commands of a session."""
 
 from __future__ import annotations
 
@@ -54,16 +54,18 @@ class ProcessArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
     limit: Annotated[int, Meta(ge=1, le=LINES_MAX, description="log: maximum number of lines.")] = LINES_DEFAULT
     data: Annotated[str, Meta(max_length=DATA_CHARS_MAX, description="write, paste: the text.")] = ""
-    eof: Annotated[bool, Meta(description="write: whether to close its input afterwards.")] = False
+    eof: Annotated[bool, Meta(description="write: whether to close the command's input afterwards.")] = False
     keys: Annotated[list[str], Meta(description="send_keys: names such as Enter, Tab, C-c, M-x, Up, F5.")] = []
     hex: Annotated[list[str], Meta(description="send_keys: bytes as two hex digits each.")] = []
     literal: Annotated[str, Meta(max_length=DATA_CHARS_MAX, description="send_keys: literal text.")] = ""
-    bracketed: Annotated[bool, Meta(description="paste: whether to mark it as pasted, if it has a terminal.")] = True
+    bracketed: Annotated[
+        bool, Meta(description="paste: whether to mark the text as pasted, if the command has a terminal.")
+    ] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTool:
-    """Manages the background commands of this session."""
+    """The tool `process`: manages the background commands of this session."""
 
     jobs: JobRunner
     arguments: type[msgspec.Struct] = ProcessArguments
@@ -232,7 +234,7 @@ def _encode_input(arguments: ProcessArguments, *, pty: bool) -> bytes:
 
 
 async def _read_log(read: Callable[[], T]) -> T:
-    """Read a log in a thread, because it can be long."""
+    """Read a log in a thread, because the log can be long."""
     try:
         return await asyncio.to_thread(read)
     except FileNotFoundError:

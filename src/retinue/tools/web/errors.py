@@ -1,4 +1,4 @@
-"""Errors of the web tools: one class for each code."""
+"""Errors of the web tools: one class for each error code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ URL_SHOWN_MAX = 200  # characters
 
 
 class WebRefused(ToolFailed):
-    """An address that agents may not reach. The request was not sent."""
+    """Agents may not reach this address. The request was not sent."""
 
 
 class WebFailed(ToolFailed):
@@ -340,7 +340,7 @@ class OptionNotFound(BrowserFailed):
         super().__init__(
             f"the element {ref} does not have this option",
             because="none of its options has this label, or the element is not a list",
-            try_this="take a snapshot with `browser`, and use the name of an option exactly",
+            try_this="take a snapshot with `browser`, and use the exact name of an option",
         )
 
 
