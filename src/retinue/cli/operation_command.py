@@ -139,10 +139,11 @@ def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
             try_this="take the next step of each problem, then run retinue doctor again",
         )
     if operation == "connector.test" and not response["ok"]:
+        name, reason = response["name"], response["because"] or response["sentence"]
         return CliError(
-            f"the connector '{response['name']}' cannot connect",
+            f"the connector '{name}' cannot connect",
             code="connector.rejected",
-            because=response["because"] or response["sentence"],
+            because=reason,
             try_this=response["try"] or "check its settings; docs/guides has a page for its platform",
         )
     if operation == "audit.verify" and not response["ok"]:

@@ -265,7 +265,7 @@ def build_alias_parser(alias: str) -> CommandParser:
                 "--run-duration",
                 default="",
                 metavar="SPAN",
-                help="duration of each run, such as 90s (default: that of the schedule's last run)",
+                help="duration of each run, such as 90s (default: as long as the schedule's last run)",
             )
             add(
                 "--seed",

@@ -50,7 +50,7 @@ def build_audit_entry(operation: str, request: msgspec.Struct, *, by: str) -> Au
 
 
 def _find_agent_name(noun: str, request: msgspec.Struct) -> str:
-    """Return the agent that the request concerns, as spelled there, or "" if it concerns none."""
+    """Return the agent that the request concerns, spelled as in the request, or "" if it concerns no agent."""
     match noun:
         case "agent":
             return getattr(request, "name", "")
@@ -62,12 +62,11 @@ def _find_agent_name(noun: str, request: msgspec.Struct) -> str:
 
 
 class AuditedStore:
-    """Wraps the store for one operation, so that its first commit also writes the audit entry.
+    """Wraps the store for one operation, so that the operation's first commit also writes the audit entry.
 
-    If the entry cannot be written, the commit fails.
-
-    Some operations commit nothing here, because they write a file or change data through another component.
-    `ensure_entry_written` then writes the entry in a separate commit after the operation.
+    If the entry cannot be written, the commit fails. Some operations commit nothing through this store,
+    because they write a file or change data through another component. For these,
+    `ensure_entry_written` writes the entry in a separate commit after the operation.
     """
 
     def __init__(self, store: Store, entry: AuditEntry, clock: Clock) -> None:

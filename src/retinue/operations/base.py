@@ -142,14 +142,14 @@ class Services(Struct, frozen=True, kw_only=True):
 class Operation(Struct, frozen=True, kw_only=True):
     """One API call. `name` is `noun.verb`, from which the HTTP route and the CLI command are derived.
 
-    `permission` is the minimum level of the caller, unless the setting `permission_policy` overrides
-    it. Handlers look rows up with `store/core/lookup` and list them with `store/core/row_visibility`:
-    a row that the caller may not see is reported as missing.
+    `permission` is the minimum level that the caller needs, unless the setting `permission_policy`
+    overrides it. Handlers look rows up with `store/core/lookup` and list them with
+    `store/core/row_visibility`: a row that the caller may not see is reported as missing.
 
-    `claims_key`: the request's idempotency key is claimed in a separate commit before the handler
-    starts. An interrupted request is then not performed again under the same key. A handler that may
-    fail before its effect calls `services.mark_effect_started()` right before the effect: an earlier
-    error releases the key.
+    `claims_key`: whether the request's idempotency key is claimed in a separate commit before the
+    handler starts. If it is, an interrupted request is not performed again under the same key. A
+    handler that may fail before its effect calls `services.mark_effect_started()` right before the
+    effect: an earlier error releases the key.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> tuple[str, str]:
-        """The noun and the verb as they are typed in a terminal: kebab-case."""
+        """The noun and the verb as they are typed in a terminal, in kebab-case."""
         noun, _, verb = self.name.replace("_", "-").partition(".")
         return noun, verb
 
@@ -246,20 +246,21 @@ def _explain_renamed_parameter(operation: str, parameters: type[msgspec.Struct],
 async def perform_with_key(
     services: Services, caller: Principal, operation: Operation, body: bytes, request: msgspec.Struct, key: str
 ) -> bytes:
-    """Answer a request that has an idempotency key.
+    """Perform a request that has an idempotency key.
 
-    A repeated request gets the stored answer and has no second effect. Secrets are left out of the
-    stored answer, and errors are not stored.
+    A repeated request gets the stored response and has no second effect. Secrets are left out of the
+    stored response, and errors are not stored.
 
     An operation with `claims_key` is never performed twice, even if the server is killed. The key is
-    claimed in a commit before the handler starts, and the answer replaces the claim. A claim without a
-    request in progress was interrupted by a server stop or a cancellation, so its effect is unknown.
-    Every further request with that key fails with `key.interrupted` until the claim is purged, as
-    answers are. An error before the effect releases the claim.
+    claimed in a commit before the handler starts, and the response replaces the claim. If there is a
+    claim but the request is not in progress, the request was interrupted by a server stop or a
+    cancellation, and its effect is unknown. Every further request with that key then fails with
+    `key.interrupted`, until the claim is purged like a stored response. An error before the effect
+    releases the claim.
 
-    For other operations, a second commit after the operation's own stores the answer. If the server is
-    killed between the two, a repeated request is performed again. `envelope.send` stores the key in its
-    own commit, which closes this gap.
+    For other operations, the response is stored in a second commit, after the operation's own commit.
+    If the server is killed between the two, a repeated request is performed again. `envelope.send` has
+    no such gap, because it stores the key in its own commit.
     """
     if len(key) > IDEMPOTENCY_KEY_LENGTH_MAX or not is_storable(key):
         raise KeyInvalid(chars_max=IDEMPOTENCY_KEY_LENGTH_MAX)

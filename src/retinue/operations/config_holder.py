@@ -18,7 +18,7 @@ class ConfigHolder:
         self._listeners.append(listener)
 
     def reload(self) -> tuple[SettingChange, ...]:
-        """Read the file again and notify listeners. Raises BadConfig, and changes nothing, if it is invalid."""
+        """Read the file again and notify listeners. If it is invalid, raise BadConfig and change nothing."""
         found = reload_configuration(self.current, self.environment)
         self.current, self.pending_changes = found.configuration, found.pending_restart
         for call in self._listeners:

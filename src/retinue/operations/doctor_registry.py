@@ -71,7 +71,7 @@ class DoctorContext(Struct, frozen=True, kw_only=True):
 
 
 class DoctorCheck(Struct, Generic[F], frozen=True, kw_only=True):
-    """One check of the doctor. `gather` returns None if there is nothing to check, and the check is skipped."""
+    """One check of the doctor. `gather` returns None if there is nothing to check. The check is then skipped."""
 
     name: str
     ok_message: str  # shown if all is well: "the store's tables are current"

@@ -1,7 +1,8 @@
-"""Operations with which people read and write the files that define an agent: instructions, memory, skills.
+"""Operations that let people read and write the files that define an agent: instructions, memory and skills.
 
-Access goes through the code of the file tools. It is confined to the agent directory and follows no link out of it.
-Agents are refused here: they use the file tools, which track the trust of what they read.
+They reuse the code of the file tools, so access is confined to the agent directory and never follows a
+link out of it. Agents may not call them: agents use the file tools, which track the trust of what they
+read.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ def _decode_text(snapshot: FileSnapshot, path: str) -> str:
 
 @contextmanager
 def _as_api_errors() -> Generator[None]:
-    """Turn errors of the file tools, which address a model, into API errors."""
+    """Convert errors of the file tools, which are worded for a model, into API errors."""
     try:
         yield
     except ToolFailed as failure:

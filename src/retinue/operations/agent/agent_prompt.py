@@ -1,4 +1,4 @@
-"""Operation that shows the system prompt of an agent as its model gets it, section by section."""
+"""Operation that shows the system prompt of an agent exactly as the model receives it, section by section."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
     """One section of the system prompt.
 
-    `text` is set if `parts` was requested. The section named `template` contains the text of the owner's template that
-    is outside of all sections.
+    `text` is set if `parts` was requested. The section named `template` contains the text of the
+    owner's template that is outside all sections.
     """
 
     name: str
@@ -82,7 +82,7 @@ class PreviousPrompt(msgspec.Struct, frozen=True):
 
 
 class TemplateError(msgspec.Struct, frozen=True):
-    """Why the owner's template on disk is not in use."""
+    """The reason why the owner's template on disk is not in use."""
 
     sentence: str
     because: str
@@ -91,8 +91,9 @@ class TemplateError(msgspec.Struct, frozen=True):
 class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """The system prompt of an agent. `tokens` is an estimate.
 
-    `template` is the start of the hash of the owner's template, or `built_in`. With `parts`, the answer also has the
-    text of each section, its files, the previous prompt and any error in the template.
+    `template` is the start of the hash of the owner's template, or `built_in`. With `parts`, the
+    response also contains the text of each section, its files, the previous prompt and any error in the
+    template.
     """
 
     name: str

@@ -94,10 +94,10 @@ _NON_EMPTY_FIELDS = frozenset({"provider", "model", "effort", "subagents_model",
 
 
 class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Settings of an agent. An omitted field keeps its value, or gets its default in a new agent.
+    """Settings of an agent. An omitted field keeps its current value; in a new agent, it gets its default.
 
-    The value `default` clears the model or the effort. An agent that has no model, or no `fallbacks`, uses those of the
-    instance. An empty list in `fallbacks` means no fallbacks.
+    The value `default` clears the model or the effort. An agent that has no model, or no `fallbacks`,
+    uses those of the instance. An empty `fallbacks` list means no fallbacks.
     """
 
     name: str
@@ -184,7 +184,7 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
 class AgentRegisterRequest(AgentFields):
     """Register an agent. `dry_run` validates the fields and stores nothing.
 
-    `token` also creates a token for the agent, which only this answer shows.
+    `token` also creates a token for the agent, which is shown only in this response.
     """
 
     dry_run: bool = False
@@ -405,7 +405,10 @@ async def delete_agent(services: Services, caller: Principal, request: AgentDele
 
 
 def require_visible_agent(conn: sa.Connection, caller: Principal, name: str, *, to_change: bool = False) -> Agent:
-    """Return an agent by name. Agents find only themselves; an agent with level boss may change the others."""
+    """Return an agent by name.
+
+    An agent finds only itself, unless it has level boss and wants to change another agent.
+    """
     agent = agents.find(conn, name)
     outranks = to_change and caller.level is PermissionLevel.BOSS
     hidden = (
@@ -474,7 +477,7 @@ def known_runners(services: Services) -> frozenset[str]:
 
 
 def _validated_fields(request: AgentFields, runners: frozenset[str] = RUNNERS) -> dict[str, Any]:
-    """Return the given fields as stored values. Raises one error that names all invalid fields."""
+    """Return the given fields as values to store. Raises one error that names all invalid fields."""
     given: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name in AGENT_FIELDS:
@@ -514,7 +517,7 @@ def _check_combination(agent: Agent) -> None:
 
 
 def _check_effort(services: Services, agent: Agent) -> None:
-    """Raise if the agent's model is known not to support its reasoning effort, instead of failing at its next run."""
+    """Raise if the agent's model is known not to support its reasoning effort. Otherwise its next run would fail."""
     if services.catalog is None or agent.effort is None or agent.runner != "loop":
         return
     catalog = services.catalog()

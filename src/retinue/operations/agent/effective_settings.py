@@ -1,4 +1,4 @@
-"""Resolve an agent's effective settings: its own value, else that of the server, else the built-in default. Pure."""
+"""Resolve an agent's effective settings: the agent's own value, else the server's, else the built-in default."""
 
 from __future__ import annotations
 

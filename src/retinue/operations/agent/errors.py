@@ -51,7 +51,7 @@ class AgentNameReserved(Invalid):
 
 
 class AgentDisplayNameInvalid(Invalid):
-    """The display name of an agent is empty, is too long or has invisible characters. `because` says which."""
+    """The display name of an agent is empty, is too long or contains invisible characters. `because` says which."""
 
     code = "agent.display_name_invalid"
 
@@ -75,7 +75,7 @@ class AgentFieldsInvalid(InvalidFields):
 
 
 class AgentFallbacksTwice(Invalid):
-    """The fallback models are given in `model` and in `fallbacks`."""
+    """The fallback models are given both in `model` and in `fallbacks`."""
 
     code = "agent.fallbacks_twice"
 
@@ -115,7 +115,7 @@ class ExternalUrlMissing(InvalidFields):
 
 
 class ExternalSettingsUnused(InvalidFields):
-    """Settings for external agents are set for an agent whose runner is not `external`."""
+    """Settings for external agents were given for an agent whose runner is not `external`."""
 
     code = "agent.external_unused"
 

@@ -1,4 +1,6 @@
-"""Operation and tool with which an agent creates permanent agents, inside its workspace and with its limits."""
+"""An operation and a tool that let an agent create permanent agents, inside its own workspace and with its own
+limits.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,7 @@ async def _resolve_workspace(services: Services, creator: Agent, name: str, want
 
 
 class PermanentAgentTool(OperationTool):
-    """The tool with which an agent creates a permanent agent. A call needs an approval, unless a grant allows it."""
+    """Tool that lets an agent create a permanent agent. A call needs an approval, unless a grant allows it."""
 
     def __init__(self, services: Callable[[], Services]) -> None:
         super().__init__(PERMANENT_AGENT_OPERATION, services)

@@ -32,8 +32,9 @@ class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
     `grant_permissions` lists the permissions that a remembered approval would grant, or those that were requested
     without a call. If it is empty, the approval cannot be remembered.
 
-    `recipients` are the people asked; the owner may answer too. `scopes` are the grant scopes that you may choose; it
-    is empty if you may not decide. `comment` is the comment on the decision, which the agent reads.
+    `recipients` are the people asked; the owner may answer too. `scopes` lists the grant scopes that
+    you may choose, and is empty if you may not decide. `comment` is the comment on the decision, which
+    the agent reads.
     """
 
     id: ApprovalId

@@ -128,7 +128,8 @@ class AuditVerifyResult(msgspec.Struct, frozen=True):
 class AuditExport(msgspec.Struct, frozen=True):
     """One part of an exported audit log.
 
-    `lines` are JSON: a header, then one line per entry and per anchor. `next` is the `after` of the next part.
+    `lines` contains JSON: a header, then one line per entry and per anchor. `next` is the `after` of
+    the next part.
     """
 
     lines: list[str]
@@ -303,7 +304,7 @@ async def anchor_audit(services: Services) -> AuditAnchor | None:
 
 
 def anchors_in_log(folder: Path) -> list[AuditAnchor]:
-    """Return the anchors found in the server's log files, which go back as far as log files are kept."""
+    """Return the anchors found in the server's log files. They go back as far as log files are kept."""
     found: dict[str, AuditAnchor] = {}
     bytes_left = LOG_BYTES_MAX
     for path in sorted(folder.glob("retinue.log*"))[:LOG_FILES_MAX]:

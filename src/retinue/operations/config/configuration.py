@@ -105,7 +105,7 @@ class ValueChange(msgspec.Struct, frozen=True, rename={"was": "from", "becomes":
 
 
 class ApplyStep(msgspec.Struct, frozen=True):
-    """What `config.apply` does, or in a dry run would do, to one agent, person, schedule or binding."""
+    """What `config.apply` does (or, in a dry run, would do) to one agent, person, schedule or binding."""
 
     name: str
     step: ApplyAction
@@ -271,8 +271,10 @@ async def apply_config(services: Services, caller: Principal, request: ConfigApp
 
 
 def _check_runners(services: Services, agents_declared: Sequence[Agent]) -> None:
-    """Check the names of runners. Those of plugins are not known when the file is parsed, only
-    after plugins are loaded."""
+    """Check the names of runners.
+
+    Runners of plugins are known only after plugins are loaded, not when the file is parsed.
+    """
     known = known_runners(services)
     for agent in agents_declared:
         if agent.runner not in known:

@@ -46,7 +46,7 @@ class GatewayArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GatewayTool(Struct, frozen=True):
-    """The tool `gateway`, with which an agent shows and changes settings with the owner's rights.
+    """The tool `gateway`, which lets an agent show and change settings with the owner's rights.
 
     Only runs on behalf of the owner can call it.
     """
@@ -70,8 +70,8 @@ class GatewayTool(Struct, frozen=True):
     def decide_confirmation(self, arguments: GatewayArguments, context: ToolContext) -> Decision | None:
         """Ask the owner about every change, because settings decide what agents may do.
 
-        Trusted context does not exempt a change: another person may have written an instruction
-        file.
+        A change needs confirmation even in a trusted context, because another person may have written
+        an instruction file.
         """
         match arguments.action:
             case "config_patch":
@@ -98,7 +98,7 @@ class GatewayTool(Struct, frozen=True):
 
 
 def _format_paths(changes: object) -> str:
-    """Return the dotted paths that a patch changes, without values: `: sandbox.mode, tools.exec.ask`."""
+    """Return the dotted paths that a patch changes, without values, such as `: sandbox.mode, tools.exec.ask`."""
     paths = sorted(_dotted_paths(changes, ""))
     shown = ", ".join(path[:PATH_CHARS_MAX] for path in paths[:PATHS_SHOWN_MAX])
     more = f" and {len(paths) - PATHS_SHOWN_MAX} more" if len(paths) > PATHS_SHOWN_MAX else ""

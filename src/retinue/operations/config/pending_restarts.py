@@ -1,4 +1,4 @@
-"""Record settings changes that wait for a restart, and report them in their session after the restart."""
+"""Record settings changes that wait for a restart, and report them after the restart in the session that made them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PendingRestart(msgspec.Struct):
 
 
 def save_pending_restart(data_dir: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
-    """Save the changed settings in a file, so that their session can be notified after the restart.
+    """Save the changed settings in a file, so that the session that made the change can be notified after the restart.
 
     Only the session of the last change is notified.
     """

@@ -79,7 +79,7 @@ class SettingSectionDetails(msgspec.Struct, frozen=True):
 
 
 class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """One error in the file. `path` is empty and `line` null if the error concerns no key."""
+    """One error in the file. `path` is empty and `line` is null if the error is not about a specific key."""
 
     path: str
     sentence: str
@@ -188,7 +188,7 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes with which `config.patch` turns the settings `old` into `new`. None removes a key."""
+    """Return the changes that `config.patch` needs to turn the settings `old` into `new`. None removes a key."""
     found: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before: Any = old.get(key)

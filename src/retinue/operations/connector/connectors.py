@@ -134,7 +134,7 @@ class PlatformList(msgspec.Struct, frozen=True):
 
 
 class ConnectorTestResult(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """Result of a sign-in test. `account` is the account with which the connector signs in to the platform."""
+    """Result of a sign-in test. `account` is the account that the connector uses on the platform."""
 
     name: str
     ok: bool
@@ -254,7 +254,7 @@ def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
 def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
     """Return the settings of a connector, with the platform's own keys parsed if the platform is known.
 
-    The platform of a plugin is known only while that plugin is loaded.
+    A platform that a plugin provides is known only while that plugin is loaded.
     """
     try:
         return parse_platform_settings(require_supervisor(services).get_platform(settings.platform), name, settings)
@@ -309,8 +309,10 @@ def _build_table(
 
 
 def parse_typed_value(settings_class: type[Any], key: str, text: str) -> Any:
-    """Convert typed text to the type of the setting. Text that does not fit the type stays text,
-    and validation rejects it."""
+    """Convert text that was typed by a user to the type of the setting.
+
+    Text that does not fit the type is returned unchanged, and validation rejects it.
+    """
     hint = cached_type_hints(settings_class).get(key, str)
     if get_origin(hint) is tuple:
         return [part for each in text.split(",") if (part := each.strip())]
@@ -325,7 +327,10 @@ def parse_typed_value(settings_class: type[Any], key: str, text: str) -> Any:
 
 
 def read_connector_settings(kind: Platform, name: str, table: Mapping[str, Any]) -> ConnectorSettings:
-    """Parse the settings table of a connector, as if it were in the settings file. Raises all errors at once."""
+    """Parse the settings table of a connector, as if it were in the settings file.
+
+    Raises one error that lists everything wrong.
+    """
     faults = FaultCollector()
     settings = parse_connector_settings(kind.settings, dict(table), ("connectors", name), faults)
     if faults.count:
@@ -354,7 +359,7 @@ async def _apply_settings(services: Services) -> None:
 def _created_secret_files(services: Services, settings: ConnectorSettings) -> list[Path]:
     """Return the secret files that `connector.add` created, for deletion.
 
-    Files elsewhere belong to the owner and stay.
+    Files elsewhere belong to the owner and are kept.
     """
     folder = (services.data_dir / SECRETS_DIRECTORY).resolve()
     files = [(services.data_dir / file).resolve() for _, _, file in iterate_secrets(settings.platform_settings) if file]

@@ -24,11 +24,12 @@ class PlannedBinding(Struct, frozen=True):
 def plan_bindings(
     conn: sa.Connection, ids: IdSource, declared: Mapping[str, Mapping[str, Any]], *, overwrite: bool, reset: bool
 ) -> list[PlannedBinding]:
-    """Plan how the stored bindings become those of the settings file.
+    """Plan the changes that make the stored bindings match the settings file.
 
-    The steps are in the order of the file. Bindings that an earlier file set and this file omits come last.
+    The steps are in the order of the file. Bindings that an earlier file set and this file omits come
+    last, and are not changed.
 
-    Bindings are compared by what they match. Their names in the file are not stored.
+    Bindings are compared by the channels they match, because their names in the file are not stored.
     """
     here = {} if reset else {each.match: each for each in bindings.list_all(conn)}
     planned = [_plan_binding(ids, name, table, here, overwrite=overwrite) for name, table in declared.items()]
@@ -77,7 +78,7 @@ def _agent_keys(binding: Binding) -> list[str]:
 
 
 def apply_bindings(tx: Transaction, plan: list[PlannedBinding], *, reset: bool) -> None:
-    """Perform the planned changes of bindings, in the commit that stores the agents which they name."""
+    """Apply the planned changes of bindings, in the same commit that stores the agents they name."""
     if reset:
         bindings.remove_all(tx.conn)
     for each in plan:

@@ -147,7 +147,7 @@ class PairingNotFound(NotFound):
 
 
 class PairingClosed(Conflict):
-    """The access request was decided, or has expired."""
+    """The access request has already been decided, or has expired."""
 
     code = "pairing.closed"
 

@@ -39,7 +39,7 @@ SHARED_SESSION_KINDS = frozenset(
 
 
 class DelegationProgress(StrEnum):
-    """Status of a delegation. With the first four values it is open, with the last four it has ended."""
+    """Status of a delegation. The first four values mean that it is open, the last four that it has ended."""
 
     WAITING = "waiting"  # not started
     WORKING = "working"
@@ -68,8 +68,9 @@ class DelegationStopRequest(msgspec.Struct, forbid_unknown_fields=True):
 class DelegationRow(msgspec.Struct, frozen=True):
     """One delegation: `agent` delegated work to `target`, with the tool call `call` of its run `requester_run`.
 
-    `target_session` is the session in which `run` works on it, if you may see that session. `blocking`: the call waits
-    for the answer. `result` is the envelope with the result. `cost_microusd` is the cost of its run so far.
+    `target_session` is the session in which `run` works on it, if you may see that session. `blocking`
+    says whether the call waits for the answer. `result` is the envelope with the result.
+    `cost_microusd` is the cost of its run so far.
     """
 
     id: str
@@ -106,7 +107,7 @@ class DelegationList(msgspec.Struct, frozen=True):
 
 
 class DelegationStopped(msgspec.Struct, frozen=True):
-    """The delegations that were stopped, including those made further down, and the runs that were cancelled."""
+    """The stopped delegations, including those that their runs made in turn, and the cancelled runs."""
 
     stopped: list[str]
     cancelled_runs: list[str]
@@ -164,7 +165,7 @@ async def stop_delegation(services: Services, caller: Principal, request: Delega
 
 
 async def _cancel_unread(services: Services, delegation: Delegation, *, by: str, why: str) -> None:
-    """Cancel a delegation that no run has read yet: end its envelope, but no other envelope of that session."""
+    """Cancel a delegation that no run has read yet. This ends its envelope, but no other envelope of that session."""
 
     def body(conn: sa.Connection) -> tuple[Wake, ...]:
         tx = Transaction(conn, to_ms(services.clock.now()))

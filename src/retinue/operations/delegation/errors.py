@@ -19,7 +19,10 @@ class SubagentSelectionInvalid(Invalid):
 
 
 class SubagentSessionDeleted(NotFound):
-    """The session of the subagent was deleted. `by_cleanup`: as requested when the subagent was started."""
+    """The session of the subagent was deleted.
+
+    `by_cleanup` is true if this was requested when the subagent was started.
+    """
 
     code = "subagent.session_deleted"
 

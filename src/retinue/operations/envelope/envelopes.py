@@ -187,7 +187,7 @@ class EnvelopeCancelled(msgspec.Struct):
 
 
 async def send_envelope(services: Services, caller: Principal, request: EnvelopeSendRequest) -> EnvelopeReceipt:
-    """Accept an envelope. The response is sent after the envelope is stored on disk."""
+    """Accept an envelope. The response is sent only after the envelope is stored on disk."""
     now = services.clock.now()
     reply_to = (
         await services.store.read(partial(envelopes.resolve_id, text=request.reply_to, seen_by=caller))
@@ -233,9 +233,8 @@ async def send_envelope(services: Services, caller: Principal, request: Envelope
 def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, to: Address) -> Lineage:
     """Return the lineage of an envelope that a run sends to another agent: who the work is for, and its limits.
 
-    It is built as for a delegation.
-
-    The work stays attributed to its first sender. A background job belongs to the sending agent itself.
+    The lineage is built in the same way as for a delegation: the work stays attributed to its first
+    sender. The work of a background job belongs to the sending agent itself.
     """
     asker, target = agents.find(conn, caller.address.name), agents.find(conn, to.name)
     if asker is None or target is None:
@@ -255,7 +254,7 @@ def _build_lineage(conn: sa.Connection, *, caller: Principal, lineage: Lineage, 
 async def _store_webhook(
     services: Services, caller: Principal, draft: EnvelopeDraft, webhook: Webhook
 ) -> EnvelopeDraft:
-    """Store the webhook of an envelope before the envelope, and return the draft marked as having a webhook.
+    """Store an envelope's webhook before the envelope itself, and return the draft marked as having a webhook.
 
     If the envelope is not accepted, the webhook is never called.
     """
@@ -303,8 +302,8 @@ async def _resolve_session(
 ) -> tuple[Address, Origin]:
     """Return the recipient and origin of the given session, the named conversation, or the caller's latest session.
 
-    The latest session is given by its origin, so the usual lookup finds it, or creates a new one if
-    that session no longer exists.
+    The latest session is identified by its origin, so the usual lookup finds it, or creates a new one
+    if that session no longer exists.
     """
     to = (
         address.parse_address(request.to)
@@ -347,7 +346,7 @@ def _require_session(
 def _store_attachments(
     services: Services, caller: Principal, uploads: list[AttachmentUpload]
 ) -> tuple[Attachment, ...]:
-    """Store the attachments. Files are on disk before the commit that refers to them."""
+    """Store the attachments. Files are written to disk before the commit that refers to them."""
     if len(uploads) > ATTACHMENTS_MAX:
         raise TooManyAttachments(len(uploads), count_max=ATTACHMENTS_MAX)
     return tuple(_store_attachment(services, caller, upload) for upload in uploads)

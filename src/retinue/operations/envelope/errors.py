@@ -35,7 +35,7 @@ class NoSessionYet(NotFound):
 
 
 class SessionOfOtherAgent(Invalid):
-    """The session belongs to another agent than the recipient."""
+    """The session belongs to an agent other than the recipient."""
 
     code = "session.other_agent"
 

@@ -59,7 +59,8 @@ class WaitingEnvelope(msgspec.Struct, frozen=True):
 class ActiveRun(msgspec.Struct, frozen=True):
     """The open run of a lane. `step` is its current step: a model call, or a call of `tool`.
 
-    A suspended run has the reason in `because`, its `approval`, and the end of its wait in `resumes_at`.
+    For a suspended run, `because` is the reason, `approval` the approval it waits for, and `resumes_at`
+    the time when its wait ends.
     """
 
     id: str
@@ -97,7 +98,7 @@ class SlotUsage(msgspec.Struct, frozen=True):
 class ChannelQueue(msgspec.Struct, frozen=True):
     """A channel with envelopes in the outbox.
 
-    `attempts` counts the deliveries that were tried for the next envelope.
+    `attempts` counts the delivery attempts for the next envelope.
     """
 
     channel: str
@@ -210,7 +211,7 @@ def _to_waiting_envelopes(
 def find_wait_reason(envelope: Envelope, lane: LaneStatus, slots: SlotStatus, *, now: datetime) -> WaitReason:
     """Return why an envelope waits.
 
-    A suspended run is no reason, because a new envelope resumes it. Pure.
+    A suspended run is not a reason, because a new envelope resumes it.
     """
     if envelope.due_at > now:
         return WaitReason.NOT_DUE

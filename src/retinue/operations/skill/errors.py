@@ -39,16 +39,16 @@ class SkillWorkspaceInvalid(Invalid):
 class SkillChanged(Conflict):
     """The given hash is not the hash of the skill's current version.
 
-    `options` are the CLI options that select the same skill again.
+    `arguments` are the CLI arguments that select the same skill again, its name included.
     """
 
     code = "skill.changed"
 
-    def __init__(self, name: str, *, hash_shown: str, options: str) -> None:
+    def __init__(self, name: str, *, hash_shown: str, arguments: str) -> None:
         super().__init__(
             f"the skill '{name}' is not the version that you read",
             because=f"its hash starts with {hash_shown}; it has changed, or the hash was mistyped",
-            try_this=f"read it again: retinue skill approve {name}{options}",
+            try_this=f"read it again: retinue skill approve {arguments}",
         )
 
 

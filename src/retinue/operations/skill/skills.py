@@ -240,7 +240,7 @@ async def approve_skill(services: Services, caller: Principal, request: SkillApp
         lines = [*_format_heading(stood), "", *shown, "", "To approve this version:", f"  {again}"]
         return SkillApproved(_to_skill_row(stood), False, difference, again, lines)
     if len(request.hash) < HASH_DIGITS_MIN or not skill.hash.startswith(request.hash):
-        raise SkillChanged(skill.name, hash_shown=skill.hash[:HASH_DIGITS_SHOWN], options=of)
+        raise SkillChanged(skill.name, hash_shown=skill.hash[:HASH_DIGITS_SHOWN], arguments=f"{skill.name}{of}")
     await services.store.write(
         partial(_store_approved_hash, skill=skill, caller=caller, at_ms=to_ms(services.clock.now())), point="skill"
     )
